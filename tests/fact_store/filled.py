@@ -16,7 +16,7 @@ from agent.message import Sample
 from agent.positions import Position
 from agent.settings.store import StoreSettings
 from tests.fact_store.durability.promises import NORTH, RUN, origin_of_north, say
-from tests.fact_store.making import EPOCH, OPERATIONAL, TELEMETRY, done, message, parsed, samples, tag
+from tests.fact_store.making import LIFE, OPERATIONAL, TELEMETRY, done, message, parsed, samples, tag
 from tests.support.received import put_page
 from tests.waiting import wait_until
 
@@ -41,7 +41,7 @@ def main() -> None:
     say("R", CONSUMER)
     wait_until(Path(f"{store.path}.ballast").exists, "the ballast")
     for batches in range(1, 4):
-        page, position = [north.seal(RUN)], Position(EPOCH, batches)
+        page, position = [north.seal(RUN)], Position(LIFE, batches)
         done(put_page(store, "north", NORTH, parsed(page), north.received(), position))
         say("P", batches)
     first, number = 1, next(messages)

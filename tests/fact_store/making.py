@@ -21,7 +21,7 @@ from tests.waiting import LIMIT_S, wait_until
 T = TypeVar("T")
 TELEMETRY = "facts.telemetry"
 OPERATIONAL = "facts.operational"
-EPOCH = bytes(range(16))
+LIFE = bytes(range(16))
 # Samples are committed at once, not after the product's 250 ms, for which each append of a test would wait. How appends
 # are grouped over time is tested with the product's settings (append/test_group_commit.py, append/test_append.py).
 AT_ONCE = StoreSettings(commit_interval_ms=0)
@@ -146,7 +146,7 @@ def chain_is_whole(store: FactStore | StoreReader) -> None:
 class Elsewhere:
     """An origin in another zone: seals batches of samples of one chain, and hands them to stores."""
 
-    def __init__(self, zone: str = "plant", stream: str = TELEMETRY, life: bytes = EPOCH, tags: int = 2) -> None:
+    def __init__(self, zone: str = "plant", stream: str = TELEMETRY, life: bytes = LIFE, tags: int = 2) -> None:
         self.origin = batch.Origin(zone, life)
         self.stream = stream
         self.link = batch.Link(stream, self.origin)

@@ -59,7 +59,7 @@ class TappedStore(FakeStore):
     def __init__(self, store: FactStore) -> None:
         super().__init__()
         self._appends = store.appends
-        self.reader, self.origin = store.reader, store.origin
+        self.reader = store.reader
         self._good: Counter[int] = Counter()
 
     def good_count(self, tag: str) -> int:

@@ -106,7 +106,7 @@ def check_request(payload: bytes, decoded: tuple[messages.Request, ParsedAppend 
 
 def tell_request(error: MalformedMessage) -> None:
     """Every refusal can be encoded as an answer."""
-    decoded, _ = decode_answer(encode_error("plant-a", seeds.EPOCH, error.operation, error.code, str(error)))
+    decoded, _ = decode_answer(encode_error("plant-a", seeds.LIFE, error.operation, error.code, str(error)))
     assert isinstance(decoded, messages.ErrorAnswer)
 
 

@@ -49,7 +49,7 @@ STORE_CASES_MAX = 20_000
 """Answers that one store gets: each round begins an life, and a store takes a thousand of a zone."""
 IMPATIENT = ReceiverSettings(
     wait_ms=0, answer_timeout_ms=20, backoff_ms_min=1, backoff_ms_max=2, blocked_ms=1, pause_ms_min=1, pause_ms_max=2,
-    spread_ms=0, restart_ms=0, returning_ms=0, empty_ms_min=0, history_claim_after_ms=0,
+    spread_ms=0, restart_ms=0, returning_ms=0, empty_ms_min=0,
 )  # fmt: skip
 PROVEN = 0.03
 """Of the forged answers; each is unproven, so the puller waits for its time-out."""

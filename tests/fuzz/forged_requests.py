@@ -190,7 +190,7 @@ async def serve_forged(folder: Path, cases: int, seed: int) -> Counter[str]:
         )
         link.connection = served  # type: ignore[assignment]
         running, life = asyncio.create_task(server.run()), store.life
-        forger, sent = Forger(random.Random(seed), OWN, life.hex(), store.life.hex(), store.end_offset), 0
+        forger, sent = Forger(random.Random(seed), OWN, life.hex(), store.end_offset), 0
         await asyncio.wrap_future(store.appends.define([TagDefinition("tag:line1/t1")]))
         try:
             while sent < cases:

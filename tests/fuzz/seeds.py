@@ -27,7 +27,7 @@ from tests.fact_store.making import AT_ONCE, OPERATIONAL, TELEMETRY, done
 from tests.replication.answers import encode_answer
 from tests.signing.signers import CLIENT, make, p256
 
-EPOCH = "0123456789abcdef" * 2
+LIFE = "0123456789abcdef" * 2
 LINK = batch.Link(OPERATIONAL, batch.Origin("plant-a", bytes(16)))
 FACTS = 12
 FRAME = Frame(FACTS, 9, 1_000, 12_000)  # what the header says of every content in `contents`
@@ -98,7 +98,7 @@ def requests() -> list[bytes]:
         lease_epoch=3,
         base_offset=0,
     )
-    read = messages.LogPosition(offset=10, life=EPOCH, digest=EPOCH)
+    read = messages.LogPosition(offset=10, life=LIFE, digest=LIFE)
     tag = messages.TagKey(zone="plant-a", subject="tag:line1/t1", predicate="value_sampled")
     fetch = messages.FetchFacts(
         consumer_name="idmz.facts",
@@ -107,7 +107,7 @@ def requests() -> list[bytes]:
         start="2026-11-21T06:00:00Z",
         wait_ms=2000,
         after=read,
-        confirm=messages.Confirm(last_offset=9, life=EPOCH, first_offset=3),
+        confirm=messages.Confirm(last_offset=9, life=LIFE, first_offset=3),
     )
     found: list[messages.Request] = [
         fetch,
@@ -115,24 +115,24 @@ def requests() -> list[bytes]:
         messages.FetchFacts(
             consumer_name="c",
             limit=1,
-            signers_known=[EPOCH[:16]],
+            signers_known=[LIFE[:16]],
         ),
-        messages.FetchRange(stream=TELEMETRY, first_offset=1, last_offset=9, life=EPOCH, limit=10),
+        messages.FetchRange(stream=TELEMETRY, first_offset=1, last_offset=9, life=LIFE, limit=10),
         messages.FetchSequences(
-            stream=TELEMETRY, origin=f"plant-a/{EPOCH}", first_sequence=1, last_sequence=9, limit=10
+            stream=TELEMETRY, origin=f"plant-a/{LIFE}", first_sequence=1, last_sequence=9, limit=10
         ),
-        messages.GetDigests(stream=TELEMETRY, after_origin=f"plant-a/{EPOCH}", position=read),
-        messages.GetDigests(stream=TELEMETRY, origin=f"plant-a/{EPOCH}", first_sequence=1, last_sequence=9, ends_max=3),
-        messages.ConfirmReceipt(consumer_name="idmz.facts", offset=9, first_offset=3, life=EPOCH),
+        messages.GetDigests(stream=TELEMETRY, after_origin=f"plant-a/{LIFE}", position=read),
+        messages.GetDigests(stream=TELEMETRY, origin=f"plant-a/{LIFE}", first_sequence=1, last_sequence=9, ends_max=3),
+        messages.ConfirmReceipt(consumer_name="idmz.facts", offset=9, first_offset=3, life=LIFE),
         messages.GetCursor(consumer_name="idmz.facts"),
-        messages.GetDefinitions(wanted=[messages.WantedDefinitions(zone="plant-a", digest=EPOCH, held=[EPOCH[:16]])]),
+        messages.GetDefinitions(wanted=[messages.WantedDefinitions(zone="plant-a", digest=LIFE, held=[LIFE[:16]])]),
         messages.UnregisterConsumer(consumer_name="idmz.facts", lease=3),
         messages.GetBounds(stream=TELEMETRY, position=read),
         messages.ListStreams(),
         messages.AppendFact(stream=OPERATIONAL, messages=[new, new], acks="quorum"),
         messages.AcquireLease(stream=OPERATIONAL, producer="plant-a.mes"),
-        messages.GetObject(digest=f"sha256:{EPOCH * 2}", offset=7),
-        messages.PutObject(digest=f"sha256:{EPOCH * 2}", size=9, offset=2, data=b"bytes"),
+        messages.GetObject(digest=f"sha256:{LIFE * 2}", offset=7),
+        messages.PutObject(digest=f"sha256:{LIFE * 2}", size=9, offset=2, data=b"bytes"),
         messages.GetLatest(stream=TELEMETRY, subjects=["tag:line1/t1"], prefix="tag:", after=tag, limit=9),
     ]
     assert {type(one) for one in found} == set(messages.REQUESTS), "a new operation wants a request here"
@@ -141,10 +141,10 @@ def requests() -> list[bytes]:
 
 def answers() -> list[bytes]:
     """Every operation's answer, pages as the store gives them, and errors."""
-    own = {"store_zone": "plant-a", "life": EPOCH}
+    own = {"store_zone": "plant-a", "life": LIFE}
 
     def read(offset: int) -> messages.LogPosition:
-        return messages.LogPosition(offset=offset, life=EPOCH if offset else "")
+        return messages.LogPosition(offset=offset, life=LIFE if offset else "")
 
     latest = messages.LatestEntry(
         zone="plant-a", subject="tag:line1/t1", predicate="value_sampled", source="press", value=msgspec.Raw(b"1.5"),
@@ -152,32 +152,32 @@ def answers() -> list[bytes]:
         staleness_ms=12, mode="fresh", unit="bar",
     )  # fmt: skip
     digest = "ab" * 16
-    held = (f"plant-a/{EPOCH}", 1, 9, "00" * 16, digest)
+    held = (f"plant-a/{LIFE}", 1, 9, "00" * 16, digest)
     found: list[tuple[messages.Answer, list[bytes]]] = [
         (messages.DigestsAnswer(**own, stream=TELEMETRY, end_offset=9, ranges=[held], ends=[(3, digest), (9, digest)]), []),
         (messages.ConfirmAnswer(**own, cursor_advanced_to=9), []),
         (messages.UnregisterAnswer(**own, was_registered=True), []),
         (messages.CursorAnswer(**own, consumer_name="c", stream=TELEMETRY, frontier=1, end_offset=2), []),
-        (messages.BoundsAnswer(**own, stream=TELEMETRY, first_offset=1, end_offset=24, life=EPOCH, resolved=read(7)), []),
+        (messages.BoundsAnswer(**own, stream=TELEMETRY, first_offset=1, end_offset=24, end_life=LIFE, resolved=read(7)), []),
         (messages.StreamsAnswer(**own, streams=[messages.StreamEntry(name=TELEMETRY, first_offset=1, end_offset=24)]), []),
         (messages.AppendAnswer(**own, outcomes=[messages.AppendedEntry(offset=1, outcome="applied", warning="w")] * 2), []),
         (messages.LeaseAnswer(**own, lease_epoch=3), []),
         (messages.ObjectAnswer(**own, size=9, offset=2, bytes=5), [b"bytes"]),
         (messages.PutAnswer(**own, received=7, is_complete=False), []),
         (messages.LatestAnswer(**own, stream=TELEMETRY, end_offset=9, queue_depth=0, depth_facts=9, values=[latest]), []),
-        (messages.FetchAnswer(**own, stream=TELEMETRY, frontier=3, end_offset=9, omitted=[(4, 6)], holes=[(7, 9, "expired")], life=EPOCH, after=read(3), lives=[read(9)]), []),
+        (messages.FetchAnswer(**own, stream=TELEMETRY, frontier=3, end_offset=9, omitted=[(4, 6)], holes=[(7, 9, "expired")], after=read(3), lives=[read(9)]), []),
     ]  # fmt: skip
     texts = definitions()
-    run = messages.DefinitionRun(zone="plant-a", digest=EPOCH, lengths=[len(one) for one in texts])
+    run = messages.DefinitionRun(zone="plant-a", digest=LIFE, lengths=[len(one) for one in texts])
     found.append((messages.DefinitionsAnswer(**own, runs=[run]), texts))
     for page in pages():
         ends = (page.entries[0][0] - 1, page.entries[-1][1])
-        of_log = {"life": EPOCH, "after": read(ends[0]), "lives": [read(ends[1])]}
+        of_log = {"after": read(ends[0]), "lives": [read(ends[1])]}
         page_fields = {"stream": TELEMETRY, "batches": page.entries}
         page_answers = (
             messages.FetchAnswer(**own, frontier=0, end_offset=page.end_offset, **page_fields, **of_log),
             messages.RangeAnswer(**own, end_offset=page.end_offset, **page_fields),
-            messages.SequencesAnswer(**own, origin=f"plant-a/{EPOCH}", **page_fields),
+            messages.SequencesAnswer(**own, origin=f"plant-a/{LIFE}", **page_fields),
         )
         found += [(one, page.batches) for one in page_answers]
         signed_fields = {**page_fields, "signers": [certificates()[0]]}
@@ -188,7 +188,7 @@ def answers() -> list[bytes]:
             )
         )
     assert {type(one) for one, _ in found} == set(messages.ANSWERS), "a new operation wants an answer here"
-    error = encode_error("plant-a", EPOCH, "FetchFacts", "busy", "later")
+    error = encode_error("plant-a", LIFE, "FetchFacts", "busy", "later")
     proven = ANSWER_MARK + len(certificates()[0]).to_bytes(2, "little") + certificates()[0] + bytes(64) + error
     return [*(encode_answer(*one) for one in found), error, proven]
 

@@ -30,7 +30,7 @@ async def test_the_latest_values_are_chosen_and_paged(tmp_path: Path, monkeypatc
     newer = [reported("plant-a", "tag:line1/flow", now_ns), reported("north", "tag:n", now_ns)]
     older = [reported("plant-b", "tag:line1/temp", BASE_NS - MINUTE_NS)]
     for stream, values in ((TELEMETRY, newer), (ALARMS, older)):
-        save_peer_latest(tmp_path, PeerLatest("north", "0" * 32, stream, 1, values))
+        save_peer_latest(tmp_path, PeerLatest("north", stream, 1, values))
     monkeypatch.setattr(tested, "ANSWER_BYTES", 700)  # two rows
     with opened(relay_store(tmp_path)) as store:
         looking = Looking(store, tmp_path, Mock())

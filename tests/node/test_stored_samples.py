@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.batch import Origin, open_packed
+from agent.batch import open_packed
 from agent.fact_store import FactStore, StoreDamaged, StoreReader
 from agent.ingest import Stored, StoredUnreadable
 from agent.ingest.gap import AGENT_STOPPED, SERVER_QUEUE_OVERFLOW, SOURCE_LOST, Gap, gap_message
@@ -42,7 +42,7 @@ def test_the_newest_sample_of_each_tag_is_the_last_recorded(tmp_path: Path) -> N
         assert [*found] == [2, 1], "the last one first"
         assert stored.newest_samples(STREAM, [2])[2].good_ns == 10 * S, "before the batch of the newest ones"
         assert stored.newest_samples("facts.other", [1]) == {}
-        other = StoredSamples(store.reader, lambda: Origin(store.zone, bytes(16)))
+        other = StoredSamples(store.reader, lambda: {bytes(16)})
         assert other.newest_samples(STREAM, [1, 2, 3]) == {}
 
 

@@ -21,7 +21,7 @@ from agent.node.latest import save_peer_latest
 from agent.node.node import _SOURCE_RETRIES, Node, _first_reason
 from agent.node.reload_plan import plan_reload
 from agent.node.start import Start
-from agent.node.trust import RestoreProof, TrustFiles
+from agent.node.trust import TrustFiles
 from agent.replication.pki import IdentityWatcher
 from agent.replication.protocol.messages import PeerLatest
 from agent.replication.protocol.token_bucket import Priority
@@ -148,7 +148,7 @@ def test_each_pull_takes_what_its_peer_may_bring(tmp_path: Path) -> None:
 
 
 def test_each_part_goes_by_the_settings_of_its_peer(tmp_path: Path) -> None:
-    """Requests, answers, pages and claims are judged by the signers that this node trusts, and a peer has the limits
+    """Requests, answers and pages are judged by the signers that this node trusts, and a peer has the limits
     that are set for it, on both sides, which all its requests share."""
     peer = peer_of(
         "plant-a", "site", exports=(TELEMETRY,), pulls=(TELEMETRY,), consumers_max=3, bytes_per_second_max=100_000
@@ -158,7 +158,6 @@ def test_each_part_goes_by_the_settings_of_its_peer(tmp_path: Path) -> None:
         runtime, judge = node._runtimes["site"], node._trust.judge
         server, (puller,), comparer = runtime.server, runtime.pullers, runtime.comparers["plant-a"]
         assert server._refuses_request == judge.refuses_request
-        assert isinstance(server._context.is_proven, RestoreProof)
         assert server._context.limits_of("plant-a").consumers_max == 3
         assert puller._requester._refuses_answer == judge.refuses_answer
         assert puller._runner._judge is comparer._judge is judge
@@ -203,7 +202,7 @@ def test_a_pull_begins_where_its_peer_says(tmp_path: Path) -> None:
         )
         for start in ("oldest", "end", "latest")
     ]
-    kept = PeerLatest("plant-latest", "0" * 32, TELEMETRY, 1, [])
+    kept = PeerLatest("plant-latest", TELEMETRY, 1, [])
     with FactStore.open(tmp_path / "facts.db", "idmz") as store:
         for seeds in (1, 0):
             runtime = made(tmp_path, store, *peers)._runtimes["site"]

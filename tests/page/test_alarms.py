@@ -36,7 +36,6 @@ PROVOKED = {
     "damaged": {"integrity": IntegrityStatus(damages=1)},
     "lost": {"integrity": IntegrityStatus(losses=1)},
     "set aside": {"integrity": IntegrityStatus(set_aside_bytes=9)},
-    "old copy": {"integrity": IntegrityStatus(claimed_by=("enterprise",))},
     "artifacts full": {"store": StoreStatus(artifact_limit="disk", artifact_bytes_lacking=9)},
     "quota": {
         "store": StoreStatus(artifact_unreferenced_bytes_max=10, artifact_unreferenced=(UnreferencedStatus("a", 10),))

@@ -14,7 +14,7 @@ from agent.signing.records import sign_record
 from tests.signing.signers import NOW_MS
 
 STREAM = "facts.telemetry"
-EPOCH = bytes(range(16))
+LIFE = bytes(range(16))
 
 
 def message(number: int, text: str = "x") -> Message:
@@ -36,7 +36,7 @@ def chain(
     at: Collection[int] | None = None,
     signed_at_ms: int = NOW_MS,
     stream: str = STREAM,
-    life: bytes = EPOCH,
+    life: bytes = LIFE,
     text: str = "x",
     link: Link | None = None,
 ) -> list[Batch]:

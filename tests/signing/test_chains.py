@@ -22,7 +22,7 @@ from agent.signing.chains import (
     judge_page,
 )
 from agent.signing.keys import SignerPublic, SigningKey
-from tests.signing.making import EPOCH, STREAM, Signers, chain, page, spoiled, with_record
+from tests.signing.making import LIFE, STREAM, Signers, chain, page, spoiled, with_record
 
 SIGNERS = Signers()
 PLANT = SIGNERS.of("plant")
@@ -331,12 +331,12 @@ def test_a_malformed_record_is_wrong(change: Any) -> None:
     assert judged.evidence == (0,)
 
 
-def test_declined_facts_of_two_epochs_are_reported_apart() -> None:
+def test_declined_facts_of_two_lives_are_reported_apart() -> None:
     """Although their sequences and offsets follow each other, and the reason is the same."""
     later = Origin("plant", b"another life, ys")
     batches = [*chain(2), *chain(1, link=Link(STREAM, later, 3, b"d" * 16))]
     declined = judge_page(page(batches), SIGNERS.trust("required")).declined
     assert [(one.facts.life, one.facts.first_sequence, one.facts.last_sequence) for one in declined] == [
-        (EPOCH, 1, 2),
+        (LIFE, 1, 2),
         (later.life, 3, 3),
     ]

@@ -15,7 +15,7 @@ from pyspark_bsfg.transports import conversation as tested
 from pyspark_bsfg.transports.conversation import Conversation
 from pyspark_bsfg.transports.mqtt_node import MqttNode, MqttNodeSource, _Known
 
-EPOCH = "a" * 32
+LIFE = "a" * 32
 
 
 class Answering:
@@ -37,10 +37,10 @@ def test_nothing_is_confirmed_before_the_first_fact() -> None:
     conversation = Answering()
     source = MqttNodeSource(node, _Known(cast(Conversation, conversation), {}), "lake", None)
     claim = LeaseClaim("us", 7)
-    source.confirm("local.lake", 0, EPOCH, claim)
+    source.confirm("local.lake", 0, LIFE, claim)
     assert conversation.asked == []
-    source.confirm("local.lake", 5, EPOCH, claim)
-    assert conversation.asked == [ConfirmReceipt(consumer_name="local.lake", offset=5, life=EPOCH, lease=7)]
+    source.confirm("local.lake", 5, LIFE, claim)
+    assert conversation.asked == [ConfirmReceipt(consumer_name="local.lake", offset=5, life=LIFE, lease=7)]
 
 
 def test_another_epoch_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

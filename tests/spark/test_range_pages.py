@@ -17,20 +17,20 @@ from pyspark_bsfg.transports.range_pages import RangePages
 from tests.signing import signers
 from tests.signing.making import chain
 
-STREAM, EPOCH = "facts.telemetry", "00" * 16
+STREAM, LIFE = "facts.telemetry", "00" * 16
 ORIGIN = Origin("plant", bytes(range(16)))
 BATCHES = chain(6)  # of one fact each, so that a batch's place is its offset
 
 
 def pages(first: int, last: int, signers_trusted: Signers | None = None) -> RangePages:
     """The reading of a range."""
-    return RangePages("enterprise", "enterprise", Asked(STREAM, OffsetRange(first, last), EPOCH), signers_trusted)
+    return RangePages("enterprise", "enterprise", Asked(STREAM, OffsetRange(first, last), LIFE), signers_trusted)
 
 
 def answer(batches: Sequence[tuple[int, Batch]], **fields: Any) -> tuple[RangeAnswer, list[bytes]]:
     """A page with batches at their offsets."""
     entries = [(at, at + one.header.count - 1, len(one.sealed)) for at, one in batches]
-    page: dict[str, Any] = {"store_zone": "enterprise", "life": EPOCH, "stream": STREAM, "end_offset": 6}
+    page: dict[str, Any] = {"store_zone": "enterprise", "life": LIFE, "stream": STREAM, "end_offset": 6}
     return RangeAnswer(**(page | {"batches": entries} | fields)), [one.sealed for _, one in batches]
 
 
@@ -39,7 +39,7 @@ def test_pages_follow_one_another_to_the_end_of_the_range() -> None:
     reading = pages(2, 5)
     assert reading.request().first_offset == 2
     assert [one.first_offset for one in reading.take(*answer([(2, BATCHES[1]), (3, BATCHES[2])])).batches] == [2, 3]
-    assert (reading.request().first_offset, reading.request().life) == (4, EPOCH)
+    assert (reading.request().first_offset, reading.request().life) == (4, LIFE)
     assert reading.take(*answer([], holes=[(4, 6, "expired")])).holes == [Hole(4, 5, "expired")]
     assert reading.is_done
 

@@ -66,7 +66,7 @@ def test_every_fact_is_read_once_whatever_the_number_of_tasks(path: Path, tasks:
     """Tasks begin and end inside batches; together they give the rows the oracle expects, in order."""
     samples = [*RUN, *(Sample(1, NOON_NS + n, float(n)) for n in range(500))]
     with StoreFile(str(path)).opened() as source:
-        origin = source.reader.origin
+        (origin,) = source.reader.origins()
     expected = [making.row(one, n, origin, n) for n, one in enumerate(samples, 1)]
     found = [row | {"ts": row["ts"].astimezone(expected[0]["ts"].tzinfo)} for row in read(path, numPartitions=tasks)]
     making.same(found, expected)

@@ -119,12 +119,10 @@ def a_consumer_has_holes(given: Told) -> None:
         done(store.consumers.confirm("idmz.all", 6, 6))
 
 
-def a_store_has_begun_again(given: Told) -> None:
-    """A new epoch, which is an incident."""
+def a_store_has_an_incident(given: Told) -> None:
+    """Of any kind."""
     with FactStore.open(given[0]["plant"], "plant", settings=AT_ONCE) as store:
-        done(store.begin_epoch("a test says so"))
-    with FactStore.open(given[0]["plant"], "plant", settings=AT_ONCE):
-        pass
+        done(store.note("settings", "node.toml", "a test says so"))
 
 
 @pytest.mark.parametrize(
@@ -139,11 +137,11 @@ def a_store_has_begun_again(given: Told) -> None:
         (the_plant_was_another_once, "once had another batch before offset 2"),
         (not_all_is_confirmed, "plant: idmz.all has confirmed to 4"),
         (a_consumer_has_holes, "idmz.all has confirmed to 4 and ((6, 6)"),
-        (a_store_has_begun_again, "plant: incident"),
+        (a_store_has_an_incident, "plant: incident"),
     ],
 )
 def test_each_violation_is_reported(good: Told, do: Callable[[Told], None], said: str) -> None:
-    """Lost, duplicate, changed, unordered and unconfirmed facts and a new epoch are each reported with their zone."""
+    """Lost, duplicate, changed, unordered and unconfirmed facts and an incident are each reported with their zone."""
     do(good)
     assert said in complained(good)
 

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from agent.batch import Definitions
 from agent.fact_store.append import append_notice
 from agent.fact_store.divergence.quarantine import (
     QuarantinedFile,
@@ -273,6 +274,8 @@ def _record_losses(transaction: Transaction, found: _Found, lost: str | None) ->
         ],
     }
     if lost is not None:
+        # Pages of two states may name definitions that are gone: the tags are defined anew.
+        catalog.own_definition_id, catalog.own_definitions = None, Definitions()
         lost = keep_log(found.path, lost, found.now_unix_ms)  # before this transaction writes to the log
         log.error("log_lost", extra={"path": str(found.path), "reason": lost})
         transaction.add_incident("log_lost", name, f"{lost}{f'; {ends}' if ends else ''}")

@@ -77,7 +77,6 @@ class StreamCheck:
     next_offset: int = 0
     bytes_total: int = 0
     signed: int = 0
-    links: dict[Origin, tuple[int, bytes]] = field(default_factory=dict)
     ranges_seen: dict[Origin, list[HeldRange]] = field(default_factory=dict)
     checkpoints: list[Checkpoint] = field(default_factory=list)
     """Those found in the batches, of any zone, about any stream."""
@@ -132,12 +131,19 @@ class StreamCheck:
         """Compare the checked rows with the held ranges, which also contain released facts."""
         for origin in {*held, *self.ranges_seen}:
             ranges = held.get(origin, ())
+            ends = {one.last_sequence: one.last_digest for one in self.ranges_seen.get(origin, ())}
             for one in self.ranges_seen.get(origin, ()):
                 inside = [each for each in ranges if each.first_sequence <= one.first_sequence <= each.last_sequence]
                 if not inside or inside[0].last_sequence < one.last_sequence:
                     what = (
                         f"sequences {one.first_sequence} to {one.last_sequence} are stored but not in the held ranges"
                     )
+                    yield Damage(self.stream, 0, 0, str(origin), one.first_sequence, what)
+                elif (
+                    inside[0].first_sequence < one.first_sequence
+                    and ends.get(one.first_sequence - 1, one.first_previous_digest) != one.first_previous_digest
+                ):
+                    what = "it does not continue the batch before it: the chain is broken"
                     yield Damage(self.stream, 0, 0, str(origin), one.first_sequence, what)
                 elif inside[0].last_sequence == one.last_sequence and inside[0].last_digest != one.last_digest:
                     what = "the last batch has another digest than the held range"
@@ -166,9 +172,6 @@ class StreamCheck:
             yield Damage(self.stream, self.next_offset, row.first_offset - 1, "", 0, what)
         elif row.first_offset < self.next_offset:
             yield self._damage(row, "another batch has the same offsets", batch)
-        link = self.links.get(header.origin)
-        if link and link[0] == header.first_sequence and link[1] != header.previous_digest:
-            yield self._damage(row, "it does not continue the batch before it: the chain is broken", batch)
         if any(
             one.first_sequence <= header.last_sequence and header.first_sequence <= one.last_sequence
             for one in self.ranges_seen.get(header.origin, ())
@@ -188,9 +191,9 @@ class StreamCheck:
         if batch is None:
             return
         header = batch.header
-        self.links[header.origin] = (header.last_sequence + 1, batch.digest)
         ranges = self.ranges_seen.setdefault(header.origin, [])
-        if ranges and ranges[-1].last_sequence + 1 == header.first_sequence:
+        end = (ranges[-1].last_sequence + 1, ranges[-1].last_digest) if ranges else None
+        if end == (header.first_sequence, header.previous_digest):
             ranges[-1] = HeldRange(
                 ranges[-1].first_sequence, header.last_sequence, ranges[-1].first_previous_digest, batch.digest
             )

@@ -174,7 +174,7 @@ class StoreReader:
     def signed_zones(self) -> frozenset[str]:
         """The zones of which a record was ever verified here."""
         with self._reading() as connection:
-            return frozenset(zone for (zone,) in connection.execute(QUERIES["select_proven_zones"]))
+            return frozenset(zone for zone, is_proven in connection.execute(QUERIES["select_zones"]) if is_proven)
 
     def verified(self, stream: str, places: Iterable[tuple[Origin, int]]) -> list[Verified]:
         """Whether batches are proven by a signature of their origin (proofs.py); each is given by its origin and one

@@ -70,8 +70,8 @@ SELECT origin.id, origin.life FROM zone JOIN origin ON origin.zone = zone.id WHE
 -- select_is_proven: whether a record of an origin was ever verified
 SELECT is_proven FROM origin WHERE id = ?;
 
--- select_proven_zones: the zones of which a record was ever verified
-SELECT name FROM zone WHERE is_proven;
+-- select_zones: the zones of which facts are held, and whether a record of each was ever verified
+SELECT name, is_proven FROM zone;
 
 -- update_proven: a record of an origin is verified for the first time
 UPDATE origin SET is_proven = 1 WHERE id = ?;

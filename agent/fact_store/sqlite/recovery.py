@@ -106,7 +106,7 @@ def _load(connection: sqlite3.Connection, path: Path) -> Catalog:
     _load_lives(connection, catalog)
     for stream, zone, size in _rows(connection, "select_zone_uses"):
         catalog.zone_uses[stream, zone] = size
-    catalog.proven_zones = frozenset(zone for (zone,) in _rows(connection, "select_proven_zones"))
+    catalog.proven_zones = frozenset(zone for zone, is_proven in _rows(connection, "select_zones") if is_proven)
     catalog.leases = {(stream, producer): epoch for stream, producer, epoch in _rows(connection, "select_leases")}
     _load_consumers(connection, catalog)
     return catalog
@@ -165,8 +165,8 @@ def _check_last(connection: sqlite3.Connection, stream: int, last: tuple[Any, ..
     if connection.execute(QUERIES["select_origin_life"], (origin,)).fetchone() is None:
         raise StoreDamaged(f"{path}: facts of origin {origin} are held, but the origin is missing")
     ranges = held_of(connection.execute, stream, origin)
-    if any(left.last_sequence + 1 >= right.first_sequence for left, right in pairwise(ranges)):
-        raise StoreDamaged(f"{where}: ranges of held sequences overlap or are adjacent")
+    if any(left.last_sequence >= right.first_sequence for left, right in pairwise(ranges)):
+        raise StoreDamaged(f"{where}: ranges of held sequences overlap")
     around = [one for one in ranges if one.first_sequence <= last_sequence <= one.last_sequence]
     if not around or (around[0].last_sequence == last_sequence and around[0].last_digest != digest):
         raise StoreDamaged(f"{where}: the last batch differs from the held range")

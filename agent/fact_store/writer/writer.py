@@ -47,6 +47,7 @@ from agent.fact_store.log import (
     NEVER_NS,
     AgeClock,
     Catalog,
+    ForkError,
     Refused,
     ShareFull,
     StoreBusy,
@@ -525,12 +526,15 @@ class Writer:
 
 
 def _run_call(transaction: Transaction, housekeeping: Housekeeping, call: Call) -> Any:
-    """The result of a call, or its refusal."""
+    """The result of a call, or its refusal; a copy for a repair that is another batch is also recorded."""
     if call.stream is not None:
         refusal = housekeeping.refusal(transaction, call.stream, call.zone, call.bytes)
         if refusal is not None:
             return refusal
     try:
         return call.run(transaction)
+    except ForkError as error:
+        transaction.add_incident("fork", call.name, error.why)
+        return error
     except Refused as error:
         return error

@@ -22,7 +22,7 @@ from agent.positions import Position
 from agent.settings.store import StreamSettings
 from tests.fact_store.making import (
     AT_ONCE,
-    EPOCH,
+    LIFE,
     TELEMETRY,
     Elsewhere,
     chain_is_whole,
@@ -61,7 +61,7 @@ def test_received_batches_are_stored_byte_for_byte(store: FactStore) -> None:
         (11, 15, origin.origin),
     ]
     assert origin.held_in(store) == origin.bodies
-    assert store.inbound.peer_position("plant", TELEMETRY) == Position(EPOCH, 15)
+    assert store.inbound.peer_position("plant", TELEMETRY) == Position(LIFE, 15)
     assert store.reader.origins() == [origin.origin]
 
 
@@ -91,19 +91,19 @@ def test_the_same_origin_by_two_paths(store: FactStore) -> None:
     by_relay = done(put_page(store, "dmz2", TELEMETRY, parsed([first]), [], Position(b"x" * 16, 77)))
     assert by_relay == PutResult(0, 10, 10)
     assert store.inbound.peer_position("dmz2", TELEMETRY) == Position(b"x" * 16, 77)
-    assert store.inbound.peer_position("plant", TELEMETRY) == Position(EPOCH, 10)
+    assert store.inbound.peer_position("plant", TELEMETRY) == Position(LIFE, 10)
 
 
 def test_a_position_is_where_the_last_page_ends(tmp_path: Path) -> None:
     """A page overwrites the entry of its lives in the trail, also with a lower offset, where the peer was restored; the
     entries of other lives stay, over a restart too."""
     origin, other = Elsewhere(), Position(b"n" * 16, 3)
-    expected = (other, Position(b"m" * 16, 12), Position(EPOCH, 4, b"d" * 16))
+    expected = (other, Position(b"m" * 16, 12), Position(LIFE, 4, b"d" * 16))
     with FactStore.open(tmp_path / "idmz.db", "idmz", settings=AT_ONCE) as store:
         origin.put(store, [origin.seal(10)], 10)
         put = partial(store.inbound.put_batches, "plant", TELEMETRY, [])
         done(put(Position(b"m" * 16, 12), passed=[other]))
-        done(put(Position(EPOCH, 4, b"d" * 16)))
+        done(put(Position(LIFE, 4, b"d" * 16)))
         assert store.inbound.trail("plant", TELEMETRY) == expected
     with FactStore.open(tmp_path / "idmz.db", "idmz", settings=AT_ONCE) as store:
         assert store.inbound.trail("plant", TELEMETRY) == expected
@@ -130,8 +130,8 @@ def test_a_page_that_holds_only_holes_moves_the_position(store: FactStore) -> No
     origin.put(store, [first], 10)
     for _ in range(2):
         holes = [(11, 20, "damaged")]
-        done(put_page(store, "plant", TELEMETRY, [], [], Position(EPOCH, 20), holes=holes))
-    assert store.inbound.peer_position("plant", TELEMETRY) == Position(EPOCH, 20)
+        done(put_page(store, "plant", TELEMETRY, [], [], Position(LIFE, 20), holes=holes))
+    assert store.inbound.peer_position("plant", TELEMETRY) == Position(LIFE, 20)
     (incident,) = store.incidents()
     assert (incident.kind, incident.count) == ("peer_hole", 1)
     assert "plant no longer has its offsets 11 to 20: damaged" in incident.detail
@@ -145,13 +145,13 @@ def test_a_page_that_holds_only_holes_moves_the_position(store: FactStore) -> No
 def test_facts_released_before_the_first_fetch_are_no_loss(store: FactStore, reason: str, kinds: list[str]) -> None:
     """A log whose beginning was released by retention causes no incident. A log whose beginning is damaged has lost
     it."""
-    position = Position(EPOCH, 20)
+    position = Position(LIFE, 20)
     done(put_page(store, "plant", TELEMETRY, [], [], position, holes=[(1, 20, reason)]))
     assert store.inbound.peer_position("plant", TELEMETRY) == position
     assert [one.kind for one in store.incidents()] == kinds
 
 
-@pytest.mark.parametrize("known", [Position(EPOCH, 0), Position(b"a" * 16, 40)])
+@pytest.mark.parametrize("known", [Position(LIFE, 0), Position(b"a" * 16, 40)])
 def test_facts_released_after_the_first_fetch_are_a_loss(store: FactStore, known: Position) -> None:
     """A log whose beginning is released before this store has read it is an incident; so is what another copy of that
     log has released, although as many offsets of the first one were read."""
@@ -194,7 +194,7 @@ def test_batches_that_cannot_be_stored_are_refused_at_once(store: FactStore) -> 
     honest, stranger = parsed([origin.seal(10), other.seal(10)])
     for wrong, said in ((batch.cut(honest, 0, 5), "slice"), (stranger, "'facts.other'")):
         with pytest.raises(BatchError, match=said):
-            put_page(store, "plant", TELEMETRY, [honest, wrong], [], Position(EPOCH, 20))
+            put_page(store, "plant", TELEMETRY, [honest, wrong], [], Position(LIFE, 20))
     assert store.end_offset(TELEMETRY) == 0
     assert store.inbound.peer_position("plant", TELEMETRY) is None
     assert store.statistics().queue_bytes == 0
@@ -211,7 +211,7 @@ def test_missing_definitions(store: FactStore) -> None:
     page = parsed([known.seal(5), fresh.seal(1)])
     fresh.bodies.append(tag(4).to_json())
     page += parsed([fresh.seal(1)])
-    error = failed(put_page(store, "plant", TELEMETRY, page, [], Position(EPOCH, 17)))
+    error = failed(put_page(store, "plant", TELEMETRY, page, [], Position(LIFE, 17)))
     assert isinstance(error, DefinitionsMissing)
     assert [(one.zone, one.wanted) for one in error.lacking] == [
         ("plant", known.definitions),
@@ -220,7 +220,7 @@ def test_missing_definitions(store: FactStore) -> None:
     assert [one.held[:1] for one in error.lacking] == [[before], []]
     assert store.end_offset(TELEMETRY) == 10
     received = [chain_of("plant", known.bodies, 3), *fresh.received()]
-    assert done(put_page(store, "plant", TELEMETRY, page, received, Position(EPOCH, 17))).stored_facts == 7
+    assert done(put_page(store, "plant", TELEMETRY, page, received, Position(LIFE, 17))).stored_facts == 7
     assert more.held_in(store) == known.bodies[:2], "the beginning of a chain is held with it"
 
 
@@ -274,11 +274,11 @@ def test_a_batch_that_lies_about_the_count_is_refused(store: FactStore) -> None:
     origin.put(store, [origin.seal(10)], 10)
     named = replace(origin.definitions, count=3)
     lie = batch.seal_samples(origin.link, samples(5), named)
-    error = failed(put_page(store, "plant", TELEMETRY, [lie], [], Position(EPOCH, 15)))
+    error = failed(put_page(store, "plant", TELEMETRY, [lie], [], Position(LIFE, 15)))
     assert isinstance(error, FactsRefused)
     page = [lie, *parsed([honest.seal(5)])]
     result = done(put_page(store, "idmz2", TELEMETRY, page, honest.received(), Position(LATER, 10)))
-    assert (result.stored_facts, result.left_out) == (5, (OriginRange("plant", EPOCH, 11, 15),))
+    assert (result.stored_facts, result.left_out) == (5, (OriginRange("plant", LIFE, 11, 15),))
 
 
 def test_zones_share_one_stream(store: FactStore) -> None:
@@ -293,10 +293,10 @@ def test_zones_share_one_stream(store: FactStore) -> None:
 def test_bad_arguments(store: FactStore) -> None:
     """A name or position that makes no sense is refused at the call."""
     for peer, stream, position, error in (
-        ("Plant", TELEMETRY, Position(EPOCH, 1), MessageError),
-        ("plant", "Bad Stream", Position(EPOCH, 1), MessageError),
+        ("Plant", TELEMETRY, Position(LIFE, 1), MessageError),
+        ("plant", "Bad Stream", Position(LIFE, 1), MessageError),
         ("plant", TELEMETRY, Position(b"short", 1), FactsRefused),
-        ("plant", TELEMETRY, Position(EPOCH, -1), FactsRefused),
+        ("plant", TELEMETRY, Position(LIFE, -1), FactsRefused),
     ):
         with pytest.raises(error):
             put_page(store, peer, stream, [], [], position)
@@ -331,10 +331,10 @@ def test_a_fork_is_refused_where_it_overlaps_and_stored_beside(store: FactStore)
     was.put(store, was.sealed[:2], 20)
     beside = copy.seal(5, 1000)
     found = copy.put(store, [*copy.sealed], 35)
-    assert found.refused == (OriginRange("plant", EPOCH, 11, 20),)
+    assert found.refused == (OriginRange("plant", LIFE, 11, 20),)
     assert (found.stored_facts, found.duplicate_facts) == (15, 10)
     assert sealed_in(store)[:4] == [*was.sealed[:2], copy.sealed[2], beside]
-    assert store.inbound.peer_position("plant", TELEMETRY) == Position(EPOCH, 35)
+    assert store.inbound.peer_position("plant", TELEMETRY) == Position(LIFE, 35)
     kinds = {one.kind: one for one in store.incidents()}
     assert kinds.keys() == {"fork", "refused"}
     assert kinds["fork"].subject == f"{TELEMETRY} of {was.origin}"
@@ -444,7 +444,7 @@ def test_a_zone_has_so_many_lives_and_no_more(store: FactStore, monkeypatch: pyt
     invented = [Elsewhere("evil", life=number.to_bytes(16)) for number in range(1, 6)]
     first = [one.seal(1) for one in invented]
     definitions = [each for one in invented for each in one.received()]
-    position = Position(EPOCH, len(first))
+    position = Position(LIFE, len(first))
     done(put_page(store, "evil", TELEMETRY, parsed(first), definitions, position))
     one_more = Elsewhere("evil", life=b"\xff" * 16)
     refused = put_page(store, "evil", TELEMETRY, parsed([one_more.seal(1)]), one_more.received(), position)
@@ -463,7 +463,7 @@ def test_a_zone_has_so_many_definitions_and_no_more(store: FactStore, monkeypatc
         known.bodies = [tag(2 * life + number).to_json() for number in range(2)]
         assert known.put(store, [known.seal(1, salt=life)], life).stored_facts == 1
     one_more = Elsewhere("evil", life=b"\x03" * 16)
-    position = Position(EPOCH, 3)
+    position = Position(LIFE, 3)
     page = parsed([one_more.seal(1, salt=3)])
     error = failed(put_page(store, "evil", TELEMETRY, page, [], position))
     assert isinstance(error, FactsRefused)
@@ -476,7 +476,7 @@ def test_a_zone_has_so_many_ranges_and_no_more(store: FactStore, monkeypatch: py
     """A peer whose sequences are all gaps, in any number of lives, is refused beyond the limit, because each range
     takes memory for ever. What fills a gap is stored, and so is another zone."""
     monkeypatch.setattr(receive, "RANGES_OF_ZONE_MAX", 6)
-    position, left = Position(EPOCH, 1), []
+    position, left = Position(LIFE, 1), []
     for life in (1, 2):
         origin = Elsewhere("evil", life=bytes([life]) * 16)
         sealed = [origin.seal(1, salt=1000 * life) for _ in range(6)]
@@ -507,16 +507,16 @@ def test_a_zone_without_room_stops_no_other_behind_a_relay(
     known, beyond, honest = Elsewhere("evil"), Elsewhere("evil", life=b"\x02" * 16), Elsewhere()
     beyond.bodies = [tag(number).to_json() for number in (8, 9)]
     first, lost, good = known.seal(1), [beyond.seal(1, salt=1000) for _ in range(3)], honest.seal(5)
-    done(put_page(store, "idmz1", TELEMETRY, parsed([first]), known.received(), Position(EPOCH, 1)))
+    done(put_page(store, "idmz1", TELEMETRY, parsed([first]), known.received(), Position(LIFE, 1)))
     monkeypatch.setattr(receive, limit, 2 if limit.startswith("DEFINITIONS") else 1)
     definitions = [*honest.received()] if limit.startswith("DEFINITIONS") else [*beyond.received(), *honest.received()]
     page = parsed([lost[0], lost[0], known.seal(1), good, *lost[1:]])
-    result = done(put_page(store, "idmz2", TELEMETRY, page, definitions, Position(EPOCH, 9), verified={3}))
+    result = done(put_page(store, "idmz2", TELEMETRY, page, definitions, Position(LIFE, 9), verified={3}))
     assert result.stored_facts == 6
     assert store.signed_zones() == {honest.origin.zone}, "the record of another batch"
     assert {(one.zone, one.life) for one in result.left_out} == {("evil", b"\x02" * 16)}
     assert (result.left_out[0].first_sequence, result.left_out[-1].last_sequence) == (1, 3)
-    assert store.inbound.peer_position("idmz2", TELEMETRY) == Position(EPOCH, 9)
+    assert store.inbound.peer_position("idmz2", TELEMETRY) == Position(LIFE, 9)
     named = [one for one in store.incidents() if one.kind == "declined"]
     assert named
     assert all(f"evil would have {why}" in one.detail or f"of evil would be {why}" in one.detail for one in named)

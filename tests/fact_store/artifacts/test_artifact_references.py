@@ -17,7 +17,7 @@ from agent.fact_store.read import reader
 from agent.message import Envelope, Fact, Message, canonical_json
 from agent.positions import Position
 from agent.settings.store import StoreSettings, StreamSettings
-from tests.fact_store.making import EPOCH, OPERATIONAL, done
+from tests.fact_store.making import LIFE, OPERATIONAL, done
 from tests.support.received import put_page
 from tests.waiting import wait_until
 
@@ -113,7 +113,7 @@ def test_received_facts_keep_their_artifacts(tmp_path: Path) -> None:
         assert (missing.digest, missing.size) == (DIGEST, len(BLOB))
         idmz.artifacts.put_chunk("plant", DIGEST, len(BLOB), 0, BLOB)
         assert idmz.artifacts.missing(batches) == []
-        done(put_page(idmz, "plant", OPERATIONAL, batches, [], Position(EPOCH, 1)))
+        done(put_page(idmz, "plant", OPERATIONAL, batches, [], Position(LIFE, 1)))
         assert idmz.artifacts.streams(DIGEST) == [OPERATIONAL]
         grow_old(tmp_path / "idmz")
         assert idmz.artifacts.sweep() == 0
@@ -123,10 +123,10 @@ def test_artifacts_that_are_absent_are_looked_for_in_parts(tmp_path: Path, monke
     """Facts of one zone may refer to millions of missing artifacts. Their digests are never in memory all at once."""
     monkeypatch.setattr(reader, "ARTIFACTS_AT_ONCE", 2)
     nowhere = [f"sha256:{number:064x}" for number in range(1, 6)]
-    link = batch.Link(OPERATIONAL, batch.Origin("plant", EPOCH))
+    link = batch.Link(OPERATIONAL, batch.Origin("plant", LIFE))
     sealed = batch.seal_messages(link, [report(digest[-1], digest) for digest in (*nowhere, DIGEST)])
     with opened(tmp_path, "idmz") as store:
-        done(put_page(store, "plant", OPERATIONAL, [sealed], [], Position(EPOCH, 6)))
+        done(put_page(store, "plant", OPERATIONAL, [sealed], [], Position(LIFE, 6)))
         store.artifacts.put_chunk("plant", DIGEST, len(BLOB), 0, BLOB)
         parts = list[list[str]]()
         some, after = store.artifacts.absent(OPERATIONAL)

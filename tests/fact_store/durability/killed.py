@@ -17,7 +17,7 @@ from agent.fact_store import FactStore
 from agent.positions import Position
 from agent.settings.store import StoreSettings
 from tests.fact_store.durability.promises import NORTH, RUN, STREAMS, origin_of_north, say
-from tests.fact_store.making import EPOCH, OPERATIONAL, TELEMETRY, message, parsed, samples, tag
+from tests.fact_store.making import LIFE, OPERATIONAL, TELEMETRY, message, parsed, samples, tag
 from tests.support.received import put_page
 
 CONSUMERS = ("idmz.facts.telemetry", "enterprise.facts.telemetry")
@@ -47,7 +47,7 @@ def put(store: FactStore) -> None:
         origin.seal(RUN)
     for number in count(len(origin.sealed) + 1):
         page = [*origin.sealed[-1:], origin.seal(RUN)]
-        put_page(store, "north", NORTH, parsed(page), origin.received(), Position(EPOCH, number)).result()
+        put_page(store, "north", NORTH, parsed(page), origin.received(), Position(LIFE, number)).result()
         say("P", number)
 
 

@@ -167,7 +167,7 @@ def _others(store: FactStore, promises: Promises) -> Iterator[str]:
     for zone, count in counts.items():
         try:
             (chain,) = [one for one in chains_in(store) if one.zone == zone]
-        except StoreDamaged as error:
+        except (StoreDamaged, ValueError) as error:  # also where not even the newest of them is found
             yield f"wrong: definitions: {error}"
             continue
         if chain.bodies != [tag(n).to_json() for n in range(1, count + 1)]:

@@ -23,7 +23,7 @@ from agent.fact_store.log.errors import StoreError
 from agent.positions import Position
 from tests.fact_store.durability.faults import connect_with
 from tests.fact_store.durability.promises import NORTH, RUN, STREAMS, origin_of_north, say
-from tests.fact_store.making import AT_ONCE, EPOCH, OPERATIONAL, TELEMETRY, done, message, parsed, samples, tag
+from tests.fact_store.making import AT_ONCE, LIFE, OPERATIONAL, TELEMETRY, done, message, parsed, samples, tag
 from tests.support.received import put_page
 
 CONSUMERS = ("idmz.facts.telemetry", "enterprise.facts.telemetry")
@@ -78,7 +78,7 @@ class Recorded:
         for _ in range(self.rng.randint(1, 3)):
             page.append(self.north.seal(RUN))
         self.batches = len(self.north.sealed)
-        position = Position(EPOCH, self.batches)
+        position = Position(LIFE, self.batches)
         self.ask(put_page(store, "north", NORTH, parsed(page), self.north.received(), position), "P", self.batches)
 
     def confirm(self, store: FactStore) -> None:

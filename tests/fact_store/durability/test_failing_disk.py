@@ -32,8 +32,8 @@ from tests.fact_store.durability.faulty_disk import FaultyDisk, the_disk
 from tests.fact_store.durability.power import require_strace
 from tests.fact_store.durability.promises import NORTH, RUN, STREAMS, Promises, broken, origin_of_north
 from tests.fact_store.making import (
-    EPOCH,
     IN_MEMORY,
+    LIFE,
     LIMIT_S,
     OPERATIONAL,
     TELEMETRY,
@@ -74,7 +74,7 @@ def steps() -> Iterator[Step]:
     def put(count: int) -> Step:
         nonlocal batches
         page, batches = [*north.sealed[-1:], *(north.seal(RUN) for _ in range(count))], batches + count
-        position = Position(EPOCH, batches)
+        position = Position(LIFE, batches)
         return ("P", batches), lambda store: put_page(store, "north", NORTH, parsed(page), north.received(), position)
 
     def confirm(first: int, last: int, frontier: int) -> Step:

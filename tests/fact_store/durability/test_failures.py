@@ -198,7 +198,7 @@ def test_a_store_that_damage_has_ended_is_still_closed(tmp_path: Path) -> None:
     assert isinstance(failed(store.appends.define([tag(1)])), StoreDamaged)
     assert isinstance(store.ended.exception(LIMIT_S), StoreDamaged)
     store.consumers.seen("comes", is_at_end=True)
-    store.peer_is_ahead("idmz", "it says so")
+    store.peer_reads_more("idmz", "it says so")
     store.close()
     with plant(tmp_path) as store:
         assert len(store.consumers.all()) == 2

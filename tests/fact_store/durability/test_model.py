@@ -1,7 +1,7 @@
 """The store against a short model: whatever is asked in whatever order, on a disk that may be full, of a store that
 forgets and may die at any moment, both say the same, also after reopening.
 
-The model: a list of values, a list of ids with contents, a set of received batches, a set of offsets per consumer, and
+The model: a list of values, a list of ids with contents, the received batches, a set of offsets per consumer, and
 how many offsets are forgotten: what every consumer has confirmed at once, whole batches of it; everything, when its
 time to live is over, and then a fact in the log says what was lost, if anything was. What no consumer waits for stays
 `queued` in the model until its answer is asked for; what a full disk refused changes nothing.
@@ -33,7 +33,7 @@ from agent import batch
 from agent.append_contract import AppendOutcome
 from agent.fact_store import FactStore
 from agent.fact_store.integrity.verify import VerifyCounts, verify_store
-from agent.fact_store.log.errors import ConfirmBeyondLog, ForkError, StoreFull
+from agent.fact_store.log.errors import ConfirmBeyondLog, StoreFull
 from agent.fact_store.retention.housekeeping import Housekeeping
 from agent.fact_store.sqlite.connection import connect
 from agent.fact_store.writer.writer import Writer
@@ -42,8 +42,8 @@ from agent.positions import Position
 from agent.settings.store import StreamSettings
 from tests.fact_store.durability.faulty_disk import FaultyDisk, the_disk
 from tests.fact_store.making import (
-    EPOCH,
     IN_MEMORY,
+    LIFE,
     LIMIT_S,
     OPERATIONAL,
     TELEMETRY,
@@ -69,7 +69,7 @@ CONSUMERS = ("a", "b")
 BATCHES, FACTS = 6, 3  # of the other origin
 EXAMPLES = scaled(45, 11_000)
 STEPS = 100
-LIFE = 8  # so many steps at least between two openings, which cost more than all of them
+LIFE_STEPS = 8  # so many steps at least between two openings, which cost more than all of them
 ANY = st.integers(0, 1000)
 """Taken modulo what there is: what is drawn must not depend on when exactly a disk became full."""
 REFUSED = object()
@@ -106,7 +106,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
         self.origin, self.restored = Elsewhere("north"), Elsewhere("north")
         self.values: list[object] = []
         self.contents: dict[str, str] = {}
-        self.received = set[int]()
+        self.received: dict[int, bool] = {}  # by number, whether it is the twin's
+        self.told = set[tuple[int, int]]()  # sequences refused
         self.position: int | None = None
         self.confirmed: dict[str, set[int]] = {}
         self.forgotten = 0
@@ -144,7 +145,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        """Batches of the other origin; the second of a restored twin differs."""
+        """Batches of the other origin; of the twin, all but the first differ."""
         for n in range(BATCHES):
             self.origin.seal(FACTS)
             self.restored.seal(FACTS, salt=0 if n == 0 else 9)
@@ -181,40 +182,35 @@ class StoreAgainstModel(RuleBasedStateMachine):
             self.definitions += 1
             assert numbers == [self.definitions]
 
-    @rule(numbers=st.lists(st.integers(0, BATCHES - 1), min_size=1, max_size=3))
-    def put(self, numbers: list[int]) -> None:
-        """A page with any batches of the other origin, in any order, perhaps again, perhaps with gaps."""
+    @rule(numbers=st.lists(st.integers(0, BATCHES - 1), min_size=1, max_size=3), is_twin=st.booleans())
+    def put(self, numbers: list[int], is_twin: bool) -> None:
+        """A page with any batches of the other origin, or of the twin that ran the same life, in any order, perhaps
+        again, perhaps with gaps. What contradicts a held batch is refused; a fork beside one is stored."""
         self.settle()  # which of two kinds of work joins the stream first is a matter of pace, not of the model
-        fresh = [n for n in dict.fromkeys(numbers) if n not in self.received]
-        page, position = [self.origin.sealed[n] for n in numbers], Position(EPOCH, max(numbers))
-        result = self.answer(put_page(self.store, "north", TELEMETRY, parsed(page), self.origin.received(), position))
+        origin, position = self.restored if is_twin else self.origin, Position(LIFE, max(numbers))
+        if any(n and self.received.get(n, is_twin) != is_twin and self.is_gone(n) for n in numbers):
+            return  # what they contradict can be compared no more
+        page = parsed([origin.sealed[n] for n in numbers])
+        result = self.answer(put_page(self.store, "north", TELEMETRY, page, origin.received(), position))
         if result is REFUSED:
             return
-        assert (result.stored_facts, result.duplicate_facts) == (
-            FACTS * len(fresh),
-            FACTS * (len(numbers) - len(fresh)),
-        )
-        self.received.update(fresh)
-        self.position = max(numbers)
+        fresh = [n for n in dict.fromkeys(numbers) if n not in self.received]
+        refused = [n for n in numbers if n and self.received.get(n, is_twin) != is_twin]
+        assert result.stored_facts == FACTS * len(fresh)
+        assert sum(one.last_sequence - one.first_sequence + 1 for one in result.refused) == FACTS * len(refused)
+        assert result.duplicate_facts == FACTS * (len(numbers) - len(fresh) - len(refused))
+        self.position = position.offset
         for n in fresh:
+            self.received[n] = is_twin
             self.ends[n] = len(self.values) + FACTS
-            self.values += range(FACTS * n + 1, FACTS * n + FACTS + 1)
+            self.values += batch.open_samples(batch.parse(origin.sealed[n])).values
+        told = {(one.first_sequence, one.last_sequence) for one in result.refused} - self.told
+        self.values += [NOTICE] * len(told)
+        self.told |= told
 
-    @rule(number=st.integers(1, BATCHES - 1))
-    def put_fork(self, number: int) -> None:
-        """A batch of the restored twin, where it contradicts what is held."""
-        if not self.received & {number - 1, number, number + 1}:
-            return  # this far beyond what is held the answer is not determined yet
-        if number == 1 and not self.received & {1, 2}:
-            return  # the twins still agree on what comes before
-        if self.ends.get(number, self.forgotten + 1) <= self.forgotten:
-            return  # what it contradicts is forgotten
-        position = Position(EPOCH, number)
-        future = put_page(
-            self.store, "north", TELEMETRY, parsed([self.restored.sealed[number]]), self.restored.received(), position
-        )
-        error = failed(future)
-        assert isinstance(error, ForkError) or (self.is_full and isinstance(error, StoreFull))
+    def is_gone(self, number: int) -> bool:
+        """Whether a received batch is forgotten."""
+        return self.ends.get(number, self.forgotten + 1) <= self.forgotten
 
     # ------------------------------------------------------------------------------------------------------------
     # consumers
@@ -318,7 +314,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
         self.is_full = False
         assert self.store.failure is None
 
-    @precondition(lambda self: self.age > LIFE)
+    @precondition(lambda self: self.age > LIFE_STEPS)
     @rule()
     def reopen(self) -> None:
         """An orderly restart. On a full disk the last of what was queued is refused, and it cannot be opened until
@@ -330,7 +326,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
         self.store = self.open()
         self.check()
 
-    @precondition(lambda self: self.age > LIFE)
+    @precondition(lambda self: self.age > LIFE_STEPS)
     @rule()
     def crash(self) -> None:
         """A new life opens the files as they are at this moment: what was answered is there, and a prefix of what was
@@ -386,11 +382,12 @@ class StoreAgainstModel(RuleBasedStateMachine):
         """Everything in the file, fact by fact."""
         assert self.held() == self.values[self.forgotten :]
         assert ids_in(self.store) == list(self.contents)
-        chain_is_whole(self.store)
+        if len({is_twin for n, is_twin in self.received.items() if n}) < 2:
+            chain_is_whole(self.store)
         assert not list(verify_store(self.store.path, VerifyCounts(), lambda *_: None, is_quick=True))
         assert {one.name for one in self.store.consumers.all()} == set(self.confirmed)
         known = self.store.inbound.peer_position("north", TELEMETRY)
-        assert known == (None if self.position is None else Position(EPOCH, self.position))
+        assert known == (None if self.position is None else Position(LIFE, self.position))
         assert self.store.reader.own_definitions().count == self.definitions
         self.counts["reopened"] += 1
 

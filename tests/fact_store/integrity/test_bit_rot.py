@@ -23,9 +23,9 @@ from agent.pages import Hole, Page, StoredBatch
 from agent.positions import Position
 from tests.fact_store.durability.promises import NORTH, origin_of_north
 from tests.fact_store.making import (
-    EPOCH,
     EVERYTHING,
     IN_MEMORY,
+    LIFE,
     OPERATIONAL,
     TELEMETRY,
     done,
@@ -80,7 +80,7 @@ def fill(store: FactStore) -> None:
         rows = [row._replace(value=values.random()) for row in samples(30 if n % 10 else 900, 1 + 1000 * n)]
         done(store.appends.append_samples(TELEMETRY, rows))
         done(store.appends.append_message(OPERATIONAL, message(f"id-{n}", f'"{values.random()}"')))
-        done(put_page(store, "north", NORTH, parsed([origin.seal(25)]), origin.received(), Position(EPOCH, n + 1)))
+        done(put_page(store, "north", NORTH, parsed([origin.seal(25)]), origin.received(), Position(LIFE, n + 1)))
     done(store.appends.define([tag(n, "degC") for n in range(2, 12)]))
     for name in ("a", "b"):
         done(store.consumers.register(name, "idmz", TELEMETRY))

@@ -50,7 +50,7 @@ def test_damage_is_reported_once(tmp_path: Path) -> None:
             wait_until(lambda: store.end_offset(TELEMETRY) == 31, "the notice")
             (incident,) = [one for one in store.incidents() if one.kind == "damaged"]
             assert incident.subject == f"{TELEMETRY} 11 to 20"
-            assert f"plant/{store.life.hex()} 11 to 20" in incident.detail
+            assert f"{store.reader.origins()[0]} 11 to 20" in incident.detail
 
 
 def test_a_hole_that_grows_is_reported_again(tmp_path: Path) -> None:

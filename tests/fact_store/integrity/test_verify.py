@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from agent.cli import bsfg
 from agent.fact_store.integrity.verify import VerifyCounts, verify_store
 from tests.fact_store.making import (
-    EPOCH,
+    LIFE,
     OPERATIONAL,
     TELEMETRY,
     Elsewhere,
@@ -27,7 +27,7 @@ from tests.fact_store.making import (
 def filled(folder: Path) -> Path:
     """A store with own samples and messages, a peer's batches, and a consumer with a confirmed range beyond its
     frontier."""
-    north = Elsewhere("north", "facts.north", EPOCH)
+    north = Elsewhere("north", "facts.north", LIFE)
     with plant(folder) as store:
         done(store.appends.define([tag(2), tag(3)]))
         for n in range(4):
@@ -106,7 +106,7 @@ def test_every_kind_of_damage_is_named(tmp_path: Path, statement: str, named: st
 def test_a_chain_forged_in_itself_is_broken(tmp_path: Path) -> None:
     """A batch with a valid digest that does not attach to the one before it."""
     path = filled(tmp_path)
-    forger = Elsewhere("north", "facts.north", EPOCH)
+    forger = Elsewhere("north", "facts.north", LIFE)
     forger.seal(5)
     other = forger.seal(5, salt=7)
     change = "UPDATE batch SET body = ?, digest = ? WHERE first_offset = 6 AND stream = (SELECT id FROM stream WHERE name = 'facts.north')"

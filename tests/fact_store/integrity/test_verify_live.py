@@ -22,7 +22,7 @@ from agent.fact_store.sqlite import connect_reader
 from agent.query.sql.session import SqlSession
 from agent.query.statistics import statistics
 from agent.settings.store import StoreSettings, StreamSettings
-from tests.fact_store.making import EPOCH, OPERATIONAL, TELEMETRY, Elsewhere, done, message, samples, tag
+from tests.fact_store.making import LIFE, OPERATIONAL, TELEMETRY, Elsewhere, done, message, samples, tag
 from tests.sim import scaled
 from tests.waiting import wait_until
 
@@ -37,7 +37,7 @@ class LiveNode:
 
     def __init__(self, folder: Path) -> None:
         self.store = FactStore.open(folder / "facts.db", "plant", settings=SETTINGS, streams=STREAMS)
-        self.north = Elsewhere("north", "facts.north", EPOCH)
+        self.north = Elsewhere("north", "facts.north", LIFE)
         self.tags = self.messages = 0
         self.steps: dict[str, Callable[[], object]] = {
             "append": self.append,

@@ -72,7 +72,7 @@ def test_limits_in_batches(reader: StoreReader, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(page_assembly, "BATCHES_MAX", 3)
     assert offsets(reader, 0) == [1, 11, 21]
     assert offsets(reader, 30) == [31]
-    page = reader.read_sequences(TELEMETRY, reader.origin, 1, 40, EVERYTHING, EVERYTHING)
+    page = reader.read_sequences(TELEMETRY, *reader.origins(), 1, 40, EVERYTHING, EVERYTHING)
     assert ([one.first_offset for one in page.batches], page.holes) == ([1, 11, 21], ())
 
 
@@ -101,7 +101,7 @@ def test_other_programs_can_read_the_catalog(reader: StoreReader) -> None:
     assert info.bytes == sum(len(one.sealed) for one in reader.read(TELEMETRY, 0, EVERYTHING, EVERYTHING).batches)
     assert reader.end_offset(TELEMETRY) == 40
     assert reader.end_offset("nothing.here") == 0
-    assert reader.origins() == [reader.origin]
+    assert [one.zone for one in reader.origins()] == ["plant"]
     assert reader.definition_counts() == {"plant": 1}
     assert [(zone, end.count) for zone, end in reader.definition_ends()] == [("plant", 1)]
     assert reader.definitions("plant", Elsewhere().definitions.digest) is None

@@ -11,7 +11,7 @@ from agent.fact_store import StoreReader
 from agent.fact_store.read.forecast import StoreSpace
 from agent.positions import Position
 from agent.settings.store import StoreSettings, StreamSettings
-from tests.fact_store.making import EPOCH, TELEMETRY, Elsewhere, done, parsed, plant, samples
+from tests.fact_store.making import LIFE, TELEMETRY, Elsewhere, done, parsed, plant, samples
 from tests.support.received import put_page
 
 ROOMY = StoreSettings(disk_free_bytes_min=0, ballast_bytes=0)
@@ -92,7 +92,7 @@ def test_a_mark_is_set_where_backlog_begins(tmp_path: Path) -> None:
     with plant(tmp_path) as store:
         done(store.appends.append_samples(TELEMETRY, samples(10)))
         for offset in (5, 10):
-            backlog, position = parsed([north.seal(5)]), Position(EPOCH, offset)
+            backlog, position = parsed([north.seal(5)]), Position(LIFE, offset)
             done(put_page(store, "north", TELEMETRY, backlog, north.received(), position, is_backlog=True))
         sizes = [len(one.sealed) for one in store.read(TELEMETRY, 0, 1000, 10**9).batches]
     with closing(sqlite3.connect(tmp_path / "facts.db")) as connection:

@@ -94,7 +94,7 @@ def test_opening_needs_no_more_room_than_it_says(small_disk: Path, begin: str) -
     with FactStore.open(path, "plant", settings=WITHOUT_BALLAST, unattended=True) as store:
         done(store.appends.append_message(OPERATIONAL, message("after")))
         assert {one.kind for one in store.incidents()} == {"new": set(), "quarantined": {"quarantined"}}.get(
-            begin, {"life"}
+            begin, {"log_lost"}
         )
 
 

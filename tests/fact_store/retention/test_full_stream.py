@@ -13,8 +13,8 @@ from agent.fact_store.writer import writer as writer_module
 from agent.positions import Position
 from agent.settings.store import StoreSettings, StreamSettings
 from tests.fact_store.making import (
-    EPOCH,
     EVERYTHING,
+    LIFE,
     OPERATIONAL,
     TELEMETRY,
     Elsewhere,
@@ -137,7 +137,7 @@ def test_a_full_stream_refuses_a_peers_page_too(tmp_path: Path) -> None:
         with pytest.raises(StoreFull):
             elsewhere.put(store, [sealed])
         assert store.end_offset(TELEMETRY) == end_offset
-        position = Position(EPOCH, 20)
+        position = Position(LIFE, 20)
         done(put_page(store, "south", TELEMETRY, [], [], position, holes=[(1, 20, "expired")]))
         assert store.inbound.peer_position("south", TELEMETRY) == position
         done(store.consumers.confirm("idmz.a", end_offset))

@@ -19,8 +19,8 @@ from agent.settings.store import StreamSettings
 from tests.fact_store.durability.faults import Faults, full_error
 from tests.fact_store.making import (
     AT_ONCE,
-    EPOCH,
     EVERYTHING,
+    LIFE,
     OPERATIONAL,
     TELEMETRY,
     Elsewhere,
@@ -136,15 +136,15 @@ def test_a_batch_that_came_late_outlives_later_ones(tmp_path: Path) -> None:
     north = Elsewhere("north")
     early, late = north.seal(3), north.seal(3)
     with store_of(tmp_path, keep_hours=0) as store:
-        done(put_page(store, "north", TELEMETRY, parsed([late]), north.received(), Position(EPOCH, 6)))
+        done(put_page(store, "north", TELEMETRY, parsed([late]), north.received(), Position(LIFE, 6)))
         done(store.consumers.register("idmz.a", "idmz", TELEMETRY))
         done(store.consumers.confirm("idmz.a", 3))
         wait_until(lambda: first_offset(store) == 4, "the later batch to go")
-        done(put_page(store, "north", TELEMETRY, parsed([early]), north.received(), Position(EPOCH, 7)))
+        done(put_page(store, "north", TELEMETRY, parsed([early]), north.received(), Position(LIFE, 7)))
         assert done(store.appends.append_samples(TELEMETRY, samples(1))).first_offset == 7
     with store_of(tmp_path, keep_hours=0) as store:
         assert [one.sealed for one in store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING).batches][:1] == [early]
-        again = done(put_page(store, "north", TELEMETRY, parsed([late]), north.received(), Position(EPOCH, 8)))
+        again = done(put_page(store, "north", TELEMETRY, parsed([late]), north.received(), Position(LIFE, 8)))
         assert again.duplicate_facts == 3
         assert not list(verify_store(store.path, VerifyCounts(), lambda *_: None, is_quick=False))
 
@@ -235,7 +235,7 @@ def test_a_peers_backlog_does_not_count_as_inflow(tmp_path: Path, clock: Clock) 
             clock.ahead_ns = minute * HOUR_NS // 60
             fill(store, 1, facts=20)
             if minute == 10:
-                position = Position(EPOCH, 12_000)
+                position = Position(LIFE, 12_000)
                 history = [peer.seal(20) for _ in range(600)]
                 putting = put_page(
                     store, "plant-b", TELEMETRY, parsed(history), peer.received(), position, is_backlog=True

@@ -16,18 +16,18 @@ ZONES = ("mill", "plant")
 
 
 def recounted(path: Path) -> dict[tuple[str, bytes], tuple[HeldSum, int]]:
-    """By zone and newest epoch: the sum and the facts of all others, from the ranges themselves."""
+    """By zone and newest life: the sum and the facts of all others, from the ranges themselves."""
     with closing(sqlite3.connect(path)) as found:
         rows = found.execute(
-            "SELECT o.zone, o.epoch, h.first_sequence, h.last_sequence, h.first_previous_digest, h.last_digest"
+            "SELECT o.zone, o.life, h.first_sequence, h.last_sequence, h.first_previous_digest, h.last_digest"
             " FROM held h JOIN named_origin o ON o.id = h.origin ORDER BY 1, 2, 3"
         ).fetchall()
-    newest = {zone: epoch for zone, epoch, *_ in rows}
-    sums = {(zone, epoch): (HeldSum(), 0) for zone, epoch in newest.items()}
-    for zone, epoch, *ends in rows:
+    newest = {zone: life for zone, life, *_ in rows}
+    sums = {(zone, life): (HeldSum(), 0) for zone, life in newest.items()}
+    for zone, life, *ends in rows:
         one, at = HeldRange(*ends), (zone, newest[zone])
-        if epoch != newest[zone]:
-            sums[at] = sums[at][0].plus(HeldSum.of(epoch, [one])), sums[at][1] + count([one.span])
+        if life != newest[zone]:
+            sums[at] = sums[at][0].plus(HeldSum.of(life, [one])), sums[at][1] + count([one.span])
     return sums
 
 
@@ -35,10 +35,10 @@ def kept(path: Path) -> dict[tuple[str, bytes], tuple[HeldSum, int]]:
     """The same from the table."""
     with closing(sqlite3.connect(path)) as found:
         rows = found.execute(
-            "SELECT o.zone, o.epoch, b.ranges, b.digest_sum, b.facts"
+            "SELECT o.zone, o.life, b.ranges, b.digest_sum, b.facts"
             " FROM held_before b JOIN named_origin o ON o.id = b.newest"
         ).fetchall()
-    return {(zone, epoch): (HeldSum(n, int.from_bytes(total)), facts) for zone, epoch, n, total, facts in rows}
+    return {(zone, life): (HeldSum(n, int.from_bytes(total)), facts) for zone, life, n, total, facts in rows}
 
 
 @settings(max_examples=20)
@@ -49,7 +49,7 @@ def test_the_sums_are_those_of_what_is_held(
     """In whatever order batches of the origins of two zones come, with gaps that are filled later: each change of a
     range changes the sum in the same transaction."""
     path = tmp_path_factory.mktemp("sums") / "idmz.db"
-    origins = {(zone, life): Elsewhere(zone, epoch=bytes([life]) * 16) for zone in ZONES for life in range(1, 5)}
+    origins = {(zone, life): Elsewhere(zone, life=bytes([life]) * 16) for zone in ZONES for life in range(1, 5)}
     sealed = {name: [origin.seal(2) for _ in range(5)] for name, origin in origins.items()}
     with FactStore.open(path, "idmz", settings=IN_MEMORY) as store:
         for offset, (zone, life, batch) in enumerate(steps, 1):

@@ -17,13 +17,13 @@ from agent.replication.protocol.codec import VERSION, encode_error
 from agent.replication.protocol.messages import StreamEntry, StreamsAnswer, UnregisterAnswer
 from tests.replication.answers import encode_answer
 
-EPOCH = "00" * 16
+LIFE = "00" * 16
 
 
 def streams_answer(*names: str, zone: str = "plant-a") -> StreamsAnswer:
     """An answer that exports these streams."""
     entries = [StreamEntry(name=name, first_offset=1, end_offset=9) for name in names]
-    return StreamsAnswer(store_zone=zone, life=EPOCH, streams=entries, unix_ms=1_700_000_000_000)
+    return StreamsAnswer(store_zone=zone, life=LIFE, streams=entries, unix_ms=1_700_000_000_000)
 
 
 def test_a_good_answer_names_versions_and_store() -> None:
@@ -33,7 +33,7 @@ def test_a_good_answer_names_versions_and_store() -> None:
     assert (step.outcome, step.figures["peer_version"], step.figures["life"]) == (
         Outcome.GOOD,
         VERSION,
-        EPOCH,
+        LIFE,
     )
     assert answer is not None
     newer = payload.replace(f'"version":"{VERSION}"'.encode(), b'"version":"1.7"')
@@ -49,8 +49,8 @@ def test_a_good_answer_names_versions_and_store() -> None:
         (b"rubbish", "cannot be read"),
         (encode_answer(streams_answer(), []).replace(b'"version":"1.', b'"version":"2.'), "2."),
         (encode_answer(streams_answer(zone="plant-b"), []), "has the store of plant-b"),
-        (encode_answer(UnregisterAnswer(store_zone="plant-a", life=EPOCH, was_registered=True), []), "in place of"),
-        (encode_error("plant-a", EPOCH, "ListStreams", "busy", "too much in hand"), "busy: too much in hand"),
+        (encode_answer(UnregisterAnswer(store_zone="plant-a", life=LIFE, was_registered=True), []), "in place of"),
+        (encode_error("plant-a", LIFE, "ListStreams", "busy", "too much in hand"), "busy: too much in hand"),
     ],
 )
 def test_a_bad_answer_is_named(payload: bytes, says: str) -> None:

@@ -41,7 +41,7 @@ from agent.signing.records import RecordSigner
 from tests.replication.answers import encode_answer
 from tests.replication.simulation.trust import signer_of
 
-EPOCH = "0" * 32
+LIFE = "0" * 32
 
 
 class Published(NamedTuple):
@@ -107,7 +107,7 @@ class Scene(NamedTuple):
 
 def answer_of(zone: str = "plant-a") -> bytes:
     """A good answer to ListStreams."""
-    return encode_answer(StreamsAnswer(store_zone=zone, life=EPOCH, streams=[]), [])
+    return encode_answer(StreamsAnswer(store_zone=zone, life=LIFE, streams=[]), [])
 
 
 @contextlib.asynccontextmanager
@@ -267,7 +267,7 @@ async def test_an_error_answer_becomes_an_exception(
     """Code, hint and whether to retry come from the peer's answer."""
     async with play(monkeypatch) as scene:
         asking, sent = await scene.ask()
-        scene.deliver(sent, encode_error("plant-a", EPOCH, "ListStreams", code, "nine requests wait"))
+        scene.deliver(sent, encode_error("plant-a", LIFE, "ListStreams", code, "nine requests wait"))
         with pytest.raises(PeerRefused, match=rf"plant-a refused \({code}\): nine requests wait") as raised:
             await asking
         assert (raised.value.code, raised.value.retryable) == (code, is_retryable)
@@ -285,17 +285,17 @@ async def test_the_peers_answer_is_awaited_behind_unproven_ones(monkeypatch: pyt
     async with play(monkeypatch, refuses) as scene:
         asking, sent = await scene.ask()
         for _ in range(3):
-            scene.deliver(sent, encode_error("plant-a", EPOCH, "ListStreams", "fenced", "forged"))
-        scene.deliver(sent, encode_error("plant-a", EPOCH, "ListStreams", "busy", "nine requests wait"))
+            scene.deliver(sent, encode_error("plant-a", LIFE, "ListStreams", "fenced", "forged"))
+        scene.deliver(sent, encode_error("plant-a", LIFE, "ListStreams", "busy", "nine requests wait"))
         with pytest.raises(PeerRefused, match="nine requests wait"):
             await asking
-        scene.deliver(sent, encode_error("plant-a", EPOCH, "ListStreams", "busy", "again"))
+        scene.deliver(sent, encode_error("plant-a", LIFE, "ListStreams", "busy", "again"))
         assert scene.unsolicited == 1
         instance = sent.response_topic.rpartition("/")[2]
         assert places == [MessagePlace("plant-a", "idmz", instance, sent.correlation)] * 4
 
         asking, sent = await scene.ask(timeout_s=0.01)
-        scene.deliver(sent, encode_error("plant-a", EPOCH, "ListStreams", "fenced", "forged"))
+        scene.deliver(sent, encode_error("plant-a", LIFE, "ListStreams", "fenced", "forged"))
         with pytest.raises(UnprovenAnswer, match=r"\(fenced\) is not proven: nobody signed it") as raised:
             await asking
         assert raised.value.retryable

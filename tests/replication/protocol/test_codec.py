@@ -54,7 +54,7 @@ from agent.replication.protocol.messages import (
 from tests.replication.answers import encode_answer
 from tests.replication.message_fields import Place, integers
 
-EPOCH = "0123456789abcdef" * 2
+LIFE = "0123456789abcdef" * 2
 names = st.from_regex(r"\A[a-z0-9._-]{1,64}\Z")
 zones = st.from_regex(r"\A[a-z0-9-]{1,32}\Z")
 offsets = st.integers(0, OFFSET_MAX)
@@ -112,7 +112,7 @@ def answer_with(attachment: bytes = b"", **fields: object) -> bytes:
         "operation": "FetchFacts",
         "status": "ok",
         "store_zone": "plant-a",
-        "life": EPOCH,
+        "life": LIFE,
         "stream": "facts",
         "frontier": 0,
         "end_offset": 9,
@@ -146,8 +146,8 @@ def test_fetch_answer_round_trip(runs: list[tuple[int, bytes, bool]], frontier: 
         end_offset=end,
         batches=batches,
         omitted=omitted,
-        life=EPOCH,
-        lives=[LogPosition(offset=end, life=EPOCH)] if runs else [],
+        life=LIFE,
+        lives=[LogPosition(offset=end, life=LIFE)] if runs else [],
     )
     decoded, found = decode_answer(encode_answer(answer, attachment))
     assert isinstance(decoded, FetchAnswer)
@@ -159,22 +159,22 @@ def test_fetch_answer_round_trip(runs: list[tuple[int, bytes, bool]], frontier: 
 def test_definitions_answer_round_trip() -> None:
     """Definitions come back byte for byte, also with spaces."""
     bodies = [b'{"subject":"tag:x","a" : [1, 2]}', b"{}"]
-    run = DefinitionRun(zone="plant-a", digest=EPOCH, lengths=[len(one) for one in bodies])
-    answer = DefinitionsAnswer(store_zone="plant-a", life=EPOCH, runs=[run])
+    run = DefinitionRun(zone="plant-a", digest=LIFE, lengths=[len(one) for one in bodies])
+    answer = DefinitionsAnswer(store_zone="plant-a", life=LIFE, runs=[run])
     assert decode_answer(encode_answer(answer, bodies)) == (answer, bodies)
 
 
 def test_streams_answer_round_trip() -> None:
     """An answer without attachment."""
     entry = StreamEntry(name="facts.telemetry", first_offset=1, end_offset=0)
-    answer = StreamsAnswer(store_zone="plant-a", life=EPOCH, streams=[entry])
+    answer = StreamsAnswer(store_zone="plant-a", life=LIFE, streams=[entry])
     assert decode_answer(encode_answer(answer, [])) == (answer, [])
 
 
 @pytest.mark.parametrize("code", ERRORS)
 def test_error_round_trip(code: str) -> None:
     """Each row of the error table is sent with its hint and whether to retry."""
-    answer, batches = decode_answer(encode_error("plant-a", EPOCH, "FetchFacts", code, "limit is 0"))
+    answer, batches = decode_answer(encode_error("plant-a", LIFE, "FetchFacts", code, "limit is 0"))
     assert isinstance(answer, ErrorAnswer)
     assert batches == []
     assert (answer.error.code, answer.error.message) == (code, "limit is 0")
@@ -191,7 +191,7 @@ def test_an_error_is_one_line() -> None:
 
 def test_error_for_an_unreadable_request_can_be_sent() -> None:
     """An answer to a request with any operation name can be written and read."""
-    answer, _ = decode_answer(encode_error("plant-a", EPOCH, "x" * 500, "unknown_operation", "y" * 5000))
+    answer, _ = decode_answer(encode_error("plant-a", LIFE, "x" * 500, "unknown_operation", "y" * 5000))
     assert isinstance(answer, ErrorAnswer)
 
 
@@ -227,8 +227,8 @@ def test_error_for_an_unreadable_request_can_be_sent() -> None:
         (request_with(after={"digest": "00"}), "bad_request", "$.after.digest"),
         (request_with(trail=[{}] * 65), "bad_request", "$.trail"),
         (request_with(trail=[], after={}), "bad_request", "exclude"),
-        (request_with(confirm={"last_offset": 0, "life": EPOCH}), "bad_request", "$.confirm.last_offset"),
-        (request_with(confirm={"last_offset": 3, "life": EPOCH, "first_offset": 4}), "bad_request", "backwards"),
+        (request_with(confirm={"last_offset": 0, "life": LIFE}), "bad_request", "$.confirm.last_offset"),
+        (request_with(confirm={"last_offset": 3, "life": LIFE, "first_offset": 4}), "bad_request", "backwards"),
         (request_with(confirm={"last_offset": 3}), "bad_request", "life"),
         (request_with(signers_known=["x"]), "bad_request", "$.signers_known"),
     ],
@@ -242,11 +242,11 @@ def test_bad_request_is_named(payload: bytes, code: str, said: str) -> None:
 
 def test_a_range_may_have_one_fact() -> None:
     """A range that begins where it ends is one fact, so it can be requested and confirmed."""
-    confirm = Confirm(last_offset=5, life=EPOCH, first_offset=5)
+    confirm = Confirm(last_offset=5, life=LIFE, first_offset=5)
     for request in (
         FetchFacts(consumer_name="c", limit=1, confirm=confirm),
-        FetchRange(stream="s", first_offset=5, last_offset=5, life=EPOCH, limit=1),
-        ConfirmReceipt(consumer_name="c", offset=5, life=EPOCH, first_offset=5),
+        FetchRange(stream="s", first_offset=5, last_offset=5, life=LIFE, limit=1),
+        ConfirmReceipt(consumer_name="c", offset=5, life=LIFE, first_offset=5),
     ):
         assert decode_request(encode_request(request)) == request
 
@@ -270,10 +270,10 @@ def test_an_answer_beyond_the_limit_is_not_decoded() -> None:
 def test_higher_minor_version_is_read() -> None:
     """Fields of a later minor version are ignored at any depth."""
     request = decode_request(
-        request_with(version="1.7", patience={"ms": 4}, confirm={"last_offset": 2, "life": EPOCH, "why": []})
+        request_with(version="1.7", patience={"ms": 4}, confirm={"last_offset": 2, "life": LIFE, "why": []})
     )
     assert isinstance(request, FetchFacts)
-    assert request.confirm == Confirm(last_offset=2, life=EPOCH)
+    assert request.confirm == Confirm(last_offset=2, life=LIFE)
 
 
 @pytest.mark.parametrize(
@@ -382,8 +382,8 @@ def test_any_flipped_byte(data: st.DataObject) -> None:
         frontier=1,
         end_offset=20,
         batches=[(1, 10, 3), (11, 20, 4)],
-        life=EPOCH,
-        lives=[LogPosition(offset=20, life=EPOCH)],
+        life=LIFE,
+        lives=[LogPosition(offset=20, life=LIFE)],
     )
     good = bytearray(encode_answer(answer, [b"abc", b"defg"]))
     at = data.draw(st.integers(0, len(good) - 1))

@@ -26,7 +26,7 @@ from tests.replication.answers import encode_answer
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs/developers/protocol.md"
 DESIGN = ROOT / "agent/replication/DESIGN.md"
-EPOCH = bytes(range(16))
+ORIGIN_LIFE = bytes(range(16))
 LIFE = bytes(range(16, 32)).hex()
 DEFINITION = TagDefinition(subject="tag:line1/temperature", unit="degC").to_json()
 
@@ -55,7 +55,7 @@ def following_request() -> bytes:
 def answer() -> bytes:
     """The example's answer, one batch attached."""
     definitions = Definitions().extended(DEFINITION)
-    link = Link("facts.telemetry", Origin("plant-a", EPOCH))
+    link = Link("facts.telemetry", Origin("plant-a", ORIGIN_LIFE))
     sealed = seal_samples(link, [(1, 1_700_000_000_000_000_000, 21.5, 0)], definitions).sealed
     page = FetchAnswer(
         store_zone="plant-a",

@@ -18,7 +18,7 @@ from agent.replication.pulling.artifact_pull import CHUNKS_AHEAD_MAX, LOST_OF_PA
 from agent.replication.pulling.throttled_requester import ThrottledRequester
 from tests.waiting import LIMIT_S
 
-EPOCH = "0" * 32
+LIFE = "0" * 32
 BLOB = b"some report " * 100_000
 DIGEST = "sha256:" + hashlib.sha256(BLOB).hexdigest()
 
@@ -76,7 +76,7 @@ class Peer:
             raise self.answers.pop(0)
         data = self.blob[request.offset : request.offset + request.bytes_max]
         answer = ObjectAnswer(
-            store_zone="plant", life=EPOCH, size=len(self.blob), offset=request.offset, bytes=len(data)
+            store_zone="plant", life=LIFE, size=len(self.blob), offset=request.offset, bytes=len(data)
         )
         return Reply(answer, [data] if data else [], len(data) + 300)
 
@@ -316,7 +316,7 @@ def test_another_answer_than_an_artifact_is_no_artifact() -> None:
     class Confused(Peer):
         async def ask(self, request: GetObject | ListStreams, _: float) -> Reply:
             del request
-            return Reply(StreamsAnswer(store_zone="plant", life=EPOCH, streams=[]), [])
+            return Reply(StreamsAnswer(store_zone="plant", life=LIFE, streams=[]), [])
 
     files = Files()
     bring(files, Confused())
@@ -342,7 +342,7 @@ def test_a_chunk_that_does_not_go_on_ends_the_transfer(shift: int, data: bytes) 
         async def ask(self, request: GetObject, _: float) -> Reply:
             self.asked.append(request)
             assert len(self.asked) < 100, "it is asked without end"
-            own = {"store_zone": "plant", "life": EPOCH, "size": len(BLOB)}
+            own = {"store_zone": "plant", "life": LIFE, "size": len(BLOB)}
             answer = ObjectAnswer(**own, offset=request.offset + shift, bytes=len(data))  # type: ignore[arg-type]
             return Reply(answer, [data] if data else [], 300)
 

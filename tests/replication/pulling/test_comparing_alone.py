@@ -184,27 +184,27 @@ async def test_damage_is_fetched_from_a_peer_that_holds_it(tmp_path: Path) -> No
 async def test_own_facts_that_a_restore_lost_are_fetched(tmp_path: Path) -> None:
     """Facts of an own former life that only the peer holds come back as facts of that life; without a key none
     is accepted of the present life, or of one that this store never had."""
-    path, witness = tmp_path / "idmz.db", tmp_path / "idmz.db.witness"
-
-    def recorded(values: range) -> None:
-        with FactStore.open(path, "idmz", unattended=True) as store:
-            store.appends.define([tag(1)])
-            store.appends.append_samples(STREAM, samples(len(values), values.start)).result()
-
-    recorded(range(1, 11))
-    image = path.read_bytes()
-    recorded(range(11, 21))
+    path, image = tmp_path / "idmz.db", tmp_path / "image.db"
     with FactStore.open(path, "idmz") as before, FactStore.open(tmp_path / "plant.db", "plant-a") as plant:
+        before.appends.define([tag(1)])
+        for first in (1, 11):
+            before.appends.append_samples(STREAM, samples(10, first)).result()
+            if not image.exists():
+                with (
+                    contextlib.closing(sqlite3.connect(path)) as source,
+                    contextlib.closing(sqlite3.connect(image)) as to,
+                ):
+                    source.backup(to)
+                    to.execute("UPDATE store SET is_open = 0")
+                    to.commit()
         lost = [one.sealed for one in before.read(STREAM, 0, 100, 10**6).batches]
         definitions = chains_in(before)
         position = Position(before.life, before.end_offset(STREAM))
         put_page(plant, "idmz", STREAM, parsed(lost), definitions, position).result()
         former = before.origin
-    assert witness.exists()
-    path.write_bytes(image)
-    FactStore.open(path, "idmz", unattended=True).close()  # begins a new life
+    image.replace(path)
     async with played(tmp_path) as (plant, idmz):
-        assert former.life not in idmz.own_lives()
+        assert former.life in idmz.own_lives()
         invented, forged = Elsewhere("idmz"), Elsewhere("idmz", life=idmz.life)
         for one in (invented, forged):
             put(plant, one, [one.seal(10)])
@@ -276,9 +276,9 @@ async def test_own_facts_come_home_only_while_there_is_room(tmp_path: Path) -> N
         assert any("nearly full" in one for one in found.refused)
 
 
-async def test_nothing_of_a_forked_origin_is_fetched(tmp_path: Path) -> None:
-    """Digests do not show which of two histories is right: the fork is reported, and facts missing after it stay
-    missing."""
+async def test_facts_behind_a_fork_are_fetched(tmp_path: Path) -> None:
+    """Digests do not show which of two histories of one life is right: the fork is reported, and what does not
+    contradict a held batch is fetched."""
     async with played(tmp_path) as (plant, idmz):
         theirs, forged = Elsewhere("plant-a"), Elsewhere("plant-a")
         put(plant, theirs, [theirs.seal(10) for _ in range(4)])
@@ -286,8 +286,8 @@ async def test_nothing_of_a_forked_origin_is_fetched(tmp_path: Path) -> None:
         async with comparing(plant, idmz) as (comparer, _):
             found = await comparer.compare(STREAM, repair=True)
         assert len(found.forks) == 1
-        assert found.missing == []
-        assert idmz.end_offset(STREAM) == 20
+        assert found.missing == [(theirs.origin, (21, 40))]
+        assert [one.span for one in idmz.held_of(STREAM, theirs.origin)] == [(1, 20), (21, 40)]
         assert comparer.statistics()[0].is_equal is False
 
 
@@ -549,11 +549,11 @@ class Inventor:
         assert isinstance(request, GetDigests)
         if request.last_sequence is not None:
             return Reply(
-                DigestsAnswer(**own, end_offset=1, life="0" * 32, ends=[(request.last_sequence, "a" * 32)]), []
+                DigestsAnswer(**own, end_offset=1, end_life="0" * 32, ends=[(request.last_sequence, "a" * 32)]), []
             )
         left = [one for one in self.ranges if one[0] > (request.after_origin or "")]
         part = left[:2000]
-        return Reply(DigestsAnswer(**own, end_offset=1, life="0" * 32, ranges=part, more=len(left) > len(part)), [])
+        return Reply(DigestsAnswer(**own, end_offset=1, end_life="0" * 32, ranges=part, more=len(left) > len(part)), [])
 
     async def compared(self, idmz: FactStore) -> Comparison:
         """The result of a comparison with repair with this peer, from which everything was pulled."""

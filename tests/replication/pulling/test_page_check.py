@@ -27,7 +27,7 @@ from agent.replication.pulling.page_check import (
 )
 
 STREAM = "facts.telemetry"
-EPOCH = bytes(16)
+LIFE = bytes(16)
 DEFINITION = b'{"predicate":"value_sampled","subject":"tag:a"}'
 ORIGINS = frozenset({"plant-a"})
 
@@ -36,7 +36,7 @@ def sealed(zone: str = "plant-a", stream: str = STREAM, count: int = 10, first: 
     """One batch of a plant."""
     rows = [(1, number, float(number), 0) for number in range(count)]
     return seal_samples(
-        Link(stream, Origin(zone, EPOCH), first, bytes([first > 1] * 16)), rows, Definitions().extended(DEFINITION)
+        Link(stream, Origin(zone, LIFE), first, bytes([first > 1] * 16)), rows, Definitions().extended(DEFINITION)
     )
 
 
@@ -44,13 +44,13 @@ def answer(data: bytes, last: int = 10, **fields: object) -> FetchAnswer:
     """A page of one batch."""
     good = {
         "store_zone": "plant-a",
-        "life": EPOCH.hex(),
+        "life": LIFE.hex(),
         "stream": STREAM,
         "frontier": 0,
         "end_offset": 99,
         "batches": [(1, last, len(data))],
         "more": True,
-        "lives": [LogPosition(offset=last, life=EPOCH.hex())],
+        "lives": [LogPosition(offset=last, life=LIFE.hex())],
     }
     return FetchAnswer(**{**good, **fields})
 
@@ -125,7 +125,7 @@ def test_a_sequence_that_no_answer_can_name_is_marked(first: int, *, is_taken: b
     """A batch of a hostile origin ends beyond the largest sequence of an answer. It is declined by name: if it were
     stored, every zone that requests this node's digests could not read them."""
     rows = [(1, number, float(number), 0) for number in range(10)]
-    link = Link(STREAM, Origin("plant-a", EPOCH), first, b"p" * 16)
+    link = Link(STREAM, Origin("plant-a", LIFE), first, b"p" * 16)
     batch = seal_samples(link, rows, Definitions().extended(DEFINITION))
     content = check_page(answer(batch.sealed), [batch.sealed], "plant-a", STREAM, kept).content
     (offered,) = check_batches(content, STREAM, ORIGINS)
@@ -136,7 +136,7 @@ def test_a_sequence_that_no_answer_can_name_is_marked(first: int, *, is_taken: b
 def test_answer_to_another_question() -> None:
     """A cursor in place of the requested page."""
     cursor = CursorAnswer(
-        store_zone="plant-a", life=EPOCH.hex(), consumer_name="x", stream=STREAM, frontier=0, end_offset=0
+        store_zone="plant-a", life=LIFE.hex(), consumer_name="x", stream=STREAM, frontier=0, end_offset=0
     )
     with pytest.raises(PageRefused, match="another operation"):
         check_page(cursor, [], "plant-a", STREAM, kept)
@@ -174,7 +174,7 @@ RANGE = (ENDS.origin, 1, 5, "0" * 32, "a" * 32)
 )
 def test_digests_are_those_that_were_asked_for(request_: GetDigests, fields: dict[str, object], said: str) -> None:
     """No more digests than requested, only of the requested range, and nothing else."""
-    good = {"store_zone": "plant-a", "life": EPOCH.hex(), "stream": STREAM, "end_offset": 99}
+    good = {"store_zone": "plant-a", "life": LIFE.hex(), "stream": STREAM, "end_offset": 99}
     sent = DigestsAnswer(**{**good, **fields})
     if not said:
         assert check_digests(sent, "plant-a", request_) is sent
@@ -187,7 +187,7 @@ def of_sequences(batch: Batch, first: int = 1, **fields: object) -> SequencesAns
     """A page of sequences with one batch."""
     good = {
         "store_zone": "plant-a",
-        "life": EPOCH.hex(),
+        "life": LIFE.hex(),
         "stream": STREAM,
         "origin": str(batch.header.origin),
         "batches": [(first, first + 9, len(batch.sealed))],

@@ -62,7 +62,6 @@ class Store:
         self.futures: dict[str, Future[Any]] = {}
         self.held: Registered | None = Registered("idmz", STREAM, 10, Lease(3, "one"))
         self.end = 20
-        self.contradicts: str | None = None
         self.consumers = self
 
     def _later(self, name: str, *arguments: object) -> Future[Any]:
@@ -108,9 +107,6 @@ class Store:
     def hasten(self) -> None:
         self.asked.append(("hasten",))
 
-    def peer_is_ahead(self, zone: str, why: str) -> None:
-        self.asked.append(("peer_is_ahead", zone, why))
-
     def peer_reads_more(self, zone: str, why: str) -> None:
         self.asked.append(("peer_reads_more", zone, why))
 
@@ -120,11 +116,6 @@ class Store:
     def resolve(self, stream: str, position: Position) -> Resolved:
         self.disk_reads.append(("resolve", threading.current_thread()))
         return self.log(stream).resolve(position, lambda *_: False)
-
-    def contradiction(self, *arguments: object) -> str | None:
-        self.asked.append(("contradiction", *arguments))
-        self.disk_reads.append(("contradiction", threading.current_thread()))
-        return self.contradicts
 
     def seen(self, _name: str, *, is_at_end: bool, waits_ms: int = 0) -> None:
         self.asked.append(("seen", is_at_end, waits_ms > 0))

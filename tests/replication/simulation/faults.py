@@ -92,6 +92,9 @@ NAMED: dict[str, Faults] = {
         crash_ms=6_000,
         partition_two_way_ms=4_000,
     ),
+    "resumed_memory": Faults(resumed_memory_ms=4_000),
+    "wiped": Faults(wiped_ms=5_000, append_ms=300),
+    "log_lost": Faults(log_lost_ms=4_000, append_ms=300),
     "taken_over_relay": Faults(taken_over_relay=True),
     "taken_over_broker": Faults(taken_over_broker=0.3, retention_bytes=1_500),
     "everything": Faults(
@@ -113,12 +116,6 @@ NAMED: dict[str, Faults] = {
 }
 """One fault at a time, and nearly all at once. Retention and damage lose nothing while readers keep up, so they come
 with faults that delay readers."""
-HARSH: dict[str, Faults] = {
-    "resumed_memory": Faults(resumed_memory_ms=4_000),
-    "wiped": Faults(wiped_ms=5_000, append_ms=300),
-    "log_lost": Faults(log_lost_ms=4_000, append_ms=300),
-}
-"""Faults that only the hunt with the value judge injects: of these the present rules of identity promise less."""
 COMBINED = frozenset(
     {
         "restored_grown_full",

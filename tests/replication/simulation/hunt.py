@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 
 from tests.replication.simulation.checkers import Violation
-from tests.replication.simulation.faults import HARSH, NAMED
+from tests.replication.simulation.faults import NAMED
 from tests.replication.simulation.network import TOPOLOGIES, World
 from tests.replication.simulation.values import ValueJudge
 from tests.support.memory import memory_folder
@@ -28,7 +28,7 @@ REPORT_EVERY = 200
 def run_schedule(topology: str, fault: str, seed: int, folder: Path, values: ValueJudge | None = None) -> str:
     """Run one schedule; returns what it violated, or nothing."""
     try:
-        World(seed, TOPOLOGIES[topology], (NAMED | HARSH)[fault], folder, values=values).run()
+        World(seed, TOPOLOGIES[topology], NAMED[fault], folder, values=values).run()
     except Violation as error:
         return str(error)
     except Exception as error:  # noqa: BLE001 - whatever a part of the product raises is what this looks for
@@ -41,7 +41,7 @@ def run_schedule(topology: str, fault: str, seed: int, folder: Path, values: Val
 def main() -> None:
     """Run schedules until the time is over, or the named one."""
     parser = argparse.ArgumentParser(description="Runs schedules of the simulation with fresh seeds.")
-    parser.add_argument("fault", nargs="*", choices=[[], *NAMED, *HARSH], help="faults to hunt under (default: all)")
+    parser.add_argument("fault", nargs="*", choices=[[], *NAMED], help="faults to hunt under (default: all)")
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--first", type=int, default=random.SystemRandom().randrange(2**32), help="the first seed")
     parser.add_argument("--only", help="one schedule: topology:fault:seed")
@@ -57,7 +57,7 @@ def main() -> None:
             for kind, example in (values.examples if values else {}).items():
                 print(f"  {kind}: {example}")
             return
-        names = asked.fault or (NAMED | HARSH if asked.values else NAMED)
+        names = asked.fault or NAMED
         pairs = [(topology, fault) for topology in TOPOLOGIES for fault in names]
         until_s, begun_s = time.monotonic() + asked.minutes * 60, time.process_time()
         failed, seed = Counter[str](), asked.first

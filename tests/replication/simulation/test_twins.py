@@ -40,8 +40,8 @@ from tests.replication.consumers import Registered
 from tests.sim import first_seed, patient, scaled
 
 PATIENCE = ReceiverSettings(wait_ms=400, answer_timeout_ms=100, backoff_ms_min=20, backoff_ms_max=200, blocked_ms=2_000)
-STREAM, EPOCH = "facts.telemetry", "1" * 32
-READ = Position(bytes.fromhex(EPOCH), 10)
+STREAM, LIFE = "facts.telemetry", "1" * 32
+READ = Position(bytes.fromhex(LIFE), 10)
 LOG = LogLives(LifeList([(READ.life, 1)]), 10, READ.life)
 PULL = PullSettings("plant-a", STREAM, "idmz.facts.telemetry", frozenset({"plant-a"}))
 FAULTS_END_MS, END_MS = 20_000, 40_000
@@ -146,7 +146,7 @@ class World:
 
     def request_arrives(self, machine: Machine, life: int, instance: str, fetch: Fetch) -> None:
         """The product's core serves it, up to its answer."""
-        core = ConsumerCore(Caller("idmz", instance, b"12345678"), frozenset({STREAM}), PULL.peer_zone, EPOCH)
+        core = ConsumerCore(Caller("idmz", instance, b"12345678"), frozenset({STREAM}), PULL.peer_zone, LIFE)
         steps = core.fetch(fetch_request(fetch, PULL), self.now_ms)
         self._serve(Served(steps, machine, life, fetch.fetch_id), None)
 

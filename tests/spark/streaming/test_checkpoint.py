@@ -10,7 +10,7 @@ from pyspark_bsfg.streaming.checkpoint import batch_offsets, bind, last_committe
 from pyspark_bsfg.streaming.offsets import StreamOffset
 from tests.support.disk_calls import DiskCalls
 
-EPOCH = "a" * 32
+LIFE = "a" * 32
 
 
 def logged(folder: Path, batches: int, committed: int) -> None:
@@ -18,7 +18,7 @@ def logged(folder: Path, batches: int, committed: int) -> None:
     for name in ("offsets", "commits"):
         (folder / name).mkdir(parents=True)
     for batch in range(batches):
-        offset = json.dumps(StreamOffset(EPOCH, 10 * batch + 10).to_json())
+        offset = json.dumps(StreamOffset(LIFE, 10 * batch + 10).to_json())
         (folder / "offsets" / str(batch)).write_text(f"v1\n{{}}\n{offset}")
         (folder / "offsets" / f".{batch}.crc").write_bytes(b"crc")
     for batch in range(committed):
@@ -29,9 +29,9 @@ def test_only_batches_with_a_commit_entry_are_finished(tmp_path: Path) -> None:
     """A batch that was planned, and perhaps landed, is not confirmed before Spark has its commit entry."""
     assert last_committed(tmp_path) is None
     logged(tmp_path, 13, 12)
-    assert last_committed(tmp_path) == StreamOffset(EPOCH, 120)
-    assert batch_offsets(tmp_path, 0) == (None, StreamOffset(EPOCH, 10))
-    assert batch_offsets(tmp_path, 12) == (StreamOffset(EPOCH, 120), StreamOffset(EPOCH, 130))
+    assert last_committed(tmp_path) == StreamOffset(LIFE, 120)
+    assert batch_offsets(tmp_path, 0) == (None, StreamOffset(LIFE, 10))
+    assert batch_offsets(tmp_path, 12) == (StreamOffset(LIFE, 120), StreamOffset(LIFE, 130))
 
 
 def test_only_whole_commit_entries_count(tmp_path: Path) -> None:
@@ -40,13 +40,13 @@ def test_only_whole_commit_entries_count(tmp_path: Path) -> None:
     logged(tmp_path, 13, 3)
     for name in (".3.crc", ".7.0f3e.tmp", "7.tmp", "8 (copy)", "9.crc", "x"):
         (tmp_path / "commits" / name).write_text("v1")
-    assert last_committed(tmp_path) == StreamOffset(EPOCH, 30)
+    assert last_committed(tmp_path) == StreamOffset(LIFE, 30)
 
 
 def test_a_log_of_other_sources_is_refused(tmp_path: Path) -> None:
     """Also one of several sources, and one that was torn."""
     logged(tmp_path, 1, 0)
-    line = json.dumps(StreamOffset(EPOCH, 1).to_json())
+    line = json.dumps(StreamOffset(LIFE, 1).to_json())
     for text in ("v1", f"v1\n{{}}\n{line}\n{line}", 'v1\n{}\n{"t": {"0": 5}}', "v1\n{}\n{"):
         (tmp_path / "offsets" / "0").write_text(text)
         with pytest.raises(SparkError, match="checkpoint"):
@@ -60,7 +60,7 @@ def test_a_binding_is_kept(tmp_path: Path) -> None:
     for wrong in (("idmz", "facts.telemetry", "local.lake"), ("enterprise", "facts.operational", "local.lake")):
         with pytest.raises(JobRefused, match="belongs to"):
             bind(tmp_path / "new", *wrong)
-    started = type(made)(made.app, made.store, made.stream, made.consumer, StreamOffset(EPOCH, 7))
+    started = type(made)(made.app, made.store, made.stream, made.consumer, StreamOffset(LIFE, 7))
     write_binding(tmp_path / "new", started)
     assert read_binding(tmp_path / "new") == started
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["bsfg.json"]
