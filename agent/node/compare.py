@@ -78,7 +78,10 @@ async def compare(known: Mapping[str, AntiEntropy], request: local_socket.Compar
         others = f"; it pulls from {', '.join(sorted(known))}" if known else ""
         raise local_socket.LocalError(f"this node pulls nothing from {request.zone!r}{others}", "see bsfg peer list")
     streams = comparer.settings.streams
-    found = [await comparer.compare(each, repair=request.repair, scan=request.scan) for each in streams]
+    found = [
+        await comparer.compare(stream, repair=request.repair, scan=request.scan, is_commanded=True)
+        for stream in streams
+    ]
     return local_socket.Compared([_answer_of(one) for one in found])
 
 

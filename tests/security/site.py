@@ -14,7 +14,6 @@ import contextlib
 import json
 import random
 import re
-import sqlite3
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -138,10 +137,8 @@ class Site:
             return reader.end_offset(stream)
 
     def life(self, zone: str) -> str:
-        """The life of a zone's store, hex."""
-        with contextlib.closing(sqlite3.connect(f"file:{self.store(zone)}?mode=ro", uri=True)) as connection:
-            (life,) = connection.execute("select life from store").fetchone()
-        return bytes(life).hex()
+        """The present life of a zone's store, hex."""
+        return str(self.status(zone)["life"])
 
     def incidents(self, zone: str) -> list[str]:
         """The incidents in a zone's store, newest first, as texts."""

@@ -6,8 +6,9 @@ end of the log; damaged ones are put back at their offsets, if the store still h
 an incident and is not repaired.
 
 Facts of this node's own zone are left out of pages and come home here, because a restore or a lost disk may have taken
-them: all that its key has signed; without a key, those of lives in its own table. They are fetched only while there is
-room. A node compares soon after each start, and at once when a peer shows that its store was put back.
+them: all that its key has signed; without a key, those of lives in its own table, and any other by command. They are
+fetched only while there is room. A node compares soon after each start, and at once when a peer shows that its store
+was put back.
 """
 
 from __future__ import annotations
@@ -88,6 +89,16 @@ class AntiEntropySettings:
     origins: frozenset[str]
     begun_late: frozenset[str] = frozenset()
     every_hours: float = 24.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """What `compare` was called with."""
+
+    stream: str
+    is_repaired: bool
+    is_scanned: bool
+    is_commanded: bool
 
 
 class OtherCopy(PageRefused):
@@ -210,16 +221,17 @@ class AntiEntropy:
                 _log.warning("comparison_failed", extra={**self._about(stream), "reason": str(error)})
         return not failures
 
-    async def compare(self, stream: str, *, repair: bool, scan: bool = False) -> Comparison:
+    async def compare(self, stream: str, *, repair: bool, scan: bool = False, is_commanded: bool = False) -> Comparison:
         """Compare one stream. With `repair`, fetch what is missing or damaged here; with `scan`, first read the whole
-        stream to find damage.
+        stream to find damage. `is_commanded`: a person vouches for the peer, so facts of unknown lives of the own zone
+        are taken without a signature.
 
         Raises PeerRefused, MalformedMessage, PageRefused, TransportError, or an error of the store.
         """
         async with self._turn:
             span = self._telemetry.start(Span.ANTI_ENTROPY, Side.ASKING, "", **self._about(stream))
             try:
-                found = await self._compare_one_copy(stream, is_repaired=repair, is_scanned=scan)
+                found = await self._compare_one_copy(_Task(stream, repair, scan, is_commanded))
             except asyncio.CancelledError:
                 self._telemetry.discard(span, "the node is being stopped")
                 raise
@@ -234,18 +246,19 @@ class AntiEntropy:
 
     # --------------------------------------------------------------------------------------------------------- internal
 
-    async def _compare_one_copy(self, stream: str, *, is_repaired: bool, is_scanned: bool) -> Comparison:
+    async def _compare_one_copy(self, task: _Task) -> Comparison:
         """Compare, and once more if the peer's log has been replaced meanwhile. If it is replaced again, two machines
         answer in turn, and the error says so."""
         try:
-            return await self._compare(stream, is_repaired=is_repaired, is_scanned=is_scanned)
+            return await self._compare(task)
         except OtherCopy as error:
-            _log.warning("comparison_begins_anew", extra={**self._about(stream), "reason": str(error)})
-            return await self._compare(stream, is_repaired=is_repaired, is_scanned=False)
+            _log.warning("comparison_begins_anew", extra={**self._about(task.stream), "reason": str(error)})
+            return await self._compare(replace(task, is_scanned=False))
 
-    async def _compare(self, stream: str, *, is_repaired: bool, is_scanned: bool) -> Comparison:
+    async def _compare(self, task: _Task) -> Comparison:
+        stream = task.stream
         found = Comparison(stream)
-        if is_scanned:
+        if task.is_scanned:
             await asyncio.to_thread(self._scan, stream)
         theirs, is_level = await self._their_ranges(found)
         ours = self._store.held(stream)
@@ -254,11 +267,10 @@ class AntiEntropy:
             for span in shared(mine, ranges):
                 await self._compare_span(found, origin, span, mine, ranges)
             is_own = origin.zone == self._store.zone
-            if not is_own or self._comes_home(origin):
-                is_from_start = is_own or stream not in self._settings.begun_late
-                # Own facts are left out of pages, so they are never under way.
-                for span in missing(mine, ranges, is_level=is_level or is_own, is_from_start=is_from_start):
-                    await self._note_missing(found, origin, span)
+            is_from_start = is_own or stream not in self._settings.begun_late
+            # Own facts are left out of pages, so they are never under way.
+            for span in missing(mine, ranges, is_level=is_level or is_own, is_from_start=is_from_start):
+                await self._note_missing(found, origin, span)
             await self._check_definitions(found, origin, mine, ranges)
         for one in await asyncio.wrap_future(self._store.inbound.damaged(stream)):
             origin, span = Origin(one.zone, one.life), (one.first_sequence, one.last_sequence)
@@ -267,11 +279,13 @@ class AntiEntropy:
                 found.damaged.append((origin, span))
         for why in found.forks[:REFUSED_MAX]:  # each incident is a commit
             await asyncio.wrap_future(self._store.inbound.note("fork", stream, self._settings.peer_zone, why))
-        if is_repaired:
+        if task.is_repaired:
             for zone, wanted in found.damaged_definitions:
                 await self._fetch_definitions(found, zone, wanted)
+            unknown = set[Origin]() if task.is_commanded else self._unknown(found)
             for origin, span in found.missing:
-                await self._fetch_missing(found, origin, span)
+                if origin not in unknown:
+                    await self._fetch_missing(found, origin, span)
             for origin, span in found.damaged:
                 await self._fetch_damaged(found, origin, span)
             found.repaired_artifacts, found.missing_artifacts = await self._artifacts.fetch_absent(stream)
@@ -279,12 +293,20 @@ class AntiEntropy:
             found.missing_artifacts = sum([len(some) async for some in self._artifacts.absent(stream)])
         return found
 
-    def _comes_home(self, origin: Origin) -> bool:
-        """Whether lost facts of this own origin are taken back. A peer can invent facts of a life, but not their
-        signature."""
+    def _unknown(self, found: Comparison) -> set[Origin]:
+        """Missing own facts that could be inventions of the peer: no key signs this zone's facts, and the life not in
+        the table of lives, or is the present one. They are fetched by command only."""
         if self._store.signer is not None:
-            return True
-        return origin.life in self._store.own_lives() and origin.life != self._store.life
+            return set()
+        known = self._store.own_lives() - {self._store.life}
+        unknown = {one for one, _ in found.missing if one.zone == self._store.zone and one.life not in known}
+        if unknown:
+            facts = sum(last - first + 1 for origin, (first, last) in found.missing if origin in unknown)
+            found.refuse(
+                f"{facts:,} facts of this zone in {len(unknown):,} lives that this store does not know: if it was put"
+                f" back or begun anew, fetch them with `bsfg peer compare {self._settings.peer_zone} --repair`"
+            )
+        return unknown
 
     def _scan(self, stream: str) -> None:
         """Read the whole stream, so that the store detects damage. Runs in a thread."""
@@ -446,9 +468,9 @@ class AntiEntropy:
     async def _fetch_missing(self, found: Comparison, origin: Origin, span: Sequences) -> None:
         """Fetch missing batches and append them."""
         peer, stored = self._settings.peer_zone, 0
-        if not self._store.inbound.trail(peer, found.stream):
-            return  # nothing has been pulled yet: the pull will fetch everything
         is_own = origin.zone == self._store.zone
+        if not is_own and not self._store.inbound.trail(peer, found.stream):
+            return  # nothing has been pulled yet: the pull will fetch everything
         if is_own and self._store.is_nearly_full(found.stream):
             found.refuse(f"{origin}: own facts stay at {peer}, because the store is nearly full")
             return

@@ -66,7 +66,7 @@ class Forger:
         self.connection: Connection | None = None
         self.seen = list[bytes]()
         self.forged = 0
-        self._epoch = life
+        self._life = life
 
     def arrived(self, incoming: Incoming) -> None:
         if incoming.response_topic is None:
@@ -83,16 +83,16 @@ class Forger:
     def _answers(self, request: bytes, place: MessagePlace) -> Sequence[bytes]:
         asked = json.loads(request[request.index(b'{"protocol"') :])
         after = (asked.get("trail") or [asked.get("after") or {}])[-1].get("offset", 0)
-        page = {"stream": STREAM, "frontier": 0, "end_offset": after + 100, "life": "cd" * 16}
-        whole = {**page, "lives": [{"offset": after + 100, "life": "cd" * 16}]}
-        whole |= {"after": {"offset": after, "life": "cd" * 16}} if after else {}
-        fenced = refusal("fenced", self._epoch)
+        page = {"stream": STREAM, "frontier": 0, "end_offset": after + 100}
+        whole = {**page, "lives": [{"offset": after + 100, "life": self._life}]}
+        whole |= {"after": {"offset": after, "life": self._life}} if after else {}
+        fenced = refusal("fenced", self._life)
         return (
             fenced,
-            refusal("stream_not_exported", self._epoch),
+            refusal("stream_not_exported", self._life),
             refusal("busy", "ab" * 16),
-            header("ok", self._epoch, **whole, holes=[[after + 1, after + 100, "expired"]]),
-            header("ok", self._epoch, **whole, omitted=[[after + 1, after + 100]]),
+            header("ok", self._life, **whole, holes=[[after + 1, after + 100, "expired"]]),
+            header("ok", self._life, **whole, omitted=[[after + 1, after + 100]]),
             header("ok", "ab" * 16, **page),
             sign_answer(SIGNERS["evil"], place, fenced),
             SIGNED_ANSWER + struct.pack("<H", 1) + bytes(65) + fenced,

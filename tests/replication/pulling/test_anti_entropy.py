@@ -309,8 +309,8 @@ async def test_only_exported_streams_are_compared(broker: Mosquitto, tmp_path: P
     """Digests and sequences of a stream that is not exported are refused; facts that were never held are reported
     absent, page by page."""
     before = await pulled(broker, tmp_path)
-    async with compared(broker, tmp_path, EVERYTHING) as (plant, idmz):
-        origin = str(plant.store.origin)
+    async with compared(broker, tmp_path, EVERYTHING) as (_, idmz):
+        origin = str(parse(before[-1]).header.origin)
         span = {"origin": origin, "first_sequence": 950, "last_sequence": 1_200}
         asker = idmz.requester("plant-a")
         page = (await asker.ask(FetchSequences(stream=STREAM, limit=10, **span), 5)).answer

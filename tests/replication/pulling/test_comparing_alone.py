@@ -131,10 +131,10 @@ def level(plant: FactStore) -> Position:
 
 
 async def test_only_what_the_peer_may_bring_is_missing(tmp_path: Path) -> None:
-    """Not missing: facts of a zone that it may not relay, and our own facts of a life that our store never had."""
+    """Not missing: facts of a zone that it may not relay."""
     async with played(tmp_path) as (plant, idmz):
-        theirs, relayed, own = Elsewhere("plant-a"), Elsewhere("north"), Elsewhere("idmz")
-        for one in (theirs, relayed, own):
+        theirs, relayed = Elsewhere("plant-a"), Elsewhere("north")
+        for one in (theirs, relayed):
             put(plant, one, [one.seal(10), one.seal(10)])
         put(idmz, theirs, theirs.sealed[:1], level(plant))
         async with comparing(plant, idmz) as (comparer, _):
@@ -213,7 +213,8 @@ async def test_own_facts_that_a_restore_lost_are_fetched(tmp_path: Path) -> None
         put(idmz, theirs, theirs.sealed, level(plant))
         async with comparing(plant, idmz) as (comparer, _):
             found = await comparer.compare(STREAM, repair=True)
-        assert found.missing == [(former, (11, 20))]
+        assert {*found.missing} == {(former, (11, 20)), (invented.origin, (1, 10)), (forged.origin, (1, 10))}
+        assert any("20 facts of this zone in 2 lives that this store does not know" in why for why in found.refused)
         assert [(one.first_sequence, one.last_sequence) for one in idmz.held(STREAM)[former]] == [(1, 20)]
         assert {origin for origin in idmz.held(STREAM) if origin.zone == "idmz"} == {former}
 
@@ -256,12 +257,15 @@ async def test_own_facts_of_a_lost_disk_come_home(tmp_path: Path) -> None:
         assert "no signature, which this node demands of the zone" in "".join(first.refused)
 
 
-async def test_a_node_without_a_key_takes_no_unknown_facts_of_its_own(tmp_path: Path) -> None:
-    """A peer could invent them."""
-    async with lost(tmp_path, None) as (plant, idmz, _):
+async def test_a_node_without_a_key_takes_unknown_facts_of_its_own_only_by_command(tmp_path: Path) -> None:
+    """A peer could invent them, so a periodic comparison names them and how to fetch them."""
+    async with lost(tmp_path, None) as (plant, idmz, former):
         async with comparing(plant, idmz) as (comparer, _):
-            found = await comparer.compare(STREAM, repair=True)
-        assert (found.missing, idmz.end_offset(STREAM)) == ([], 10)
+            named = await comparer.compare(STREAM, repair=True)
+            assert (named.divergent_ranges, named.repaired_facts, idmz.end_offset(STREAM)) == (2, 0, 10)
+            assert "30 facts of this zone in 2 lives that this store does not know" in named.refused[0]
+            fetched = await comparer.compare(STREAM, repair=True, is_commanded=True)
+        assert (fetched.repaired_facts, [one.span for one in idmz.held_of(STREAM, former)]) == (30, [(1, 20)])
 
 
 async def test_own_facts_come_home_only_while_there_is_room(tmp_path: Path) -> None:
