@@ -111,6 +111,8 @@ class Node:
         if self.attacker is not None:
             self._begin_attack()
         if self.is_producer:
+            if is_old:  # the tag may be lost, too
+                self._store.appends.define([stepped.TAG])
             self._grow()
             self.after(self.world.chance.randint(1, 500), self._produce)
         self.after(IDLE_MS, self._idle)

@@ -36,6 +36,7 @@ WALL_START_MS = 1_700_000_000_000
 PLENTY_BYTES = 2**40
 SECTOR_BYTES = 512
 SETTINGS = StoreSettings(ballast_bytes=0)  # an image of a store is made at each crash; a ballast would be 16 MB of it
+TAG = TagDefinition("tag:line1/t1")
 
 Image = dict[str, bytes]
 """The files of a store by name, as one moment left them."""
@@ -184,7 +185,7 @@ def image_of_new(zone: str, name: str) -> Image:
     if (zone, name) not in _templates:
         with stepped(Clock(), random.Random(name), Disks()), memory_folder() as folder:  # the same in every run
             store = FactStore.open(folder / FILE, zone, settings=SETTINGS, unattended=True)
-            store.appends.define([TagDefinition("tag:line1/t1")])
+            store.appends.define([TAG])
             store.close()
             _templates[zone, name] = image_of(folder)
     return _templates[zone, name]
