@@ -271,7 +271,7 @@ def holed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     gone = sum(map(len, runs)) - 2
     about = {"zone": origin.zone, "life": origin.life.hex(), "first_sequence": gone, "last_sequence": gone}
     expired = operational_fact(
-        origin, making.TELEMETRY, "facts_expired", {"reason": "ttl", "origins": [about]}, "1", NOON_NS // 1_000_000
+        origin.zone, making.TELEMETRY, "facts_expired", {"reason": "ttl", "origins": [about]}, "1", NOON_NS // 1_000_000
     )
     losses: tuple[tuple[Any, ...], ...] = (
         ("01T12:10:00", "01T12:20:00", "source_lost", ()),  # of all tags
