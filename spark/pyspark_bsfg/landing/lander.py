@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 
 from agent.errors import BsfgError
+from agent.positions import TRAIL_MAX
 from pyspark_bsfg.errors import JobRefused
 from pyspark_bsfg.landing.files import FilesSink, file_schema
 from pyspark_bsfg.landing.identities import Identities
@@ -82,6 +83,7 @@ class Lander:
         self._known = Identities()
         self._files_known: set[str] = set()
         self._is_shared = False
+        self._lives = list[str]()
         self.totals = Totals()
         self._claim()
 
@@ -100,14 +102,36 @@ class Lander:
                 self._files_known.clear()
                 return
             self._know_others()
-            key = f"{binding.app}-{end.life}"  # what was landed up to an offset of a life is the same in each log
-            span = OffsetRange(max(start.offset, self._facts.landed(key)) + 1, end.offset)
+            facts_end, incidents_end = self._landed(binding.app, end.life)
+            span = OffsetRange(max(start.offset, facts_end) + 1, end.offset)
             if span.facts:
-                self._land(facts, key, span, end.life)
+                self._note_life(start.life, end.life)
+                self._land(facts, f"{binding.app}-{end.life}", span, end.life, incidents_end)
         self.totals.batches += 1
         self.totals.end_offset = end.offset
 
-    def _land(self, facts: DataFrame, key: str, span: OffsetRange, life: str) -> None:
+    def _landed(self, app: str, life: str) -> tuple[int, int]:
+        """Up to which offset of the present log facts and incidents are landed. After a power cut Spark may plan a batch
+        again, and the store may have begun another life since."""
+        both = self._facts, self._incidents
+        ends = [written.landed(f"{app}-{life}") for written in both]
+        for other in [known for known in self._lives if known != life]:
+            for at, written in enumerate(both):
+                if offset := written.landed(f"{app}-{other}"):
+                    with self._place.opened() as source:
+                        here = source.bounds(self._stream, StreamOffset(other, offset).position).resolved
+                    ends[at] = max(ends[at], here or 0)
+        return ends[0], ends[1]
+
+    def _note_life(self, start_life: str, life: str) -> None:
+        """Record under which lives batches were landed since the last one that Spark has finished."""
+        if life not in self._lives:
+            begun = self._lives.index(start_life) if start_life in self._lives else 0
+            self._lives = [*self._lives[begun:], life][-TRAIL_MAX:]
+            path = self._checkpoint / FILE
+            write_json(path, {**_read_json(path, {}, "restore it"), "lives": self._lives})
+
+    def _land(self, facts: DataFrame, key: str, span: OffsetRange, life: str, incidents_end: int) -> None:
         root = self._facts.root(key, span)
         manifest = self._checkpoint / MANIFEST
         asked: dict[str, str | int] = {
@@ -127,9 +151,8 @@ class Lander:
             raise JobRefused(f"{span} gave {found.rows} facts, {found.known} known, {lost} missing", "report this")
         # A run that died at this point has landed the incidents of its batch, which may have ended elsewhere than this
         # one.
-        done = self._incidents.landed(key)
-        if fresh := [one for one in incidents if one.offset > done]:
-            rest = OffsetRange(max(span.first, done + 1), span.last)
+        if fresh := [one for one in incidents if one.offset > incidents_end]:
+            rest = OffsetRange(max(span.first, incidents_end + 1), span.last)
             self._incidents.commit(key, rest, [_written(self._incidents.root(key, rest), fresh)])
         self._facts.commit(key, span, found.files)
         if self._is_shared:
@@ -162,6 +185,7 @@ class Lander:
         if "writer" not in known:
             known = {"table": table, "writer": uuid.uuid4().hex}
             write_json(path, known)
+        self._lives = known.get("lives", [])
         with exclusive(self._folder):
             self._join(known["writer"])
 

@@ -291,19 +291,21 @@ class Frame:
 def test_incidents_land_once_though_a_job_dies_before_their_facts(
     tmp_path: Path, kind: Format, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The job dies between its two commits, twice, and is planned with a longer batch each time. Each of the three
-    losses has one row, and each fact is in the table once."""
+    """The job dies between its two commits, or after them, and is planned with a longer batch each time, under another
+    life of the store. Each of the four losses has one row, and each fact is in the table once."""
     path, folder, checkpoint = tmp_path / "facts.db", tmp_path / "lake" / "facts", tmp_path / "checkpoint"
-    with FactStore.open(path, "enterprise", settings=making.AT_ONCE) as store:
-        store.appends.define(making.DEFINITIONS).result()
-        for number in (1, 2, 3):
+    lives = list[str]()
+    for number in (1, 2, 3, 4):
+        with FactStore.open(path, "enterprise", settings=making.AT_ONCE) as store:
+            store.appends.define(making.DEFINITIONS).result()
             store.appends.append_samples(making.TELEMETRY, [Sample(1, NOON_NS, float(number))] * 9).result()
             store.appends.append_messages(making.TELEMETRY, [gap_of(number)]).result()
-        start = StreamOffset(store.life.hex(), 0)
+            lives.append(store.life.hex())
+    start = StreamOffset(lives[0], 0)
     write_binding(checkpoint, Binding("app", "store", making.TELEMETRY, "", start))
 
     def run(last_offset: int) -> None:
-        planned = json.dumps(start._replace(offset=last_offset).to_json())
+        planned = json.dumps(StreamOffset(lives[last_offset // 10 - 1], last_offset).to_json())
         (checkpoint / "offsets").mkdir(exist_ok=True)
         (checkpoint / "offsets" / "0").write_text(f"v1\n{{}}\n{planned}")
         lander = Lander(checkpoint, StoreFile(str(path)), making.TELEMETRY, folder, kind)
@@ -322,9 +324,12 @@ def test_incidents_land_once_though_a_job_dies_before_their_facts(
             with pytest.raises(JobRefused, match="killed"):
                 run(last_offset)
     run(30)
+    run(40)
     incidents = landed_rows(tables.paths(incidents_of(folder)), ("what", "offset"))
-    assert incidents == [("samples_lost", 10), ("samples_lost", 20), ("samples_lost", 30)]
-    assert [offset for (offset,) in landed_rows(tables.paths(folder), ("offset",))] == [*range(1, 31)]
+    writers = json.loads((folder / tables.WRITERS).read_text())
+    assert len(writers) == 1, "a restart makes nobody compare identities"
+    assert incidents == [("samples_lost", 10), ("samples_lost", 20), ("samples_lost", 30), ("samples_lost", 40)]
+    assert [offset for (offset,) in landed_rows(tables.paths(folder), ("offset",))] == [*range(1, 41)]
 
 
 @given(st.integers(1, 50), st.integers(0, 50), st.lists(st.integers(1, 60), unique=True))
