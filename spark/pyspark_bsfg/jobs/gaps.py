@@ -221,11 +221,13 @@ def _was_between() -> Column:
 
 
 def _is_of_origin() -> Column:
-    """Whether facts that a node lost lie between the ends of a gap, by the sequences of their origin."""
+    """Whether facts that a node lost lie between the ends of a gap, by the sequences of their origin. Lives sort by
+    their begin, and one that lies between those of the ends is lost whole."""
     is_after = F.col("origin.last_sequence") > F.col("begin.sequence")
     is_before = F.col("origin.first_sequence") < F.col("end.sequence")
     begun, ended = (F.col("origin.life") == F.col(f"{end}.life") for end in ("begin", "end"))
-    is_between = (begun | ended) & (is_after | ~begun) & (is_before | ~ended)
+    lives = F.least("begin.life", "end.life"), F.greatest("begin.life", "end.life")
+    is_between = F.col("origin.life").between(*lives) & (is_after | ~begun) & (is_before | ~ended)
     return F.col("what").isin(*OF_ORIGINS) & (F.col("origin.zone") == F.col("zone")) & is_between
 
 

@@ -28,12 +28,12 @@ def ns(second: float) -> int:
 
 
 def facts(
-    tag: str, seconds: Sequence[int], problem: str | None = None, zone: str = "plant-a"
+    tag: str, seconds: Sequence[int], problem: str | None = None, zone: str = "plant-a", life: str = "e"
 ) -> Iterator[tuple[Any, ...]]:
     """Rows of READ."""
     for second in seconds:
         day = date(2026, 1, 1 + (second + 43_200) // 86_400)
-        yield day, zone, tag, ns(second), second + 1, "e", second + 1, "double", problem
+        yield day, zone, tag, ns(second), second + 1, life, second + 1, "double", problem
 
 
 def lost(zone: str, first: int, last: int) -> tuple[Any, ...]:
@@ -65,6 +65,33 @@ def test_facts_of_the_future_end_no_gap(spark: SparkSession) -> None:
         ("bad since", "stale", 0, 900.0),
         ("holed", "missing", 0, 300.0),
     ]
+
+
+def expired(zone: str, life: str, first: int, last: int) -> tuple[Any, ...]:
+    """A row of INCIDENTS: a node has deleted these sequences before they were read."""
+    detail = {
+        "reason": "ttl",
+        "origins": [{"zone": zone, "life": life, "first_sequence": first, "last_sequence": last}],
+    }
+    return ("facts_expired", "s", 1, 1, None, "stream:x", "idmz", "e", 1, json.dumps(detail))
+
+
+@pytest.mark.spark
+@pytest.mark.system
+def test_a_loss_of_facts_explains_a_gap_over_restarts(spark: SparkSession) -> None:
+    """The node restarts within a gap, and a life in between is lost as a whole; one before or after explains nothing."""
+    made = [
+        *facts("flow", [0], life="b"),
+        *facts("flow", [600], life="d"),
+        *facts("flow", [1200], life="e"),
+    ]
+    losses = [expired("plant-a", life, 5, 9) for life in ("a", "c")]
+    limit_s = gaps.expected_s(60, ())
+    within = gaps.found_within(spark.createDataFrame(made, READ), limit_s)
+    found = gaps.report(within, spark.createDataFrame(losses, INCIDENTS), limit_s, ns(1200), ())
+    rows = found.selectExpr("unix_seconds(begin)", "declared_by").collect()
+    noon = NOON_NS // SECOND_NS
+    assert sorted((begin - noon, by) for begin, by in rows) == [(0, "facts_expired ttl"), (600, None)]
 
 
 @pytest.mark.spark
