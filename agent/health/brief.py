@@ -62,6 +62,7 @@ def worst_of(snapshot: NodeSnapshot, verdict: Verdict, shown_max: int = SHOWN_MA
             shares_used_up=snapshot.store.shares_used_up[:shown_max],
         ),
         clock_changes=snapshot.clock_changes[:shown_max],
+        history=snapshot.history[:shown_max],
     )
 
 

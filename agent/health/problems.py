@@ -76,6 +76,28 @@ class Problem(Enum):
         "The store was gone, or an old copy was in its place. What peers hold comes back.",
         "bsfg store stats shows the incident (docs/operate/integrity.md)",
     )
+    LOG_READ_FURTHER = ProblemKind(
+        *(
+            _G,
+            "A peer has read facts that this store has no more, or those of another copy of it, within the last day.",
+        ),
+        "nothing if it was put back: they come home by comparison. Else a copy of this machine runs: stop one of the two",
+    )
+    HISTORY_DIVIDES = _good(
+        "A zone's store was put back to a copy or runs twice, within the last day. Both sides are stored.",
+        "if it was not put back on purpose, a copy of its machine runs: stop one of the two (docs/operate/integrity.md)",
+    )
+    HISTORY_GAP = ProblemKind(
+        *(
+            _L,
+            "Facts of a zone before those that arrived within the last day are not here, and the peer had them no more.",
+        ),
+        "bsfg peer compare ZONE --repair, with another peer that may hold them",
+    )
+    HISTORY_CONTRADICTS = _broken(
+        "Two batches of one life contradict each other. What overlaps facts held here is not stored.",
+        "never resume a node from a suspended image; export the refused facts where they are (docs/operate/integrity.md)",
+    )
     FILE_SET_ASIDE = _broken(
         "The store's file could not be used. It was set aside and a new one begun.",
         "export what it still holds (bsfg store export --file), then remove it",

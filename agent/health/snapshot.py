@@ -542,6 +542,15 @@ class ClockChangeStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class HistoryStatus:
+    """An incident of the last day about the history of a zone, or about this log: its kind, subject and detail."""
+
+    kind: str
+    subject: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class ClockStatus:
     """The node's clock. `doubt`: why it is not believed (agent/ingest/clock.py), empty if it is; `newest_unix_ms`: the
     newest time that was believed."""
@@ -594,6 +603,7 @@ class NodeSnapshot:
     integrity: IntegrityStatus = IntegrityStatus()
     clock: ClockStatus = ClockStatus()
     clock_changes: tuple[ClockChangeStatus, ...] = ()
+    history: tuple[HistoryStatus, ...] = ()
     facts_unsigned: Annotated[bool, Gauge("bsfg_facts_unsigned", "1 while the node cannot use its signing key.")] = (
         False
     )

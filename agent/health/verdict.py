@@ -10,7 +10,7 @@ alert when facts come near their time to live, when the store fills, or when val
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from math import inf
@@ -19,6 +19,7 @@ from agent.health.problems import Level, Problem, Reason, order_by_cause
 from agent.health.snapshot import (
     BrokerStatus,
     ConsumerStatus,
+    HistoryStatus,
     IntegrityStatus,
     NodeSnapshot,
     PeerStatus,
@@ -175,6 +176,7 @@ def _node_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
     yield from _judge("log_mb", log_mb, Problem.LOG_HELD, "store", f"its write-ahead log has {log_mb:,.0f} MB")
     yield from _artifact_reasons(store)
     yield from _integrity_reasons(snapshot.integrity)
+    yield from _history_reasons(snapshot.history)
     yield from _clock_reasons(snapshot)
     days = snapshot.certificate_days_left
     text = _certificate_text(snapshot.certificate_file or "certificate", days)
@@ -293,6 +295,22 @@ def _integrity_reasons(integrity: IntegrityStatus) -> Iterator[Reason]:
     if integrity.set_aside_bytes:
         text = f"a damaged file was set aside and takes {integrity.set_aside_bytes / 1e6:,.0f} MB"
         yield _reason(Problem.FILE_SET_ASIDE, "store", text, alert=True)
+
+
+HISTORY = {
+    "restored": Problem.LOG_READ_FURTHER,
+    "branch": Problem.HISTORY_DIVIDES,
+    "gap": Problem.HISTORY_GAP,
+    "fork": Problem.HISTORY_CONTRADICTS,
+    "refused": Problem.HISTORY_CONTRADICTS,
+}
+"""By the kind of incident."""
+
+
+def _history_reasons(history: Sequence[HistoryStatus]) -> Iterator[Reason]:
+    """Nothing of this gets worse with time, so it is no alert."""
+    for one in history:
+        yield _reason(HISTORY[one.kind], one.subject, one.text)
 
 
 def _source_reasons(source: SourceStatus, now_unix_ms: int) -> Iterator[Reason]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar
 
-from agent.fact_store import ConsumerSpace, ConsumerState, FactStore, StoreError, StoreSpace
+from agent.fact_store import ConsumerSpace, ConsumerState, FactStore, Incident, StoreError, StoreSpace
 from agent.health.consumer_lag import AppendWindow, LagSamples, PullLag
 from agent.health.snapshot import (
     BrokerStatus,
@@ -30,6 +30,7 @@ from agent.health.snapshot import (
     ComparisonStatus,
     ConsumerStatus,
     EventStatus,
+    HistoryStatus,
     IntegrityStatus,
     Latency,
     NodeSnapshot,
@@ -45,7 +46,7 @@ from agent.health.snapshot import (
     StreamStatus,
     UnreferencedStatus,
 )
-from agent.health.verdict import Verdict, assess, since_of
+from agent.health.verdict import HISTORY, Verdict, assess, since_of
 from agent.health.watchdog import Progress
 from agent.ingest import Ingest
 from agent.ingest.opcua.security.file_check import first_certificate_to_end
@@ -57,6 +58,8 @@ from agent.telemetry import BOUNDS_S, Telemetry
 
 REFRESH_S = 1.0
 CERTIFICATE_REFRESHES = 5  # certificates of sources are looked at every five seconds
+HISTORY_MAX = 100  # incidents that are looked at for the status
+DAY_MS = 24 * 3_600_000
 STALL_S = 60.0  # a disk on which a commit takes a minute does not recover by itself
 
 log = logging.getLogger(__name__)
@@ -75,6 +78,7 @@ class _FromDisk:
     artifact_unreferenced: tuple[UnreferencedStatus, ...] = ()
     source_certificates: Mapping[str, tuple[float, Path]] = field(default_factory=dict)
     clock_changes: tuple[ClockChangeStatus, ...] = ()
+    history: tuple[HistoryStatus, ...] = ()
 
 
 class StatusCollector:
@@ -163,6 +167,7 @@ class StatusCollector:
             **self._certificate(),
             clock=ClockStatus() if self._clock is None else self._clock.status(),
             clock_changes=self._from_disk.clock_changes,
+            history=self._from_disk.history,
             facts_unsigned=self._reloader.settings.signing.key_file is not None and store.signer is None,
             config_changed=self._reloader.is_file_changed,
             config_refused=self._reloader.refused,
@@ -291,6 +296,7 @@ class StatusCollector:
             by_zone = sorted(artifacts.unreferenced().items())
             self._from_disk.artifact_unreferenced = tuple(UnreferencedStatus(*one) for one in by_zone)
             self._from_disk.clock_changes = self._clock_changes.read(time.time_ns())
+            self._from_disk.history = _history(self._store.reader.incidents(HISTORY_MAX), _now_unix_ms())
             space = self._store.space()
         except StoreError as error:
             self._note("space", error)
@@ -379,6 +385,17 @@ def _fill_percent(space: StoreSpace | None) -> float | None:
         return None
     fills = [space.fill_percent, *(stream.fill_percent for stream in space.streams)]
     return max((fill for fill in fills if fill is not None), default=None)
+
+
+def _history(incidents: Iterable[Incident], now_unix_ms: int) -> tuple[HistoryStatus, ...]:
+    """Those of the last day about the history of a zone. What an opening has found is a loss of the store."""
+    return tuple(
+        HistoryStatus(one.kind, one.subject, one.detail)
+        for one in incidents
+        if one.kind in HISTORY
+        and one.last_unix_ms > now_unix_ms - DAY_MS
+        and (one.kind != "restored" or one.subject.startswith("peer "))
+    )
 
 
 def _sums(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:

@@ -9,7 +9,9 @@ from click.testing import CliRunner
 from agent.cli import bsfg
 from agent.fact_store import FactStore
 from agent.fact_store.divergence.quarantine import mark_suspect
-from tests.fact_store.making import AT_ONCE, TELEMETRY, done, samples, tag
+from agent.positions import Position
+from tests.fact_store.making import AT_ONCE, TELEMETRY, Elsewhere, done, parsed, samples, tag
+from tests.support.received import put_page
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "operate" / "integrity.md"
 
@@ -33,3 +35,20 @@ def test_the_commands_of_the_page(tmp_path: Path) -> None:
         run = CliRunner().invoke(bsfg, words, env={"BSFG_CONFIG": str(config)})
         assert run.exit_code == 0, (line, run.output, run.exception)
     assert len((tmp_path / "rescued.csv").read_text().splitlines()) == 11
+
+
+def test_a_divided_history_is_named_and_is_no_damage(tmp_path: Path) -> None:
+    """Two lives of a plant follow the same batch: `verify` succeeds, and it and `stats` name lives, sequence and what
+    to do."""
+    config = tmp_path / "node.toml"
+    config.write_text(f'[node]\nzone = "idmz"\nstate_dir = "{tmp_path}"\n')
+    with FactStore.open(tmp_path / "facts.db", "idmz") as store:
+        for life in (bytes([1] * 16), bytes([2] * 16)):
+            plant = Elsewhere("plant", life=life)
+            sealed = parsed([plant.seal(10)])
+            done(put_page(store, "plant", plant.stream, sealed, plant.received(), Position(life, 10)))
+    for command in ("verify", "stats"):
+        run = CliRunner().invoke(bsfg, ["store", command], env={"BSFG_CONFIG": str(config)})
+        assert run.exit_code == 0, (run.output, run.exception)
+        assert f"life {'02' * 16} has 10 facts beyond and life {'01' * 16} has 10 facts beyond" in run.output
+        assert "-> if it was not put back on purpose, a copy of its machine runs" in run.output

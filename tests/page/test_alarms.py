@@ -10,6 +10,7 @@ from agent.cli.health.status import exit_status, text
 from agent.health.problems import Level, Problem
 from agent.health.snapshot import (
     CatchUpStatus,
+    HistoryStatus,
     IntegrityStatus,
     NodeSnapshot,
     NotInForceStatus,
@@ -35,6 +36,10 @@ PROVOKED = {
     "log held": {"store": StoreStatus(log_bytes=2_000_000_000)},
     "damaged": {"integrity": IntegrityStatus(damages=1)},
     "lost": {"integrity": IntegrityStatus(losses=1)},
+    **{
+        kind: {"history": (HistoryStatus(kind, "facts.operational of plant-a", "after sequence 5"),)}
+        for kind in ("restored", "branch", "gap", "fork", "refused")
+    },
     "set aside": {"integrity": IntegrityStatus(set_aside_bytes=9)},
     "artifacts full": {"store": StoreStatus(artifact_limit="disk", artifact_bytes_lacking=9)},
     "quota": {

@@ -20,6 +20,7 @@ from agent.cli.store.store_file import file_option, open_reader
 from agent.client import Client, NodeSilent
 from agent.fact_store import StoreReader
 from agent.health.flash import BYTES_PER_BYTE, BYTES_PER_COMMIT, written_bytes_per_s, years_text
+from agent.health.verdict import HISTORY
 from agent.message import time_text
 from agent.query.statistics import Statistics, statistics
 
@@ -121,6 +122,8 @@ def text(found: Statistics) -> str:
         lines.append(
             f"  incident    {incident.kind} {incident.subject}, {incident.count} times, last {at}: {incident.detail}"
         )
+        if incident.kind in HISTORY:
+            lines.append(f"              -> {HISTORY[incident.kind].value.remedy}")
     if len(found.incidents) > INCIDENTS_SHOWN:
         lines.append(f"              and {len(found.incidents) - INCIDENTS_SHOWN} more")
     return "\n".join(lines)

@@ -1,11 +1,12 @@
 """`bsfg store verify`: check a store for damage, read-only, alongside a running node or on a file that was set aside.
 
-It prints each damage with stream, offsets, origin and sequence, and at the end what to do. Exit status 1 when there is
-damage. Progress is shown on a terminal only.
+It prints each damage with stream, offsets, origin and sequence, and at the end what to do; then where the history of a
+zone divides, contradicts itself or has a gap, which is no damage. Exit status 1 when there is damage. Progress is shown on a terminal only.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
@@ -18,7 +19,8 @@ from agent.cli import config_option, json_option
 from agent.cli.node_settings import load_settings
 from agent.cli.store.store_file import file_option
 from agent.cli.terminal import Progress
-from agent.fact_store import Damage, VerifyCounts, verify_store
+from agent.fact_store import Damage, Incident, StoreError, StoreReader, VerifyCounts, verify_store
+from agent.health.verdict import HISTORY
 
 SHOWN_MAX = 100
 WHAT_TO_DO = (
@@ -62,4 +64,17 @@ def verify(config_file: Path, store_file: Path | None, quick: bool, as_json: boo
         )
         if damages:
             click.echo(WHAT_TO_DO)
+        for incident in _of_history(path):
+            click.echo(f"{incident.kind}: {incident.subject}: {incident.detail}")
+            click.echo(f"  -> {HISTORY[incident.kind].value.remedy}")
     sys.exit(1 if damages else 0)
+
+
+def _of_history(path: Path) -> list[Incident]:
+    """What is no damage: a history that divides, contradicts itself or has a gap. Of a damaged file, what can be
+    read."""
+    try:
+        with contextlib.closing(StoreReader(path)) as reader:
+            return [one for one in reader.incidents() if one.kind in HISTORY][:SHOWN_MAX]
+    except StoreError:
+        return []
