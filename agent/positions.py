@@ -6,7 +6,7 @@ moment of the copy, and none of the later ones. So (life, offset) says which log
 
     the life is not in this log                                 unknown
     the offset is within the life, or in a life before it       exact
-        but an intact batch here has another digest             unknown: the life ran twice
+        but another intact batch is here                        unknown: the life ran twice
     the offset is beyond the end of the life                    cut to that end: the log of this store was put back
         but this process still writes the life, or it is forked unknown: what was read is in no log that is here
 
@@ -27,8 +27,8 @@ TRAIL_MAX = 64
 
 
 class Position(NamedTuple):
-    """A log was read up to `offset`, whose fact `life` has stored. `digest`: of the batch that holds it; empty where it
-    is not known."""
+    """A log was read up to `offset`, whose fact `life` has stored. `digest`: of the batch that ends there; empty where
+    none does, or it is not known."""
 
     life: bytes
     offset: int
@@ -41,7 +41,8 @@ Trail = tuple[Position, ...]
 """Oldest first; the last is the reader's position. One for each life."""
 
 IsOther = Callable[[int, bytes], bool]
-"""Whether the batch that holds an offset is here, intact, and has another digest than this one."""
+"""Whether the batch that holds an offset is here, intact, and is not one that ends there with this digest: the same
+batch may lie at other offsets where a life ran twice."""
 
 
 class Resolved(NamedTuple):

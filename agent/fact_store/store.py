@@ -365,7 +365,7 @@ class FactStore:
         def is_other(offset: int, digest: bytes) -> bool:
             for one in reversed(catalog.tails.get(known.id, TailCache()).batches):
                 if one.first_offset <= offset:
-                    return one.batch.digest != digest
+                    return (one.last_offset, one.batch.digest) != (offset, digest)
             return self.reader.holds_other(stream, offset, digest)
 
         return catalog.log(stream, self.reader.lives(stream)).resolve(position, is_other)

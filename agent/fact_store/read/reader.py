@@ -279,7 +279,7 @@ class StoreReader:
         return None if is_sound else needed
 
     def holds_other(self, stream: str, offset: int, digest: bytes) -> bool:
-        """Whether an intact batch at an offset has another digest than this one."""
+        """Whether an intact batch at an offset is not one that ends there with this digest."""
         with self._reading() as connection:
             number = self._stream(connection, stream)
             return number is not None and holds_other(connection.execute, StreamState(number, stream), offset, digest)

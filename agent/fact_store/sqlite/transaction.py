@@ -59,9 +59,9 @@ _INSERT_BATCHES = with_rows(QUERIES["insert_batch"], ROWS_AT_ONCE)
 
 
 def holds_other(execute: Execute, stream: StreamState | None, offset: int, digest: bytes) -> bool:
-    """Whether an intact batch at an offset of a stream has another digest than this one."""
+    """Whether an intact batch at an offset of a stream is not one that ends there with this digest."""
     row = execute(QUERIES["select_at_offset"], {"stream": stream.id, "offset": offset}).fetchone() if stream else None
-    if stream is None or row is None or row[3] == digest:
+    if stream is None or row is None or (row[1], row[3]) == (offset, digest):
         return False
     batch = parse_row(stream.name, row)
     return isinstance(batch, Batch) and row[0] <= offset <= row[1]

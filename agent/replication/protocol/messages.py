@@ -60,7 +60,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class LogPosition(Part, frozen=True):
     """A log was read up to `offset`, whose fact `life` has stored; offset 0 without a life: nothing was read. `digest`:
-    of the batch that holds it; a client that stores nothing may omit it."""
+    of the batch that ends there; a client that stores nothing may omit it."""
 
     offset: ClaimedOffset = 0
     life: LifeOrNone = ""

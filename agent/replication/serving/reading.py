@@ -109,8 +109,8 @@ def read_page(store: ServingStore, asked: PageQuery) -> PageRead | Refuse:
 
 
 def _digest_at(page: Page, offset: int) -> bytes:
-    """The digest of the batch of a page that holds an offset; empty if it is not there."""
-    found = (one.batch.digest for one in page.batches if one.first_offset <= offset <= one.last_offset)
+    """The digest of the batch of a page that ends at an offset; empty if none does."""
+    found = (one.batch.digest for one in page.batches if one.last_offset == offset)
     return next(found, b"")
 
 

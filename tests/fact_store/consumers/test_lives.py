@@ -122,6 +122,28 @@ def test_a_life_that_ran_twice_is_told_by_its_digest(tmp_path: Path) -> None:
         assert found(store, other, other._replace(offset=20)) == [("exact", 10), ("unknown", 0)]
 
 
+def test_a_batch_that_lies_elsewhere_is_another(tmp_path: Path) -> None:
+    """A life ran twice, and both logs hold the same batch of a relayed zone, the second one behind three facts more. A
+    reader that has read it in the first is not inside it in the second: it would be offered the rest of a batch for
+    ever, or miss the facts before it."""
+    home, north = tmp_path / "home", Elsewhere("north")
+    home.mkdir()
+    common = north.seal(10)
+    with plant(home) as store:
+        fill(store)
+        image, life = copy(home, "image"), store.life
+        north.put(store, [common], 10)
+        position = read(store)
+        assert found(store, position) == [("exact", 20)]
+    with plant(image) as store:
+        store._writer.catalog.life = life
+        fill(store, 3)
+        north.put(store, [common], 13)
+        assert found(store, position) == [("unknown", 0)]  # from memory
+    with plant(image) as store:
+        assert found(store, position, position._replace(digest=b"")) == [("unknown", 0), ("exact", 20)]
+
+
 def test_a_memory_that_was_put_back_releases_nothing_unread(tmp_path: Path) -> None:
     """It is at 90 in the same life, and a reader has read up to 100 of what came after. Its confirmation does nothing,
     and the answer states the frontier: facts recorded here from now on have not been read."""

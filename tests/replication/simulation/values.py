@@ -5,7 +5,7 @@ the product gives to a batch can hide that a fact was lost, stored twice or rele
     home        the same, for values of the node's own zone that a restore or a wiped disk has taken from it
     doubled     no store holds a value twice
     unread      what is released because every consumer has confirmed it was durable at each of them, or reported to it
-    refused     a value is missing because the node refused it as a contradiction of what it holds
+    refused     a value is missing because the node holds others under sequences of its batch, and has said so
 
 It knows no life and no fork, and excuses nothing for them. Values that were only on a disk that is gone are gone.
 """
@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from agent.batch import Kind, open_samples, parse
+from agent.batch import Kind, Origin, open_samples, parse
 from agent.columns import BatchError
 from tests.replication.simulation import stepped
 
@@ -142,6 +142,7 @@ class ValueJudge:
     def check_end(self, nodes: list[Node]) -> None:
         """Everything has converged: each node has what its peers hold intact."""
         intact = {node.name: {value for _, value in _values(node, "batch", 0)} for node in nodes}
+        spans = {node.name: _spans(node) for node in nodes}
         for node in nodes:
             present = self._present[node.name]
             for pull in node.pulls:
@@ -150,13 +151,26 @@ class ValueJudge:
                 missing = {value for value in intact[pull.peer.name] - self.told if not present[value]}
                 for value in sorted(missing):
                     kind = "home" if self.zone_of[value] == node.zone else "lost"
-                    if any(one.kind == "refused" for one in node.running.incidents()):
+                    is_said = any(one.kind in {"refused", "fork"} for one in node.running.incidents())
+                    origin, first, last = spans[pull.peer.name][value]
+                    here = set(spans[node.name].values())
+                    if is_said and any(one[0] == origin and one[1] <= last and first <= one[2] for one in here):
                         kind = "refused"
                     self._report(kind, f"{node.name} lacks value {value}, which {pull.peer.name} holds")
 
 
+def _spans(node: Node) -> dict[int, tuple[Origin, int, int]]:
+    """The origin and sequences of the batch in which a node holds each readable value."""
+    return {value: span for _, value, span in _placed(node, "batch", 0)}
+
+
 def _values(node: Node, table: str, after_offset: int) -> Iterator[tuple[int, int]]:
     """The readable values in a table of batches, by offset, as recorded by the harness."""
+    return ((offset, value) for offset, value, _ in _placed(node, table, after_offset))
+
+
+def _placed(node: Node, table: str, after_offset: int) -> Iterator[tuple[int, int, tuple[Origin, int, int]]]:
+    """The same, each with the origin and sequences of its batch."""
     known = node.world.values.zone_of if node.world.values else {}
     for first, body, digest in (
         stepped.writer_of(node.running).execute(_ROWS.format(table), (STREAM, after_offset)).fetchall()
@@ -165,6 +179,7 @@ def _values(node: Node, table: str, after_offset: int) -> Iterator[tuple[int, in
             batch = parse(body + digest)
             if batch.header.kind is not Kind.SAMPLES:
                 continue
+            span = batch.header.origin, batch.header.first_sequence, batch.header.last_sequence
             for offset, value in enumerate(open_samples(batch).values, first):
                 if value in known:
-                    yield offset, int(value)
+                    yield offset, int(value), span
