@@ -88,10 +88,7 @@ class Problem(Enum):
         "if it was not put back on purpose, a copy of its machine runs: stop one of the two (docs/operate/integrity.md)",
     )
     HISTORY_GAP = ProblemKind(
-        *(
-            _L,
-            "Facts of a zone before those that arrived within the last day are not here, and the peer had them no more.",
-        ),
+        *(_G, "Facts of a zone before others that arrived within the last day were not at the peer."),
         "bsfg peer compare ZONE --repair, with another peer that may hold them",
     )
     HISTORY_CONTRADICTS = _broken(
