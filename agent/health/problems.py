@@ -76,19 +76,16 @@ class Problem(Enum):
         "The store was gone, or an old copy was in its place. What peers hold comes back.",
         "bsfg store stats shows the incident (docs/operate/integrity.md)",
     )
-    LOG_READ_FURTHER = ProblemKind(
-        *(
-            _G,
-            "A peer has read facts that this store has no more, or those of another copy of it, within the last day.",
-        ),
+    LOG_READ_FURTHER = _good(
+        "A peer has read facts that this store has no more, or those of another copy of it, within the last day.",
         "nothing if it was put back: they come home by comparison. Else a copy of this machine runs: stop one of the two",
     )
     HISTORY_DIVIDES = _good(
         "A zone's store was put back to a copy or runs twice, within the last day. Both sides are stored.",
         "if it was not put back on purpose, a copy of its machine runs: stop one of the two (docs/operate/integrity.md)",
     )
-    HISTORY_GAP = ProblemKind(
-        *(_G, "Facts of a zone before others that arrived within the last day were not at the peer."),
+    HISTORY_GAP = _good(
+        "Facts of a zone before others that arrived within the last day were not at the peer.",
         "bsfg peer compare ZONE --repair, with another peer that may hold them",
     )
     HISTORY_CONTRADICTS = _broken(
