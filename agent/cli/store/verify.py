@@ -1,7 +1,8 @@
 """`bsfg store verify`: check a store for damage, read-only, alongside a running node or on a file that was set aside.
 
 It prints each damage with stream, offsets, origin and sequence, and at the end what to do; then where the history of a
-zone divides, contradicts itself or has a gap, which is no damage. Exit status 1 when there is damage. Progress is shown on a terminal only.
+zone divides, contradicts itself or has a gap, which is no damage. Exit status 1 when there is damage. Progress is shown
+on a terminal only.
 """
 
 from __future__ import annotations

@@ -111,8 +111,8 @@ class Lander:
         self.totals.end_offset = end.offset
 
     def _landed(self, app: str, life: str) -> tuple[int, int]:
-        """Up to which offset of the present log facts and incidents are landed. After a power cut Spark may plan a batch
-        again, and the store may have begun another life since."""
+        """Up to which offset of the present log facts and incidents are landed. After a power cut Spark may plan a
+        batch again, and the store may have begun another life since."""
         both = self._facts, self._incidents
         ends = [written.landed(f"{app}-{life}") for written in both]
         for other in [known for known in self._lives if known != life]:

@@ -1,6 +1,6 @@
-"""A relay that lies in every way that its machine allows, one at a time, at a real broker: it drops, withholds, reorders,
-replays and alters what it serves, and invents facts of the plant and of its reader. Its answers are signed with its own
-key, so nothing but the facts themselves can show the lie.
+"""A relay that lies in every way that its machine allows, one at a time, at a real broker: it drops, withholds,
+reorders, replays and alters what it serves, and invents facts of the plant and of its reader. Its answers are signed
+with its own key, so nothing but the facts themselves can show the lie.
 
 The enterprise demands the plant's signatures. In the end it has what the plant recorded, once and byte for byte, and
 nothing else. `pytest -s` prints what was tried, and what each end did and said.

@@ -79,7 +79,8 @@ def expired(zone: str, life: str, first: int, last: int) -> tuple[Any, ...]:
 @pytest.mark.spark
 @pytest.mark.system
 def test_a_loss_of_facts_explains_a_gap_over_restarts(spark: SparkSession) -> None:
-    """The node restarts within a gap, and a life in between is lost as a whole; one before or after explains nothing."""
+    """The node restarts within a gap, and a life in between is lost as a whole; one before or after explains
+    nothing."""
     made = [
         *facts("flow", [0], life="b"),
         *facts("flow", [600], life="d"),
