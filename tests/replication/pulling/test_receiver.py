@@ -122,7 +122,7 @@ def test_a_long_wait_lasts_as_long_as_heartbeats_name_it() -> None:
 def test_a_node_that_is_behind_loses_no_peer() -> None:
     """While requests wait in this node, or answers are unread, no deadline counts: a request that has left late has its
     whole time from then on. But a flood that is never read to its end hides a lost answer for half a minute only."""
-    driver = Driver(ONE, 10, ReceiverSettings(wait_ms=30_000, answer_timeout_ms=3_000))
+    driver = Driver(10, ReceiverSettings(wait_ms=30_000, answer_timeout_ms=3_000))
     driver(LinkUp())
     fetch_id = driver.fetches[-1].fetch_id
     for _ in range(20):
@@ -138,7 +138,7 @@ def test_a_node_that_is_behind_loses_no_peer() -> None:
 
 def test_a_long_wait_counts_from_when_the_broker_has_the_request() -> None:
     """The first heartbeat and the end of the wait are due later by as much as the request had to wait here."""
-    driver = Driver(ONE, 10, ReceiverSettings(wait_ms=30_000, answer_timeout_ms=3_000))
+    driver = Driver(10, ReceiverSettings(wait_ms=30_000, answer_timeout_ms=3_000))
     driver(LinkUp())
     driver.answer(page(0, 0, frontier=10))
     sent_ms, fetch_id = driver.now_ms, driver.fetches[-1].fetch_id
