@@ -136,6 +136,9 @@ class StreamStatus:
     hours_until_ttl_loss: Annotated[
         float | None, Gauge("bsfg_store_hours_until_ttl_loss", "Hours until the first fact is dropped unconfirmed.")
     ] = None
+    own_end: Annotated[
+        str | None, Sampled(meaning="Life and last sequence that this process recorded, as life:sequence.")
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from functools import cache
@@ -79,6 +79,7 @@ class _FromDisk:
     source_certificates: Mapping[str, tuple[float, Path]] = field(default_factory=dict)
     clock_changes: tuple[ClockChangeStatus, ...] = ()
     history: tuple[HistoryStatus, ...] = ()
+    own_ends: Mapping[str, str] = field(default_factory=dict)
 
 
 class StatusCollector:
@@ -135,7 +136,12 @@ class StatusCollector:
             taken_unix_ms=_now_unix_ms(),
             started_unix_ms=self._started_unix_ms,
             store_fill_percent=_fill_percent(space),
-            streams=tuple(_status(StreamStatus, info, stream_spaces.get(info.name)) for info in store.streams()),
+            streams=tuple(
+                _status(
+                    StreamStatus, info, stream_spaces.get(info.name), own_end=self._from_disk.own_ends.get(info.name)
+                )
+                for info in store.streams()
+            ),
             consumers=tuple(self._consumer(one, consumer_spaces.get(one.name)) for one in store.consumers.all()),
             brokers=tuple(map(_broker, runtimes)),
             peers=tuple(
@@ -297,6 +303,7 @@ class StatusCollector:
             self._from_disk.artifact_unreferenced = tuple(UnreferencedStatus(*one) for one in by_zone)
             self._from_disk.clock_changes = self._clock_changes.read(time.time_ns())
             self._from_disk.history = _history(self._store.reader.incidents(HISTORY_MAX), _now_unix_ms())
+            self._from_disk.own_ends = dict(_own_ends(self._store))
             space = self._store.space()
         except StoreError as error:
             self._note("space", error)
@@ -396,6 +403,13 @@ def _history(incidents: Iterable[Incident], now_unix_ms: int) -> tuple[HistorySt
         and one.last_unix_ms > now_unix_ms - DAY_MS
         and (one.kind != "restored" or one.subject.startswith("peer "))
     )
+
+
+def _own_ends(store: FactStore) -> Iterator[tuple[str, str]]:
+    """By stream, the end of the facts that this process has recorded."""
+    for stream in store.streams():
+        if ranges := store.held_of(stream.name, store.origin):
+            yield stream.name, f"{store.life.hex()}:{ranges[-1].last_sequence}"
 
 
 def _sums(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:

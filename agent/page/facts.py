@@ -88,7 +88,8 @@ class Facts:
 
     def _read_health(self, _: StoreReader) -> HealthTail:
         assert self.health is not None, "made with the reader"
-        self.health.read()
+        if self.health.read():
+            self.health.compare_ends(time.time_ns() // 1_000_000)
         return self.health
 
     def _latest(self, reader: StoreReader) -> list[LatestRecord]:

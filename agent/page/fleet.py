@@ -1,7 +1,7 @@
 """Core: every zone whose health is here as one row, worst first, and the fleet in one sentence.
 
-A zone that falls silent, or whose facts somebody withholds, is a zone whose newest health is old. That is judged here;
-everything else is what the zone says of itself.
+A zone that falls silent is a zone whose newest health is old. One whose health comes and whose facts do not is
+withheld by somebody on the way (`named_ends`). That is judged here; everything else is what the zone says of itself.
 """
 
 from __future__ import annotations
@@ -21,6 +21,10 @@ from agent.page.health_tail import ZoneHealth
 SILENT_HINT = (
     "look at the zones between: the first whose health is also old has the problem, or its link; if it alone is silent, "
     "log in there: systemctl status bsfg@{zone}"
+)
+WITHHELD_HINT = (
+    "health comes from there and these facts do not: bsfg peer compare at each zone on the way; the first that has them "
+    "and does not pass them on withholds them (docs/operate/threats.md)"
 )
 
 
@@ -64,6 +68,9 @@ def zone_row(health: ZoneHealth, now_unix_ms: int) -> ZoneRow:
         what, hint = f"silent: no health for {words.age(age_s)}{before}", SILENT_HINT.format(zone=health.zone)
         level = max(level, Level.BROKEN if silent else Level.LATE, key=RANK.__getitem__)
         alert, since = alert or silent, health.at_unix_ms
+    if health.missing:
+        what, hint = health.missing, WITHHELD_HINT
+        level, alert = Level.BROKEN, True
     waiting = [words.number(one.get("oldest_unconfirmed_age_s")) for _, one in folders(found, "consumer")]
     lags = [words.number(one.get("lag_seconds")) for _, one in folders(found, "peer")]
     hours = [words.number(one.get("hours_until_full")) for _, one in folders(found, "stream")]

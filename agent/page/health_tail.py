@@ -6,15 +6,16 @@ are never opened. The tags of all nodes have the same definitions; they are kept
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 import msgspec
 
-from agent.batch import Kind
+from agent.batch import Kind, Origin
 from agent.fact_store import BatchSummary, StoreReader
 from agent.message import HEALTH_PREFIX, HEALTH_STREAM, Json, TagDefinition
+from agent.page.named_ends import NamedEnds
 from agent.query.scan import Bounds, Dictionary, Scanner
 
 ZONES_MAX = 5_000
@@ -28,6 +29,8 @@ class ZoneHealth:
     at_unix_ms: int
     values: dict[str, Any]
     offset: int = 0
+    missing: str = ""
+    """Facts that it names and that do not come (`named_ends`)."""
 
 
 @cache
@@ -49,6 +52,7 @@ class HealthTail:
         self._dictionary = SharedDictionary(reader)
         self._end_offset = 0
         self.zones: dict[str, ZoneHealth] = {}
+        self._ends = NamedEnds()
 
     def read(self) -> bool:
         """Read what was recorded since the last call; whether there was anything. Raises StoreError."""
@@ -71,6 +75,19 @@ class HealthTail:
                     self.zones[zone] = found
         self._end_offset = end_offset
         return bool(newest)
+
+    def compare_ends(self, now_ms: int) -> None:
+        """Compare what the zones have named with what is here. Raises StoreError."""
+        for zone, known in self.zones.items():
+            missing = self._ends.look(zone, known.values, self._reached, now_ms)
+            if missing != known.missing:
+                self.zones[zone] = replace(known, missing=missing)
+
+    def _reached(self, zone: str, stream: str, life: bytes) -> int | None:
+        if ranges := self._reader.held_of(stream, Origin(zone, life)):
+            return ranges[-1].last_sequence
+        is_read = any(self._reader.held_of(stream, origin) for origin in reversed(self._reader.origins_of(zone)))
+        return 0 if is_read else None
 
     def _open(self, scanner: Scanner, zone: str, summary: BatchSummary) -> ZoneHealth | None:
         values: dict[str, Any]

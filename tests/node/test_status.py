@@ -124,7 +124,11 @@ def test_space_that_cannot_be_read_does_not_end_the_node(
 def test_space_of_streams_and_consumers(tmp_path: Path) -> None:
     """Space, fill level and hours come from the store's own limits and the stream's own time to live."""
     limits = [StreamSettings(STREAM, keep_hours=1.0, ttl_hours=10.0, bytes_max=1024 * 1024)]
-    with_a_consumer_behind(tmp_path).close()
+    with with_a_consumer_behind(tmp_path) as store:
+        collector = collector_of(store, tmp_path)
+        collector._read_from_disk()
+        (stream,) = collector.snapshot().streams
+        assert stream.own_end == f"{store.life.hex()}:{store.end_offset(STREAM)}"
     settings = StoreSettings(disk_free_bytes_min=0, ballast_bytes=0)
     with FactStore.open(tmp_path / "facts.db", "plant-a", settings=settings, streams=limits) as store:
         collector = collector_of(store, tmp_path)
