@@ -94,7 +94,9 @@ _benchmark(
         click.option(
             "--flood",
             "floods",
-            type=click.Choice(["requests", "ranges", "parked", "artifacts", "subscriptions", "silent", "sockets"]),
+            type=click.Choice(
+                ["requests", "ranges", "parked", "artifacts", "subscriptions", "silent", "sockets", "page"]
+            ),
             multiple=True,
             help="Only this flood; may be given more than once.  [default: all]",
         ),
@@ -104,6 +106,11 @@ _benchmark(
     "replication.fleet",
     "A node that pulls from many plants over one broker: memory, processor idle and loaded, lag, and times.",
     [_option("--plants", click.IntRange(2, 4000), 100, "Number of plants."), _seconds(10.0)],
+)
+_benchmark(
+    "replication.page",
+    "The page of a zone above many plants: times, memory, and the processor time of a node with 10,000 tags.",
+    [_option("--plants", click.IntRange(2, 4000), 100, "Number of plants."), _seconds(65.0)],
 )
 _benchmark(
     "replication.fetch",

@@ -30,6 +30,7 @@ to the tag.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
@@ -324,13 +325,12 @@ class Sampler:
         return state is not None and state.condition == _LOST and state.quality == quality
 
     def tally(self) -> Tally:
-        """Count the bad and the silent tags."""
-        bad = silent = 0
-        current = self._current.qualities
-        for tag, state in self._states.items():
-            if tag in current:
-                bad += is_bad(current[tag])
-            elif state.condition == _LOST:  # recorded by this process or an earlier one: readers see it as bad
+        """Count the bad and the silent tags. Tags in columns are counted in C: this runs every few seconds."""
+        current, silent = self._current.qualities, 0
+        bad = sum(count for quality, count in Counter(current.values()).items() if is_bad(quality))
+        for tag in self._states.keys() - current.keys():
+            state = self._states[tag]
+            if state.condition == _LOST:  # recorded by this process or an earlier one: readers see it as bad
                 bad += 1
             elif state.condition == _NEVER or state.is_seeded:
                 silent += 1

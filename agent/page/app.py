@@ -167,7 +167,7 @@ class Page:
             return self._render("error.html", text=text, hint="The fleet lists the zones that are."), text, 404
         bad: list[Any] = []
         try:
-            bad = [row for row in await self._watch.facts.latest() if row["zone"] == zone and _is_not_good(row)]
+            bad = [row for row in await self._watch.facts.latest(zone) or () if _is_not_good(row)]
         except StoreError as error:
             view.reasons.append(
                 {"subject": "store", "text": f"cannot be read: {error}", "hint": error.hint, "alert": True}
@@ -181,14 +181,14 @@ class Page:
 
     async def _tags(self, query: dict[str, str]) -> tuple[str, str, int]:
         wanted, zone = query.get("q", "").casefold().split(), query.get("zone", "")
+        latest = await self._watch.facts.latest(zone)
         rows = [
             row
-            for row in await self._watch.facts.latest()
-            if zone in {"", row["zone"]}
-            and all(word in f"{row['subject']} {row['zone']} {row['source']}".casefold() for word in wanted)
+            for row in latest or ()
+            if all(word in f"{row['subject']} {row['zone']} {row['source']}".casefold() for word in wanted)
         ]
         main = self._render(
-            "tags.html", rows=rows[:ROWS_SHOWN], found=len(rows), query=query.get("q", ""), zone=zone,
+            "tags.html", are_too_many=latest is None, rows=rows[:ROWS_SHOWN], found=len(rows), query=query.get("q", ""), zone=zone,
             now_ms=self._watch.looked_unix_ms,
         )  # fmt: skip
         return main, f"{len(rows):,} tags", 200
@@ -200,9 +200,7 @@ class Page:
         first = _integer(query.get("from"), last - SPAN_MS_DEFAULT)
         first = min(max(first, last - SPAN_MS_MAX, 0), last - 1)
         trend = await self._watch.facts.trend(zone, subject, first, last)
-        row = next(
-            (one for one in await self._watch.facts.latest() if (one["zone"], one["subject"]) == (zone, subject)), None
-        )
+        row = next((one for one in await self._watch.facts.latest(zone) or () if one["subject"] == subject), None)
         name = subject.removeprefix("tag:")
         spans = [
             (text, urlencode({"zone": zone, "tag": subject, "from": last - hours * 3_600_000, "to": last}))

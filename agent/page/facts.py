@@ -14,14 +14,17 @@ from typing import Any, TypeVar
 
 from agent.batch import Kind
 from agent.fact_store import Incident, StoreError, StoreReader
+from agent.message import HEALTH_PREFIX, HEALTH_STREAM
 from agent.page.health_tail import HealthTail, SharedDictionary
 from agent.page.trend import Trend, trend_of
-from agent.query.latest import LatestRecord, find_latest, latest_record, tags_matching
+from agent.query.latest import LatestRecord, find_latest, latest_record
 from agent.query.scan import Bounds, Scanner
 
 KEPT_S, KEPT_COSTS = 2.0, 20.0
 """A result is kept for two seconds, or for twenty times what it cost."""
 DEPTH_FACTS = 2_000_000
+DEFINITIONS_MAX = 100_000
+"""Of all zones together, those of their health included; each takes a kilobyte while values are searched."""
 SAMPLES_MAX = 2_000_000
 """Of one picture; a longer time ends there."""
 INCIDENTS_SHOWN = 100
@@ -45,9 +48,10 @@ class Facts:
         async with self._turn:
             return await asyncio.to_thread(self._with_reader, self._read_health)
 
-    async def latest(self) -> list[LatestRecord]:
-        """The latest value of every tag that is not health. Raises StoreError."""
-        return await self._cached("latest", self._latest)
+    async def latest(self, zone: str = "") -> list[LatestRecord] | None:
+        """The latest value of every tag that is not health, of a zone or of all; None if all are too many. Raises
+        StoreError."""
+        return await self._cached(f"latest {zone}", lambda reader: self._latest(reader, zone))
 
     async def incidents(self) -> list[Incident]:
         """What the store noted, newest first. Raises StoreError."""
@@ -71,6 +75,7 @@ class Facts:
             until_s, found = self._kept.get(name, (0.0, None))
             began_s = time.monotonic()
             if began_s >= until_s:
+                self._kept = {key: kept for key, kept in self._kept.items() if kept[0] > began_s}
                 found = await asyncio.to_thread(self._with_reader, read)
                 now_s = time.monotonic()
                 self._kept[name] = now_s + max(KEPT_S, KEPT_COSTS * (now_s - began_s)), found
@@ -92,9 +97,18 @@ class Facts:
             self.health.compare_ends(time.time_ns() // 1_000_000)
         return self.health
 
-    def _latest(self, reader: StoreReader) -> list[LatestRecord]:
-        scanner, wanted = Scanner(reader, self._dictionary), tags_matching("*", None)
-        found = find_latest(scanner, time.time_ns(), wanted, depth_facts=DEPTH_FACTS)
+    def _latest(self, reader: StoreReader, zone: str) -> list[LatestRecord] | None:
+        if not zone and sum(reader.definition_counts().values()) > DEFINITIONS_MAX:
+            return None
+        scanner = Scanner(reader, self._dictionary)
+        found = find_latest(
+            scanner,
+            time.time_ns(),
+            lambda tag: not tag.subject.startswith(HEALTH_PREFIX),
+            streams=frozenset(scanner.ends) - {HEALTH_STREAM},
+            zone=zone or None,
+            depth_facts=DEPTH_FACTS,
+        )
         return [latest_record(row) for row in found]
 
     def _trend(self, reader: StoreReader, zone: str, subject: str, first_ms: int, last_ms: int) -> Trend:

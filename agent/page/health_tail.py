@@ -6,6 +6,7 @@ are never opened. The tags of all nodes have the same definitions; they are kept
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -62,11 +63,15 @@ class HealthTail:
             return False
         first_offset = max(self._end_offset + 1, scanner.firsts.get(HEALTH_STREAM, 1))
         newest: dict[str, BatchSummary] = {}
+        # At first, only as far back as the last zone that can have health: a year of a thousand zones is long.
+        sought = {zone for zone, _ in self._reader.definition_ends()} if not self._end_offset else None
         for page in scanner.summaries(HEALTH_STREAM, first_offset, end_offset, newest_first=True):
             for summary in page:
                 zone = summary.origin.zone
                 if summary.kind == Kind.SAMPLES and zone not in newest and len(newest) < ZONES_MAX:
                     newest[zone] = summary
+            if sought is not None and sought <= newest.keys():
+                break
         for zone, summary in newest.items():
             known = self.zones.get(zone)
             if known is None or summary.time_max_ns // 1_000_000 >= known.at_unix_ms:
@@ -99,7 +104,7 @@ class HealthTail:
             for subject, value, time_ns in zip(facts.column("subject"), facts.values(), times_ns, strict=True):
                 # A batch may hold two moments; the later one alone is the present state.
                 if time_ns == at_ns and subject is not None and subject.startswith(HEALTH_PREFIX):
-                    values[subject.removeprefix(HEALTH_PREFIX)] = plain(value)
+                    values[sys.intern(subject.removeprefix(HEALTH_PREFIX))] = plain(value)
         return ZoneHealth(zone, at_ns // 1_000_000, values, summary.first_offset) if values else None
 
 

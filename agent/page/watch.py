@@ -37,6 +37,7 @@ class Watch:
         self.silent, self.unreadable = "", ""
         self.looked_unix_ms = 0
         self._dead_since_ms: int | None = None
+        self._rows: list[ZoneRow] | None = None  # of the last look, for all visitors
         self._news = asyncio.Event()
 
     async def run(self) -> None:
@@ -69,6 +70,7 @@ class Watch:
             self.silent, self._dead_since_ms = "", None
             self.snapshot, self.verdict = snapshot, assess(snapshot)
             self.zones[self.node.zone] = own_health(snapshot, self.verdict)
+        self._rows = None
 
     async def look_if_older(self, seconds: float) -> None:
         """Look again, unless the last look is as new as that."""
@@ -80,11 +82,12 @@ class Watch:
         await self._news.wait()
 
     def rows(self) -> list[ZoneRow]:
-        """The fleet, this node included."""
-        now_ms = _now_ms()
-        own = self.view(self.node.zone)
-        others = [zone for name, zone in self.zones.items() if name != self.node.zone]
-        return fleet_rows(others, now_ms, [own.row] if own else [])
+        """The fleet as of the last look, this node included."""
+        if self._rows is None:
+            own = self.view(self.node.zone)
+            others = [zone for name, zone in self.zones.items() if name != self.node.zone]
+            self._rows = fleet_rows(others, _now_ms(), [own.row] if own else [])
+        return self._rows
 
     def view(self, zone: str) -> ZoneView | None:
         """The page of a zone; None for one that is not known."""

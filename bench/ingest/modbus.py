@@ -61,7 +61,7 @@ def run(items: Sequence[int], seconds: float, minutes: float, below: Path | None
 def _round(folder: Path, tags: int, seconds: float, *, words: bool) -> dict[str, Any]:
     """The product and the library, one after the other, with so many tags."""
     found: dict[str, Any] = {"items": tags}
-    with _server(folder, f"server-{tags}-{words}", tags=tags, words=words, devices=1) as (server, asked):
+    with served_device(folder, f"server-{tags}-{words}", tags=tags, words=words, devices=1) as (server, asked):
         for role in ("agent", "bare"):
             found[role] = client(folder, f"modbus-{role}", server, seconds=seconds, **asked)
     return found
@@ -69,7 +69,7 @@ def _round(folder: Path, tags: int, seconds: float, *, words: bool) -> dict[str,
 
 def _fleet(folder: Path, seconds: float) -> dict[str, Any]:
     """Many devices on one core."""
-    with _server(folder, "server-fleet", tags=DEVICE_TAGS, words=False, devices=DEVICES) as (server, asked):
+    with served_device(folder, "server-fleet", tags=DEVICE_TAGS, words=False, devices=DEVICES) as (server, asked):
         found = client(folder, "modbus-fleet", server, seconds=seconds, **asked)
         grids: list[list[float]] = server.ended()["polls_s"]
     late_ns = [late for moments in grids for late in _late_ns(moments[WARM_POLLS:])]
@@ -94,7 +94,7 @@ def _late_ns(moments: Sequence[float]) -> list[int]:
 
 
 @contextmanager
-def _server(folder: Path, name: str, **options: Any) -> Iterator[tuple[Worker, dict[str, Any]]]:
+def served_device(folder: Path, name: str, **options: Any) -> Iterator[tuple[Worker, dict[str, Any]]]:
     """A server process for the length of a block, and what its clients must know."""
     asked = {"port": free_port(HOST), **options}
     with start_worker(folder, name, "modbus-server", **asked) as worker:

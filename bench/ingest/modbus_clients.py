@@ -19,7 +19,7 @@ from agent.concurrency import TaskGroup
 from agent.settings.sources import ModbusSourceSettings
 from bench.common.worker_io import Options, emit
 from bench.ingest.measured import measured, measured_ingest
-from bench.ingest.modbus_server import host_of, places, registers_of
+from bench.ingest.modbus_server import host_of, registers_of, tag_file
 
 BLOCK_REGISTERS = 125
 INTERVAL_MS_MIN = 10  # the product's shortest: it polls again as soon as it can
@@ -48,11 +48,7 @@ async def _agent(options: Options, *, devices: int, interval_ms: int) -> None:
 def _source(folder: Path, device: int, options: Options, interval_ms: int) -> ModbusSourceSettings:
     name = f"device-{device}"
     tags = folder / f"{name}.csv"
-    rows = [
-        f"{name}/item-{number},{unit},holding,{address},{kind}\n"
-        for number, (unit, address, kind) in enumerate(places(options["tags"], words=options["words"]), 1)
-    ]
-    tags.write_text("tag,unit_id,table,register,type\n" + "".join(rows))
+    tags.write_text(tag_file(name, options["tags"], words=options["words"]))
     given: dict[str, Any] = {"host": host_of(device), "port": options["port"], "poll_interval_ms": interval_ms}
     settings = ModbusSourceSettings(name=name, tags_file=tags, address_base=0, **given)
     assert not list(settings.problems()), list(settings.problems())

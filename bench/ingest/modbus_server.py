@@ -50,6 +50,15 @@ def places(tags: int, *, words: bool) -> list[Place]:
     return found
 
 
+def tag_file(device: str, tags: int, *, words: bool) -> str:
+    """The tag file of a device."""
+    rows = [
+        f"{device}/item-{number},{unit},holding,{address},{kind}\n"
+        for number, (unit, address, kind) in enumerate(places(tags, words=words), 1)
+    ]
+    return "tag,unit_id,table,register,type\n" + "".join(rows)
+
+
 def registers_of(tags: int, *, words: bool) -> list[int]:
     """How many registers each unit has."""
     kinds = WORD if words else KINDS

@@ -1,10 +1,10 @@
 """`fleet`: one node that pulls from many plants over one broker.
 
 The node is `bsfg run` and the broker is as `bsfg broker config` writes it; the plants are simulated in a few processes
-(plants.py). As always, the node pulls the stream `health` of each, too. Measured: the time from the node's start until
-it has an answer of every plant; the processor of node and broker while nothing happens, and at 5,000 facts/s in all;
-the lag from an append until its plant has the confirmation; memory; the time of a status; and how long after a plant
-has stopped without a word its node is named.
+(plants.py). As always, the node pulls the stream `health` of each, too, in which there is something once a minute.
+Measured: the time from the node's start until it has an answer of every plant; the processor of node and broker while
+nothing happens, and at 5,000 facts/s in all; the lag from an append until its plant has the confirmation; memory; the
+time of a status; and how long after a plant has stopped without a word its node is named.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,14 +47,13 @@ def run(plants: int, seconds: float, below: Path | None) -> Report:
 def _measure(bed: Testbed, zones: list[str], seconds: float) -> dict[str, Any]:
     facts, settle_s = max(1, FACTS_PER_S // len(zones)), min(SETTLE_S, seconds)
     with contextlib.ExitStack() as stack:
-        groups = [zones[1:][at : at + PLANTS_OF_PROCESS] for at in range(0, len(zones) - 1, PLANTS_OF_PROCESS)]
-        workers = [stack.enter_context(_plants(bed, f"plants-{n}", some, facts)) for n, some in enumerate(groups)]
+        workers = [stack.enter_context(group) for group in plant_groups(bed, zones[1:], facts)]
         alone = stack.enter_context(_plants(bed, "plants-alone", zones[:1], facts))
         node, state = pulling_node(bed, zones), bed.folder / ASKING / "state"
         stack.callback(node.stop)
         begun = time.monotonic()
         node.start()
-        node.wait_ready(lambda: _counts(state).get("peers_connected") == 2 * len(zones), READY_S_MAX)
+        node.wait_ready(lambda: counts(state).get("peers_connected") == 2 * len(zones), READY_S_MAX)
         found: dict[str, Any] = {"ready_s": rounded(time.monotonic() - begun)}
         time.sleep(settle_s)
         found["idle_cores"] = _cores(seconds, node=node, broker=bed.broker)
@@ -78,6 +78,12 @@ def _measure(bed: Testbed, zones: list[str], seconds: float) -> dict[str, Any]:
         return found
 
 
+def plant_groups(bed: Testbed, zones: list[str], facts: int) -> Iterator[contextlib.AbstractContextManager[Worker]]:
+    """The processes of the plants of these zones, not started; under load a plant appends so many facts a second."""
+    for number, at in enumerate(range(0, len(zones), PLANTS_OF_PROCESS)):
+        yield _plants(bed, f"plants-{number}", zones[at : at + PLANTS_OF_PROCESS], facts)
+
+
 def _plants(bed: Testbed, name: str, zones: list[str], facts: int) -> contextlib.AbstractContextManager[Worker]:
     return bed.worker(name, "plants", zones[0], zones=zones, facts_per_plant=facts)
 
@@ -86,7 +92,7 @@ def pulling_node(bed: Testbed, zones: list[str]) -> Child:
     """The node that pulls from these zones; not started."""
     folder, mine = bed.folder / ASKING, bed.broker.identity(ASKING)
     folder.mkdir()
-    text = f'[node]\nzone = "{ASKING}"\n'
+    text = f'[node]\nzone = "{ASKING}"\n[page]\nlisten_port = 0\n'
     text += f'[[broker]]\nname = "site"\nhost = "{bed.broker.host}"\nport = {bed.broker.port}\n'
     text += f'ca_file = "{mine.ca_file}"\ncert_file = "{mine.cert_file}"\nkey_file = "{mine.key_file}"\n'
     for zone in zones:
@@ -96,7 +102,8 @@ def pulling_node(bed: Testbed, zones: list[str]) -> Child:
     return Child("node", [sys.executable, "-m", "agent.cli", "run", "--config", config], folder / "log")
 
 
-def _counts(state: Path) -> dict[str, int]:
+def counts(state: Path) -> dict[str, int]:
+    """The counts of a node's status; empty while it does not answer."""
     time.sleep(LOOK_S)  # a status of thousands of pulls costs the node what is measured
     try:
         found: dict[str, int] = Client(state).status()["counts"]

@@ -1,6 +1,6 @@
 """The attacks of the hostile zone in `bench hostile`: floods of requests, parked fetches, artifacts, subscriptions,
-sessions that do not read, and bare sockets, each from a process of lowest priority, because in the field the attacker's
-processor is not the node's.
+sessions that do not read, bare sockets, and visitors of the page, each from a process of lowest priority, because in
+the field the attacker's processor is not the node's.
 
 It has a valid certificate and keeps to the topics that the broker gives it. Each flood is as fast as the answers;
 requests that are refused or dropped are sent again.
@@ -33,6 +33,14 @@ from bench.replication.bare_loop import BareClient
 SESSIONS, OPEN = 4, 32
 SILENT_SESSIONS, SILENT_INTERVAL_S = 30, 0.02
 SOCKETS, FILTERS = 100, 300
+VISITORS = 1000
+VISITS = (
+    b"GET / HT",  # never ends
+    b"GET /live?page=/ HTTP/1.1\r\nHost: localhost\r\n\r\n",  # never reads
+    b"GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+    b"GET /tags?q=%3Cscript%3E HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"GET /zone/%3Cscript%3E HTTP/1.1\r\nHost: localhost\r\n\r\n",
+)
 CHUNK_BYTES = 45_000
 RETRY_S = 0.05
 LOWEST_PRIORITY = 19
@@ -71,6 +79,7 @@ def flood(options: Options) -> None:
         "subscriptions": partial(_subscriptions, broker, counts, stopped),
         "silent": partial(_silent, broker, counts, stopped, stream),
         "sockets": partial(_sockets, broker, counts, stopped),
+        "page": partial(_visitors, options["page_port"], counts, stopped),
     }
     floods[options["kind"]]()
     emit("ENDED", counts)
@@ -181,6 +190,27 @@ def _sockets(broker: BrokerAccess, counts: Counter[str], stopped: threading.Even
         while len(opened) < SOCKETS and not stopped.is_set():
             try:
                 opened.append(socket.create_connection((broker.host, broker.port), 1.0))
+            except OSError:
+                counts["refused"] += 1
+                break
+            counts["connected"] += 1
+
+
+def _visitors(port: int, counts: Counter[str], stopped: threading.Event) -> None:
+    """VISITORS connections to the page, each with a request of its own, which reads nothing; opened again when they
+    are closed."""
+    opened = list[socket.socket]()
+    emit("READY")
+    while not stopped.wait(RETRY_S):
+        gone = [one for one in opened if not _is_open(one)]
+        for one in gone:
+            one.close()
+        counts["closed"] += len(gone)
+        opened = [one for one in opened if one.fileno() >= 0]
+        while len(opened) < VISITORS and not stopped.is_set():
+            try:
+                opened.append(socket.create_connection(("127.0.0.1", port), 1.0))
+                opened[-1].sendall(VISITS[counts["connected"] % len(VISITS)])
             except OSError:
                 counts["refused"] += 1
                 break

@@ -3,7 +3,8 @@
 The serving node is `bsfg run`, with one Mosquitto for all zones, as `bsfg broker config` writes it. An application
 appends a message every 20 ms through the node's socket; the honest zone pulls and stores it. The lag is the time from
 the start of the append until the message is durable in the honest zone's store. It is measured without a flood, then
-under each flood (floods.py), and without a flood after each. The limit is the lag without a flood in the same run.
+under each flood (floods.py; one is of visitors of the node's page), and without a flood after each. The limit is the
+lag without a flood in the same run.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from bench.replication.endpoints import STORE_ERRORS, access, opened, pull_setti
 
 HOSTILE = "hostile"
 STREAM = "facts.operational"
-FLOODS = ("requests", "ranges", "parked", "artifacts", "subscriptions", "silent", "sockets")
+FLOODS = ("requests", "ranges", "parked", "artifacts", "subscriptions", "silent", "sockets", "page")
 INTERVAL_S = 0.020
 BACKLOG_MESSAGES, BACKLOG_BYTES = 60, 40_000  # the answer to a range request of the flood: some pages
 RATIO_MAX, P99_MS_MAX = 2.0, 50.0
@@ -45,7 +46,13 @@ class Attacked:
 
     bed: Testbed
     node: Child
+    page: Child
     state_dir: Path
+
+    @property
+    def page_port(self) -> int:
+        """Where the page is served."""
+        return int(self.page.wait_line("page: ").rstrip("/").rpartition(":")[2])
 
 
 def run(seconds: float, floods: Sequence[str], below: Path | None) -> Report:
@@ -61,7 +68,8 @@ def run(seconds: float, floods: Sequence[str], below: Path | None) -> Report:
             _append_for(attacked, file, min(1.0, seconds))  # definitions, caches
             counts, shares = dict[str, dict[str, int]](), dict[str, dict[str, float]]()
             for kind in floods:
-                with attacked.bed.worker(f"flood-{kind}", "flood", HOSTILE, kind=kind, stream=STREAM) as flooding:
+                options = {"kind": kind, "stream": STREAM, "page_port": attacked.page_port}
+                with attacked.bed.worker(f"flood-{kind}", "flood", HOSTILE, **options) as flooding:
                     with _measured(attacked, {"puller": pulling, "attacker": flooding}) as shares[kind]:
                         begun[kind] = _append_for(attacked, file, seconds)
                     counts[kind] = flooding.ended()
@@ -77,7 +85,10 @@ def run(seconds: float, floods: Sequence[str], below: Path | None) -> Report:
 @contextlib.contextmanager
 def _measured(attacked: Attacked, workers: Mapping[str, Child]) -> Iterator[dict[str, float]]:
     """How many cores each process uses in the block; filled at its end."""
-    processes, used = {"node": attacked.node, "broker": attacked.bed.broker, **workers}, dict[str, float]()
+    processes, used = (
+        {"node": attacked.node, "page": attacked.page, "broker": attacked.bed.broker, **workers},
+        dict[str, float](),
+    )
     before_ns, begun_ns = {name: process_cpu_ns(one.pid) for name, one in processes.items()}, time.monotonic_ns()
     yield used
     elapsed_ns = time.monotonic_ns() - begun_ns
@@ -157,17 +168,19 @@ def _attacked(folder: Path) -> Iterator[Attacked]:
         node_folder.mkdir()
         config = node_folder / "node.toml"
         config.write_text(_node_toml(broker), encoding="utf-8")
-        node = Child("node", [sys.executable, "-m", "agent.cli", "run", "--config", config], node_folder / "log")
-        stack.callback(node.stop)
+        words = [sys.executable, "-m", "agent.cli"]
+        node = stack.enter_context(Child("node", [*words, "run", "--config", config], node_folder / "log"))
         node.start()
         node.wait_ready(lambda: _is_connected(node_folder / "state"))
         asyncio.run(_append_backlog(node_folder / "state"))
-        yield Attacked(Testbed(folder, broker), node, node_folder / "state")
+        page = stack.enter_context(Child("page", [*words, "page", "--config", config], node_folder / "page.log"))
+        page.start()
+        yield Attacked(Testbed(folder, broker), node, page, node_folder / "state")
 
 
 def _node_toml(broker: Mosquitto) -> str:
     mine = broker.identity(SERVING)
-    text = f'[node]\nzone = "{SERVING}"\n'
+    text = f'[node]\nzone = "{SERVING}"\n[page]\nlisten_port = 0\n'
     text += f'[[broker]]\nname = "site"\nhost = "{broker.host}"\nport = {broker.port}\n'
     text += f'ca_file = "{mine.ca_file}"\ncert_file = "{mine.cert_file}"\nkey_file = "{mine.key_file}"\n'
     for zone, rights in ((ASKING, ""), (HOSTILE, f'appends = ["{STREAM}"]\n')):

@@ -1,5 +1,6 @@
-"""Many plants in one process for `bench fleet`: each has a real connection to the broker and answers FetchFacts as a
-node does, from memory. A store for each would cost the machine more than the node that is measured.
+"""Many plants in one process for `bench fleet` and `bench page`: each has a real connection to the broker and answers
+FetchFacts as a node does, from memory: one tag, and once a minute its health, made by the product's own code. A store
+for each would cost the machine more than the node that is measured.
 """
 
 from __future__ import annotations
@@ -9,12 +10,16 @@ import os
 import signal
 import time
 from collections import deque
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from agent.batch import Batch, Definitions, Origin, seal_samples
 from agent.batch import Link as Chain
-from agent.message import TagDefinition
+from agent.health.samples import HealthSample, health_samples
+from agent.health.verdict import assess
+from agent.message import HEALTH_STREAM, TagDefinition
 from agent.replication.mqtt import Incoming, Link
 from agent.replication.protocol.codec import answer_parts, decode_request, encode_heartbeat
 from agent.replication.protocol.messages import (
@@ -31,51 +36,109 @@ from agent.replication.protocol.topics import request_topic
 from bench.common.testbed import ASKING, BrokerAccess
 from bench.common.worker_io import Options, broker_access, emit
 from bench.replication.endpoints import STREAM, access, running
+from bench.replication.gateways import gateway, trouble_of, with_trouble
 
 CONNECT_EVERY_S, LEVEL_LOOK_S, LEVEL_LOOKS_MAX = 0.02, 0.05, 400
+HEALTH_S = 60.0  # as a node
 LEASE = 1
 
 
+class Log:
+    """A stream of a plant."""
+
+    def __init__(self, stream: str, origin: Origin) -> None:
+        self.chain = Chain(stream, origin)
+        self.held: deque[tuple[int, int, Batch]] = deque(maxlen=1000)  # first sequence, when it was appended
+        self.frontier = 0
+        self.waiting: tuple[FetchFacts, Incoming, asyncio.TimerHandle] | None = None
+
+    def append(self, batch: Batch) -> None:
+        """Hold a batch that was sealed after `chain`."""
+        self.held.append((self.chain.next_sequence, time.monotonic_ns(), batch))
+        self.chain = batch.link
+
+    def after(self, request: FetchFacts) -> list[Batch]:
+        """What is to be answered."""
+        after = self.begins(request)
+        return [batch for first, _, batch in self.held if first > after]
+
+    def begins(self, request: FetchFacts) -> int:
+        """Where the page begins."""
+        named = request.trail[-1:] if request.trail is not None else [request.after or self.at(self.frontier)]
+        return named[0].offset if named else 0
+
+    def at(self, offset: int) -> LogPosition:
+        """An offset as the protocol names it."""
+        return LogPosition(offset=offset, life=self.chain.origin.life.hex() if offset else "")
+
+    def confirmed(self, frontier: int) -> list[int]:
+        """How long each batch that is confirmed now was held."""
+        now_ns, lags_ns = time.monotonic_ns(), list[int]()
+        while self.held and self.held[0][2].link.next_sequence <= frontier + 1:
+            lags_ns.append(now_ns - self.held.popleft()[1])
+        self.frontier = max(self.frontier, frontier)
+        return lags_ns
+
+    def take_waiting(self) -> tuple[FetchFacts, Incoming] | None:
+        """The request that waits, which waits no longer."""
+        waiting, self.waiting = self.waiting, None
+        if waiting is None:
+            return None
+        waiting[2].cancel()
+        return waiting[:2]
+
+
 class Plant:
-    """One plant. `lags_ns` collects, of each batch, the time until the next zone has confirmed it."""
+    """One plant. `lags_ns` collects, of each batch of its tag, the time until the next zone has confirmed it."""
 
     def __init__(self, broker: BrokerAccess, lags_ns: list[int]) -> None:
         self.link = Link(access(broker))
         self.link.route(request_topic(broker.zone, ASKING), self._arrived)
-        self._lags_ns = lags_ns
-        definition = TagDefinition(f"tag:{broker.zone}/value", source="bench").to_json()
-        self._definition, self._definitions = definition, Definitions().extended(definition)
-        self._chain = Chain(STREAM, Origin(broker.zone, os.urandom(16)))
-        self._held: deque[tuple[int, int, Batch]] = deque(maxlen=1000)  # first sequence, when it was appended
-        self._frontier = 0
-        self._waiting = dict[str, tuple[FetchFacts, Incoming, asyncio.TimerHandle]]()  # by stream
+        self._zone, self._lags_ns = broker.zone, lags_ns
+        origin = Origin(broker.zone, os.urandom(16))
+        self._logs = {stream: Log(stream, origin) for stream in (STREAM, HEALTH_STREAM)}
+        definition = TagDefinition(f"tag:{broker.zone}/value", source="bench")
+        self._bodies = [one.to_json() for one in (definition, *(one.definition for one in self._health()))]
+        self._definitions = Definitions()
+        for body in self._bodies:
+            self._definitions = self._definitions.extended(body)
 
     @property
     def facts(self) -> int:
-        """How many were appended."""
-        return self._chain.next_sequence - 1
+        """How many values of its tag were appended."""
+        return self._logs[STREAM].chain.next_sequence - 1
 
     @property
     def unconfirmed(self) -> int:
         """Batches that wait for their confirmation."""
-        return len(self._held)
+        return len(self._logs[STREAM].held)
 
     def append(self, facts: int) -> None:
         """Record that many facts as one batch, and answer the request that waits for them."""
         now_ns = time.time_ns()
-        rows = [(1, now_ns + number, float(number), 0) for number in range(facts)]
-        batch = seal_samples(self._chain, rows, self._definitions)
-        self._held.append((self._chain.next_sequence, time.monotonic_ns(), batch))
-        self._chain = batch.link
-        if (waiting := self._waiting.get(STREAM)) is not None:
-            self._answer(*waiting[:2])
+        self._append(STREAM, [(1, now_ns + number, float(number), 0) for number in range(facts)])
+
+    def append_health(self) -> None:
+        """Record the health of now."""
+        now_ns, samples = time.time_ns(), self._health()
+        self._append(HEALTH_STREAM, [(number, now_ns, one.value, one.quality) for number, one in enumerate(samples, 2)])
 
     def heartbeat(self) -> None:
         """Name the requests that wait."""
-        waiting = [incoming for _, incoming, _ in self._waiting.values()]
+        waiting = [log.waiting[1] for log in self._logs.values() if log.waiting is not None]
         if waiting and waiting[0].response_topic is not None:
             named = encode_heartbeat(one.correlation or b"" for one in waiting)
             self.link.require().publish_answer(waiting[0].response_topic, named, b"")
+
+    def _health(self) -> list[HealthSample]:
+        snapshot = with_trouble(gateway(self._zone, time.time_ns() // 1_000_000), trouble_of(self._zone))
+        return health_samples(snapshot, assess(snapshot))
+
+    def _append(self, stream: str, rows: list[tuple[int, int, Any, int]]) -> None:
+        log = self._logs[stream]
+        log.append(seal_samples(log.chain, rows, self._definitions))
+        if (waiting := log.take_waiting()) is not None:
+            self._answer(log, *waiting)
 
     def _arrived(self, incoming: Incoming) -> None:
         request = decode_request(incoming.payload)
@@ -84,59 +147,39 @@ class Plant:
             return
         assert isinstance(request, FetchFacts), request
         assert request.stream is not None
-        if request.stream == STREAM and request.confirm is not None:
-            self._confirmed(request.confirm.last_offset)
-        if (before := self._waiting.pop(request.stream, None)) is not None:
-            before[2].cancel()
-        if not request.wait_ms or self._after(request):
-            self._answer(request, incoming)
+        log = self._logs[request.stream]
+        if request.confirm is not None:
+            lags_ns = log.confirmed(request.confirm.last_offset)
+            if request.stream == STREAM:
+                self._lags_ns.extend(lags_ns)
+        log.take_waiting()
+        if not request.wait_ms or log.after(request):
+            self._answer(log, request, incoming)
         else:
-            later = asyncio.get_running_loop().call_later(request.wait_ms / 1000, self._answer, request, incoming)
-            self._waiting[request.stream] = request, incoming, later
+            later = asyncio.get_running_loop().call_later(request.wait_ms / 1000, self._answer, log, request, incoming)
+            log.waiting = request, incoming, later
 
-    def _after(self, request: FetchFacts) -> list[Batch]:
-        """What is to be answered; nothing of any stream but one."""
-        after = self._begins(request)
-        return [batch for first, _, batch in self._held if first > after] if request.stream == STREAM else []
-
-    def _begins(self, request: FetchFacts) -> int:
-        """Where the page begins."""
-        named = request.trail[-1:] if request.trail is not None else [request.after or self._at(self._frontier)]
-        return named[0].offset if named else 0
-
-    def _at(self, offset: int) -> LogPosition:
-        return LogPosition(offset=offset, life=self._chain.origin.life.hex() if offset else "")
-
-    def _confirmed(self, frontier: int) -> None:
-        now_ns = time.monotonic_ns()
-        while self._held and self._held[0][2].link.next_sequence <= frontier + 1:
-            self._lags_ns.append(now_ns - self._held.popleft()[1])
-        self._frontier = max(self._frontier, frontier)
-
-    def _answer(self, request: FetchFacts, incoming: Incoming) -> None:
-        assert request.stream is not None
-        if (waiting := self._waiting.pop(request.stream, None)) is not None:
-            waiting[2].cancel()
-        origin, is_live = self._chain.origin, request.stream == STREAM
-        batches = self._after(request)
+    def _answer(self, log: Log, request: FetchFacts, incoming: Incoming) -> None:
+        log.take_waiting()
+        origin, batches = log.chain.origin, log.after(request)
         answer = FetchAnswer(
             store_zone=origin.zone,
-            stream=request.stream,
-            frontier=self._frontier if is_live else 0,
-            end_offset=self._chain.next_sequence - 1 if is_live else 0,
+            stream=log.chain.stream,
+            frontier=log.frontier,
+            end_offset=log.chain.next_sequence - 1,
             batches=[(one.header.first_sequence, one.header.last_sequence, len(one.sealed)) for one in batches],
             lease=None if request.lease is None else LEASE,
             life=origin.life.hex(),
-            after=self._at(self._begins(request)),
-            lives=[self._at(self._chain.next_sequence - 1)] if batches else [],
+            after=log.at(log.begins(request)),
+            lives=[log.at(log.chain.next_sequence - 1)] if batches else [],
         )
         self._publish(answer, [one.sealed for one in batches], incoming)
 
     def _define(self, request: GetDefinitions, incoming: Incoming) -> None:
-        origin, (wanted,) = self._chain.origin, request.wanted
-        run = DefinitionRun(zone=wanted.zone, digest=wanted.digest, lengths=[len(self._definition)])
+        origin, (wanted,) = self._logs[STREAM].chain.origin, request.wanted
+        run = DefinitionRun(zone=wanted.zone, digest=wanted.digest, lengths=[len(one) for one in self._bodies])
         answer = DefinitionsAnswer(store_zone=origin.zone, life=origin.life.hex(), runs=[run])
-        self._publish(answer, [self._definition], incoming)
+        self._publish(answer, self._bodies, incoming)
 
     def _publish(self, answer: Answer, attachment: list[bytes], incoming: Incoming) -> None:
         payload = b"".join(answer_parts(answer, attachment))
@@ -147,7 +190,7 @@ class Plant:
 
 def plants(options: Options) -> None:
     """Run the plants until stopped, and until all is confirmed. SIGUSR1 begins or ends the load; ENDED has the lags
-    under it, and how many facts there were and how many batches of them are not confirmed."""
+    under the last, and how many facts there were and how many batches of them are not confirmed."""
     asyncio.run(_plants(options))
 
 
@@ -163,9 +206,10 @@ async def _plants(options: Options) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, switch)
     for plant in some:
         plant.append(1)
+        plant.append_health()
     links = (_connected(plant, number * CONNECT_EVERY_S) for number, plant in enumerate(some))
     async with running(
-        *links, _heartbeats(some), _load(some, options["facts_per_plant"], is_loaded, lags_ns)
+        *links, _heartbeats(some), _health(some), _load(some, options["facts_per_plant"], is_loaded, lags_ns)
     ) as stopped:
         for plant in some:
             await plant.link.wait_up()
@@ -192,12 +236,25 @@ async def _connected(plant: Plant, after_s: float) -> None:
 
 async def _heartbeats(some: list[Plant]) -> None:
     """Those of a plant at the interval of a node; the plants are spread over it."""
+    async for plant in _in_turn(some, HEARTBEAT_MS / 1000):
+        plant.heartbeat()
+
+
+async def _health(some: list[Plant]) -> None:
+    """The same, with the health of each."""
+    await asyncio.sleep(HEALTH_S)
+    async for plant in _in_turn(some, HEALTH_S):
+        plant.append_health()
+
+
+async def _in_turn(some: list[Plant], interval_s: float) -> AsyncIterator[Plant]:
+    """All plants again and again, spread over the interval."""
     due_s = time.monotonic()
     while True:
         for plant in some:
-            due_s += HEARTBEAT_MS / 1000 / len(some)
+            due_s += interval_s / len(some)
             await asyncio.sleep(max(0.0, due_s - time.monotonic()))
-            plant.heartbeat()
+            yield plant
 
 
 async def _load(some: list[Plant], facts: int, is_loaded: asyncio.Event, lags_ns: list[int]) -> None:

@@ -15,6 +15,7 @@ from agent.health.brief import encode_health
 from agent.health.snapshot import NodeSnapshot, SourceStatus
 from agent.health.verdict import assess
 from agent.page import app as app_module
+from agent.page import facts
 from agent.page.access import Users, user_line
 from agent.page.app import CONTENT_POLICY, STREAM_RETRY_MS, STREAMS_MAX, STREAMS_OF_ADDRESS_MAX, make_app
 from agent.page.health_tail import ZoneHealth
@@ -175,3 +176,14 @@ async def test_open_pages_are_bounded(site: Site, monkeypatch: pytest.MonkeyPatc
         page._streams.clear()
         page._streams.update(places)
         assert (await site.get("/live?page=/"))[0] == 503
+
+
+async def test_the_tags_of_all_zones_may_be_too_many(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then the search says so, and the tags of one zone are still found."""
+    await site.watch.look()
+    assert "press/&lt;b&gt;force" in (await site.get("/tags"))[2]
+    monkeypatch.setattr(facts, "DEFINITIONS_MAX", 0)
+    site.watch.facts._kept.clear()
+    assert "Too many tags for one search" in (await site.get("/tags"))[2]
+    assert "press/&lt;b&gt;force" in (await site.get("/tags?zone=idmz"))[2]
+    assert "press/" not in (await site.get("/tags?zone=plant-b"))[2]

@@ -1,11 +1,21 @@
 """The fleet: worst first, silent zones found by the age of their health, and one sentence; whatever a zone has sent."""
 
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from agent.fact_store import StoreReader
 from agent.health.problems import Level
+from agent.health.snapshot import NodeSnapshot
 from agent.page.fleet import fleet_rows, fleet_sentence, matching, zone_row
-from agent.page.health_tail import ZoneHealth
+from agent.page.health_tail import HealthTail, ZoneHealth
+from agent.query.scan import scanner
 from tests.health.conftest import NOW_MS
+from tests.page.conftest import at, healthy, store_with
+
+__all__ = ["healthy"]
 
 
 def zone(name: str, verdict: object = 0, age_s: float = 10, **values: Any) -> ZoneHealth:
@@ -79,3 +89,24 @@ def test_the_sentence_of_few() -> None:
     assert fleet_sentence(fleet_rows([zone("a", 3)], NOW_MS)) == "The one zone is broken."
     assert fleet_sentence(fleet_rows([zone("a"), zone("b")], NOW_MS)) == "All 2 zones are good."
     assert fleet_sentence(fleet_rows([zone("a", 1), zone("b")], NOW_MS)) == "1 of 2 zones is late."
+
+
+def test_the_first_look_goes_back_as_far_as_it_must(
+    tmp_path: Path, healthy: NodeSnapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With health of every zone found, older health is not even listed."""
+    monkeypatch.setattr(scanner, "SUMMARIES_PAGE", 2)
+    asked, summaries = list[int](), StoreReader.summaries
+
+    def counted(self: StoreReader, stream: str, first: int, last: int, limit: int, **options: Any) -> list[Any]:
+        asked.append(last)
+        return summaries(self, stream, first, last, limit, **options)
+
+    monkeypatch.setattr(StoreReader, "summaries", counted)
+    moments = [at(healthy, n * 60_000) for n in range(9)]
+    with store_with(tmp_path, *moments) as store, closing(StoreReader(store.path)) as reader:
+        tail = HealthTail(reader)
+        tail.read()
+        listed = len(asked)
+        assert tail.zones["idmz"].at_unix_ms == moments[-1].taken_unix_ms
+    assert listed == 2, "once for the newest, and once to open it"

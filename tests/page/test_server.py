@@ -111,3 +111,22 @@ def test_tls_and_users(tmp_path: Path, healthy: NodeSnapshot) -> None:
             connection.close()
         with pytest.raises((ConnectionError, http.client.HTTPException)):
             get(port)
+
+
+def test_client_certificates(tmp_path: Path, healthy: NodeSnapshot) -> None:
+    """curl gets the page with a certificate of the page's authority, and no answer without one or with a foreign
+    one."""
+    now = datetime.now(UTC)
+    for folder in ("pki", "foreign"):
+        pki.create_authority(tmp_path / folder, now)
+    issued = pki.issue_broker(tmp_path / "pki", "localhost", ("localhost",), now)
+    ours, foreign = (pki.issue_zone(tmp_path / folder, "ann", now) for folder in ("pki", "foreign"))
+    more = f'cert_file = "{issued.cert_file}"\nkey_file = "{issued.key_file}"\nclient_ca_file = "{issued.ca_file}"\n'
+    with store_with(tmp_path, healthy), served(tmp_path, more) as (page, port):
+        address = f"https://localhost:{port}/zone/idmz"
+        for identity, is_admitted in ((ours, True), (None, False), (foreign, False)):
+            shown = [] if identity is None else ["--cert", identity.cert_file, "--key", identity.key_file]
+            command = ["curl", "--silent", "--fail", "--max-time", "60", "--cacert", issued.ca_file, *shown, address]
+            done = subprocess.run(command, capture_output=True, check=False)
+            assert (done.returncode == 0, b"idmz is" in done.stdout) == (is_admitted, is_admitted), done
+        assert "Traceback" not in page.log_text()

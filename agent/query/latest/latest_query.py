@@ -83,11 +83,13 @@ def find_latest(
     is_wanted: Callable[[Tag], bool] = lambda _: True,
     *,
     streams: frozenset[str] | None = None,
+    zone: str | None = None,
     depth_facts: int = DEPTH_FACTS,
     fresh_ms: int = FRESH_MS,
 ) -> list[LatestRow]:
-    """Each wanted tag with its last known value. `depth_facts` 0 searches all facts."""
-    chains, skipped = _chains(scanner)
+    """Each wanted tag with its last known value. `zone`: only the definitions of that zone are read. `depth_facts` 0
+    searches all facts."""
+    chains, skipped = _chains(scanner, only=zone)
     search = LatestSearch(chains, is_wanted)
     _carry_out(scanner, search, _newest_first(scanner, streams, depth_facts, skipped))
     return search.rows(now_ns, fresh_ms)
@@ -152,12 +154,15 @@ def _carry_out(
             _look(scanner, search, arrival, summary, chain)
 
 
-def _chains(scanner: Scanner, zone_max: int | None = None) -> tuple[list[Chain], set[str]]:
+def _chains(scanner: Scanner, zone_max: int | None = None, only: str | None = None) -> tuple[list[Chain], set[str]]:
     """The chains of definitions, in the order in which they were stored, without those that the disk has damaged; with
-    a limit, of each zone the newest, and earlier ones as the limit allows. Second: the zones of which some are
-    skipped."""
+    a limit, of each zone the newest, and earlier ones as the limit allows; or those of one zone. Second: the zones of
+    which some are skipped."""
     dictionary, found, left, skipped = scanner.dictionary, list[Chain](), dict[str, int](), set[str]()
     for zone, end in reversed(scanner.reader.definition_ends()):
+        if only not in {None, zone}:
+            skipped.add(zone)
+            continue
         if zone_max is not None and zone in left and end.count > left[zone]:
             dictionary.forget_chain(zone, end)
             skipped.add(zone)

@@ -22,7 +22,7 @@ from itertools import accumulate, pairwise
 from typing import Literal, NamedTuple
 
 from agent.columns import Unpacked
-from agent.message import Value
+from agent.message import HEALTH_SOURCE, Value
 from agent.query.scan import Chain
 
 MARK_NS = 60_000_000_000  # a store marks its clock once a minute
@@ -108,6 +108,8 @@ class LatestSearch:
         for chain in chains:
             for number, definition in enumerate(chain.tags, 1):
                 tag = Tag(chain.zone, definition.subject, definition.predicate)
+                if definition.source == HEALTH_SOURCE and not is_wanted(tag):
+                    continue  # above a thousand nodes, these are most of all tags
                 self._sources[tag] = definition.source
                 self._numbers.setdefault(tag, []).append((chain, number))
         self.wanted = frozenset(filter(is_wanted, self._sources))
