@@ -105,6 +105,33 @@ def reload_with_a_result(gateway: Gateway) -> None:
     assert pid(gateway, "plant-a") == before
 
 
+def the_page_is_apart(gateway: Gateway) -> None:
+    """The page under its unit: a user of its own, answers about the node and the zone while no key is readable, and
+    none of its own; and it says that the node is dead, when it is."""
+    gateway.run("systemctl enable --now bsfg-page@plant-a")
+
+    def get(path: str) -> str:
+        fetch = f"import urllib.request as u; print(u.urlopen('http://127.0.0.1:8470{path}').read().decode())"
+        return gateway.run(f'/opt/bsfg/bin/python3 -c "{fetch}"')
+
+    assert "bsfg_node_up 1.0" in get("/metrics")
+    assert "plant-a is" in get("/")
+    main = gateway.run("systemctl show --property=MainPID --value bsfg-page@plant-a").strip()
+    assert gateway.run(f"stat -c %U /proc/{main}").strip() == "bsfg-page"
+    inside = f"nsenter --target {main} --mount runuser -u bsfg-page -G bsfg --"
+    gateway.run(f"{inside} test -r /var/lib/bsfg/plant-a/facts.db -a -r /etc/bsfg/plant-a.toml")
+    for file in ("/etc/bsfg/pki/pki/zones/plant-a.key", "/var/lib/bsfg/plant-a/opcua/own.key"):
+        gateway.run(f"test -e {file}")
+        assert gateway.try_(f"{inside} cat {file}").status == 1, file
+    assert gateway.try_(f"{inside} touch /var/lib/bsfg/plant-a/x").status == 1
+    scored = gateway.run("systemd-analyze security --no-pager bsfg-page@plant-a | tail -n 1")
+    assert float(re.search(r"bsfg-page@plant-a\S*: ([\d.]+)", scored)[1]) <= 1.2, scored  # type: ignore[index]
+    gateway.run("systemctl stop bsfg@plant-a")
+    wait_until(lambda: "plant-a is broken: the node does not answer" in get("/"), "the page to say so", VALUES_S)
+    gateway.run("systemctl start bsfg@plant-a")
+    wait_until(lambda: "the node does not answer" not in get("/"), "the page to see the node again", VALUES_S)
+
+
 def root_spoils_nothing(gateway: Gateway) -> None:
     """Root cannot make files in the store of a node that is stopped."""
     gateway.run("systemctl stop bsfg@plant-b")
@@ -119,7 +146,7 @@ def root_spoils_nothing(gateway: Gateway) -> None:
 @ONE
 def test_two_nodes_under_the_unit(gateway: Gateway, deb: Path, tmp_path: Path) -> None:
     """From `init` to values without a line about the sandbox; `check` is bad where the unit would fail and good where
-    it works; `systemctl reload` returns the result of the reload."""
+    it works; the page has a user of its own; `systemctl reload` returns the result of the reload."""
     put_on_stick(gateway, deb)
     with gateway.boot(), boiler(gateway, tmp_path) as device:
         gateway.run(f"dpkg -i {STICK}/{deb.name}")
@@ -128,5 +155,6 @@ def test_two_nodes_under_the_unit(gateway: Gateway, deb: Path, tmp_path: Path) -
         check_knows_the_unit(gateway)
         run_both(gateway)
         the_group_looks(gateway)
+        the_page_is_apart(gateway)
         reload_with_a_result(gateway)
         root_spoils_nothing(gateway)
