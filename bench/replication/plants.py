@@ -132,6 +132,9 @@ class Plant:
 
     def _health(self) -> list[HealthSample]:
         snapshot = with_trouble(gateway(self._zone, time.time_ns() // 1_000_000), trouble_of(self._zone))
+        (stream,) = snapshot.streams
+        end = f"{self._logs[STREAM].chain.origin.life.hex()}:{self.facts}"
+        snapshot = replace(snapshot, streams=(replace(stream, own_end=end),))
         return health_samples(snapshot, assess(snapshot))
 
     def _append(self, stream: str, rows: list[tuple[int, int, Any, int]]) -> None:
