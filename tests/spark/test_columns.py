@@ -172,6 +172,19 @@ def test_numbers_in_ids_are_what_python_writes(first: int, count: int) -> None:
     assert made.to_pylist() == [f"x/{number}" for number in range(first, first + count)]
 
 
+@given(
+    st.lists(st.tuples(st.sampled_from((PLANT_A, PLANT_B)), st.integers(1, 10**7), st.integers(1, 2500)), min_size=1, max_size=4),
+    st.data(),
+)  # fmt: skip
+def test_ids_of_a_few_facts_are_those_among_all(spans: list[tuple[Origin, int, int]], data: st.DataObject) -> None:
+    """Ids made one by one for the facts that a filter leaves are the same as those made for a whole group."""
+    runs = [columns.Run(origin, Definitions(), 1, first, count, "no") for origin, first, count in spans]
+    count = sum(run.count for run in runs)
+    places = pa.array(sorted(data.draw(st.sets(st.integers(0, count - 1), max_size=9))), pa.int64())
+    ids, all_ids = (columns._identity_columns(TELEMETRY, runs, some)["message_id"]() for some in (places, None))
+    assert ids.equals(all_ids.take(places))
+
+
 def test_times_and_tags_of_the_whole_range() -> None:
     """Differences above int64, units above int64, tags that jump: as the oracle says, in one group."""
     runs = [
