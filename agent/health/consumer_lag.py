@@ -43,11 +43,12 @@ class PullLag:
     did. Sampled every second or two, so a lag that comes and goes in between may be missed, and a pull that is
     never level, because more facts always are on their way, is not late for that."""
 
-    def __init__(self, now_s: float) -> None:
+    def __init__(self, now_s: float, behind_s: float = 0.0) -> None:
+        """`behind_s`: how far it was behind when it began, by what an earlier process knew."""
         self._ends: list[
             tuple[float, int]
         ] = []  # ends of the peer's log beyond our position, and when they were learnt
-        self._since_s = now_s
+        self._since_s = now_s - behind_s
         self.lag_s_max = 0.0
 
     def sample(self, now_s: float, position: int, end: int, *, is_connected: bool) -> float:

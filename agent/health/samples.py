@@ -8,10 +8,13 @@ and not left out, so that no older value passes for the present one. `read_healt
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
 from typing import Any
 from urllib.parse import quote
+
+import msgspec
 
 from agent.health.brief import worst_of
 from agent.health.problems import RANK, Level
@@ -106,3 +109,21 @@ def folders(values: Mapping[str, Any], kind: str) -> Iterable[tuple[tuple[str, .
         if first == kind and len(names) > 1:
             found.setdefault(tuple(names[:-1]), {})[names[-1]] = value
     return found.items()
+
+
+def read_health(facts: Iterable[tuple[str | None, int, Value]]) -> tuple[int, dict[str, Any]]:
+    """The newest moment among samples (subject, source time, value), and its values by path."""
+    at_ns, values = 0, dict[str, Any]()
+    for subject, time_ns, value in facts:
+        if subject is None or not subject.startswith(HEALTH_PREFIX) or time_ns < at_ns:
+            continue
+        if time_ns > at_ns:  # a batch may hold two moments; the later one alone is the present state
+            at_ns, values = time_ns, {}
+        # Nodes have the same paths: above a thousand of them, each path is kept once.
+        values[sys.intern(subject.removeprefix(HEALTH_PREFIX))] = plain(value)
+    return at_ns, values
+
+
+def plain(value: object) -> Any:
+    """A value of a sample as it is shown."""
+    return msgspec.json.decode(value.data) if isinstance(value, Json) else value

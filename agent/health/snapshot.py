@@ -258,8 +258,8 @@ class ComparisonStatus:
 @dataclass(frozen=True, slots=True)
 class PeerStatus:
     """A stream pulled from another zone. `lag_seconds` is how long the oldest fact that is not here has been known
-    to be at the peer, to a second. It is 0 if nothing is outstanding for longer, grows while the peer is away, and is
-    None before the first answer."""
+    to be at the peer, to a second. It is 0 if nothing is outstanding for longer, and grows while the peer is away. None
+    before the first answer, unless an earlier process had some and half a minute has passed."""
 
     zone: Annotated[str, Label("peer")]
     stream: Annotated[str, Label("stream")]

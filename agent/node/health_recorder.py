@@ -9,17 +9,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
 
 from agent.columns import SampleColumns
 from agent.fact_store import FactStore, StoreBusy, StoreFull
-from agent.health.samples import HealthSample, health_samples
+from agent.health.samples import HealthSample, health_samples, level_of, read_health
 from agent.health.snapshot import NodeSnapshot
 from agent.health.verdict import Verdict
 from agent.message import HEALTH_STREAM, TagDefinition
+from agent.query.scan import Bounds, Scanner
 
 LOOK_S = 2.0
 RECORD_S = 60.0
+LOOK_BACK_FACTS = 1_000_000
+"""Ten minutes of a thousand zones; while a node is down, nothing comes after its own."""
 
 log = logging.getLogger(__name__)
 
@@ -57,3 +63,35 @@ class HealthRecorder:
             [one.quality for one in samples],
         )
         await asyncio.wrap_future(self._store.appends.append_columns(HEALTH_STREAM, columns))
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedHealth:
+    """What the node last recorded of itself, perhaps in an earlier process."""
+
+    at_unix_ms: int = 0
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    def since(self) -> dict[str, int]:
+        """Since when its level and each of its problems were, as `since_of` has them."""
+        level, found = level_of(self.values.get("verdict")), self.values.get("since_unix_ms")
+        since = {level.value: found} if level is not None and found else {}
+        return since | {f"{one['problem']} {one['subject']}": one["since_unix_ms"] for one in self.values["reasons"]}
+
+    def behind_s(self, zone: str, stream: str, now_unix_ms: int) -> float:
+        """How far a pull that has had no answer since then is behind."""
+        lag_s: float | None = self.values.get(f"peer/{quote(zone, safe='')}/{quote(stream, safe='')}/lag_seconds")
+        return max(0.0, (now_unix_ms - self.at_unix_ms) / 1000) + (lag_s or 0.0)
+
+
+def last_recorded(store: FactStore) -> RecordedHealth | None:
+    """The newest health of this node in its store; None if there is none. Raises StoreError."""
+    scanner = Scanner(store.reader)
+    first_offset = max(1, scanner.ends.get(HEALTH_STREAM, 0) - LOOK_BACK_FACTS)
+    bounds = Bounds(frozenset({HEALTH_STREAM}), zones=frozenset({store.zone}), offset_min=first_offset)
+    for facts in scanner.scan(bounds, newest_first=True):
+        columns = facts.column("subject"), facts.column("source_time_ns"), facts.values()
+        at_ns, values = read_health(zip(*columns, strict=True))
+        if "reasons" in values:
+            return RecordedHealth(at_ns // 1_000_000, values)
+    return None

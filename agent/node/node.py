@@ -150,6 +150,7 @@ class Node:
         """
         settings = self._reloader.settings
         state_dir = settings.node.state_dir
+        await asyncio.to_thread(self._collector.recall)
         async with TaskGroup() as group:
             self._group, start = group, partial(group.create_permanent, until=stop)
             ingest = start(self._ingest.run(), name="ingest")

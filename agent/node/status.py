@@ -13,6 +13,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from functools import cache
@@ -52,11 +53,14 @@ from agent.ingest import Ingest
 from agent.ingest.opcua.security.file_check import first_certificate_to_end
 from agent.node.broker_runtime import BrokerRuntime
 from agent.node.clock import ClockChanges, NodeClock
+from agent.node.health_recorder import RecordedHealth, last_recorded
 from agent.node.reload import Reloader
 from agent.replication.pulling import Asking, PullStatistics
 from agent.telemetry import BOUNDS_S, Telemetry
 
 REFRESH_S = 1.0
+ANSWER_S_MAX = 30.0
+"""A restart of a node whose peers are there is no lag."""
 CERTIFICATE_REFRESHES = 5  # certificates of sources are looked at every five seconds
 HISTORY_MAX = 100  # incidents that are looked at for the status
 DAY_MS = 24 * 3_600_000
@@ -109,6 +113,15 @@ class StatusCollector:
         self._unreadable: dict[str, str] = {}  # what could not be read last time, and why
         self._turns = 0
         self._since: dict[str, int] = {}
+        self._recorded: RecordedHealth | None = None
+
+    def recall(self) -> None:
+        """Take over what an earlier process recorded last: since when what was wrong is so, and how far pulls are
+        behind until they are answered."""
+        with suppress(StoreError):  # the store itself says what is wrong with it
+            self._recorded = last_recorded(self._store)
+        if self._recorded is not None:
+            self._since = self._recorded.since()
 
     async def run(self) -> None:
         """Refresh the values that cost a read, until cancelled."""
@@ -218,7 +231,11 @@ class StatusCollector:
     def _sample_pull(self, pull: PullStatistics) -> tuple[PullLag, float]:
         """The lag of a pull: sampled with each snapshot, which the recorder of health takes once a second."""
         now_s = self._clock_s()
-        lag = self._lags.setdefault((pull.peer_zone, pull.stream), PullLag(now_s))
+        key = pull.peer_zone, pull.stream
+        lag = self._lags.get(key)
+        if lag is None:
+            behind_s = self._recorded.behind_s(*key, _now_unix_ms()) if self._recorded and pull.offset else 0.0
+            lag = self._lags[key] = PullLag(now_s, behind_s)
         return lag, lag.sample(now_s, pull.offset, pull.peer_end_offset, is_connected=_is_connected(pull))
 
     def _age_s(self, consumer: ConsumerState, space: ConsumerSpace | None) -> float | None:
@@ -244,7 +261,7 @@ class StatusCollector:
             connected=connected,
             position=pull.offset,
             end_offset=pull.peer_end_offset,
-            lag_seconds=lag_s if pull.last_answer_ms is not None else None,
+            lag_seconds=lag_s if pull.last_answer_ms is not None or self._is_overdue(pull) else None,
             lag_seconds_max=lag.lag_s_max,
             trouble=pull.lost_reason or "",
             catch_up=pull.catch_up and _status(CatchUpStatus, pull.catch_up),
@@ -253,6 +270,11 @@ class StatusCollector:
             fenced=pull.asking is Asking.FENCED,
             blocked=pull.asking is Asking.BLOCKED,
         )
+
+    def _is_overdue(self, pull: PullStatistics) -> bool:
+        """Whether a pull that went well in an earlier process had time enough for its first answer in this one."""
+        up_ms = _now_unix_ms() - self._started_unix_ms
+        return self._recorded is not None and pull.offset > 0 and up_ms >= ANSWER_S_MAX * 1000
 
     def _requests(self) -> RequestStatus:
         counted = self._store.statistics()

@@ -6,16 +6,14 @@ are never opened. The tags of all nodes have the same definitions; they are kept
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-import msgspec
-
 from agent.batch import Kind, Origin
 from agent.fact_store import BatchSummary, StoreReader
-from agent.message import HEALTH_PREFIX, HEALTH_STREAM, Json, TagDefinition
+from agent.health.samples import read_health
+from agent.message import HEALTH_STREAM, TagDefinition
 from agent.page.named_ends import NamedEnds
 from agent.query.scan import Bounds, Dictionary, Scanner
 
@@ -95,19 +93,10 @@ class HealthTail:
         return 0 if is_read else None
 
     def _open(self, scanner: Scanner, zone: str, summary: BatchSummary) -> ZoneHealth | None:
-        values: dict[str, Any]
-        only = frozenset({HEALTH_STREAM})
-        bounds, at_ns, values = Bounds(only, offset_min=summary.first_offset, offset_max=summary.last_offset), 0, {}
-        for facts in scanner.scan(bounds):
-            times_ns = facts.column("source_time_ns")
-            at_ns = max(times_ns)
-            for subject, value, time_ns in zip(facts.column("subject"), facts.values(), times_ns, strict=True):
-                # A batch may hold two moments; the later one alone is the present state.
-                if time_ns == at_ns and subject is not None and subject.startswith(HEALTH_PREFIX):
-                    values[sys.intern(subject.removeprefix(HEALTH_PREFIX))] = plain(value)
+        bounds = Bounds(frozenset({HEALTH_STREAM}), offset_min=summary.first_offset, offset_max=summary.last_offset)
+        at_ns, values = read_health(
+            sample
+            for facts in scanner.scan(bounds)
+            for sample in zip(facts.column("subject"), facts.column("source_time_ns"), facts.values(), strict=True)
+        )
         return ZoneHealth(zone, at_ns // 1_000_000, values, summary.first_offset) if values else None
-
-
-def plain(value: object) -> Any:
-    """A value of a sample as the page shows it."""
-    return msgspec.json.decode(value.data) if isinstance(value, Json) else value

@@ -13,13 +13,13 @@ import msgspec
 
 from agent.client import AsyncClient, NodeSilent
 from agent.fact_store import StoreError
-from agent.health.samples import health_samples
+from agent.health.samples import health_samples, plain
 from agent.health.snapshot import NodeSnapshot
 from agent.health.verdict import Verdict, assess
 from agent.message import HEALTH_PREFIX
 from agent.page.facts import Facts
 from agent.page.fleet import ZoneRow, fleet_rows
-from agent.page.health_tail import ZoneHealth, plain
+from agent.page.health_tail import ZoneHealth
 from agent.page.zone_view import ZoneView, zone_view
 from agent.settings.node import IdentitySettings
 

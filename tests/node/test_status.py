@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -17,12 +17,22 @@ from agent.config import ConfigFile
 from agent.fact_store import FactStore
 from agent.fact_store.log.errors import ArtifactsFull, StoreUnusable
 from agent.fact_store.read.forecast import ConsumerSpace, StoreSpace
-from agent.health.snapshot import CatchUpStatus, ComparisonStatus, EventStatus, PacingStatus, UnreferencedStatus
+from agent.health.samples import health_samples
+from agent.health.snapshot import (
+    CatchUpStatus,
+    ComparisonStatus,
+    EventStatus,
+    PacingStatus,
+    PeerStatus,
+    UnreferencedStatus,
+)
 from agent.health.verdict import assess
 from agent.ingest.supervisor import EventStatistics, Ingest, SourceStatistics, State
 from agent.local_socket.serving import RequestHandler
 from agent.message import Envelope, Fact, Message, Sample, TagDefinition
+from agent.node import status
 from agent.node.broker_runtime import BrokerRuntime
+from agent.node.health_recorder import HealthRecorder
 from agent.node.reload import Reloader
 from agent.node.status import StatusCollector
 from agent.node.trust import TrustFiles
@@ -163,6 +173,32 @@ def test_the_reasons_that_delay_a_pull(tmp_path: Path) -> None:
             assert found.pacing == PacingStatus(50_000, asking is Asking.PACED, 8.863, 1_831, 438_602)
             assert found.page_waits == "full"
         assert collector._peer(pull_statistics(asking=Asking.WAITING, pacing=None)).pacing is None
+
+
+async def test_a_restart_while_the_peer_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was wrong keeps its beginning, and a pull without an answer is as late as the node that recorded it was, and
+    the time since; not within the first half minute, nor where nothing was ever pulled, nor once it is answered."""
+    began_ms = 1_790_000_000_000
+    monkeypatch.setattr(status, "_now_unix_ms", lambda: began_ms)
+    away = pull_statistics(
+        stream=STREAM, offset=30, peer_end_offset=30, last_answer_ms=None, lost_reason="gone", pacing=None
+    )
+    with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
+        before = collector_of(store, tmp_path).snapshot()
+        lost = PeerStatus("plant-b", STREAM, False, 30, 30, lag_seconds=40.0, trouble="gone")
+        before = replace(before, taken_unix_ms=began_ms - 600_000, peers=(lost,), since={"broken": began_ms - 640_000})
+        verdict = assess(before)
+        await HealthRecorder(store, Mock())._record(health_samples(before, verdict), before.taken_unix_ms)
+    with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
+        collector = collector_of(store, tmp_path)
+        collector.recall()
+        assert collector._since["broken"] == began_ms - 640_000
+        assert collector._since[f"peer_silent peer plant-b/{STREAM}"] == before.taken_unix_ms
+        assert collector._peer(away).lag_seconds is None
+        monkeypatch.setattr(status, "_now_unix_ms", lambda: began_ms + 31_000)
+        assert collector._peer(away).lag_seconds == pytest.approx(640, abs=5)
+        assert collector._peer(replace(away, offset=0, stream="new")).lag_seconds is None
+        assert collector._peer(replace(away, lost_reason=None, last_answer_ms=1)).lag_seconds == 0.0
 
 
 def test_counters_of_pulls_and_comparisons_reach_the_status(tmp_path: Path) -> None:
