@@ -6,10 +6,13 @@ from contextlib import closing
 
 import pytest
 
+from tests.foreign.client import CLIENT_JS, PERL, ZSTD
 from tests.foreign.modbus.device import LIBMODBUS, MODBUS_SERIAL, SOCAT
 from tests.foreign.server import NODE_OPCUA, OPEN62541, ForeignServer
 
-STACKS = {stack.name: stack for stack in (NODE_OPCUA, OPEN62541, LIBMODBUS, MODBUS_SERIAL, SOCAT)}
+STACKS = {
+    stack.name: stack for stack in (NODE_OPCUA, OPEN62541, LIBMODBUS, MODBUS_SERIAL, SOCAT, CLIENT_JS, PERL, ZSTD)
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
