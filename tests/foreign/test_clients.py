@@ -192,7 +192,7 @@ def plant(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plant]:
             signer={"cert": signers[LAB].cert_file, "key": signers[LAB].key_file},
             trust={PLANT: [signers[PLANT].cert_file]},
         )
-        command = [sys.executable, "-m", "agent.cli", "run", "--config", folder / "node" / "node.toml"]
+        command = [sys.executable, "-m", "agent.cli", "run", "--config", str(folder / "node" / "node.toml")]
         made = Plant(folder, Child("node", command, folder / "node.log"), client, keys)
         fill(made)
         stack.callback(made.node.kill)
@@ -247,7 +247,7 @@ def test_confirmed_facts_are_released(plant: Plant) -> None:
     seen = plant.read("late")
     assert seen["holes"] == [[1, first - 1, "expired"]]
     assert differences(plant.found("late"), plant.exported()) == ""
-    last = {"last_offset": first + 9, "life": plant.rows[first]["life"]}
+    last: dict[str, Any] = {"last_offset": first + 9, "life": plant.rows[first]["life"]}
     page = plant.client.ask(PLANT, "FetchRange", stream=TELEMETRY, first_offset=first + 3, **last, limit=100)
     assert (page["covers"], page["slices"], page["proven"]) == ([first + 3, first + 9], 1, 0)
     whole = plant.client.ask(
@@ -336,7 +336,7 @@ def test_wrong_requests(plant: Plant) -> None:
     """A missing or wrong signature is refused before a change, and not looked at before a read; a request without an
     expiry is refused, an object too deep too."""
     ask = plant.client.ask
-    fetch = {"consumer_name": f"{LAB}.whole", "stream": TELEMETRY, "limit": 1}
+    fetch: dict[str, Any] = {"consumer_name": f"{LAB}.whole", "stream": TELEMETRY, "limit": 1}
     for spoil in ("signature", "none"):
         assert ask(PLANT, "FetchFacts", spoil=spoil, **fetch)["header"]["error"]["code"] == "unsigned_request"
         assert ask(PLANT, "GetCursor", spoil=spoil, consumer_name=f"{LAB}.whole")["header"]["status"] == "ok"
