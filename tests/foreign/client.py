@@ -1,5 +1,5 @@
-"""The client in JavaScript and the decoder in Perl, which were written from docs/developers alone, as a test drives them,
-and the facts that they must find."""
+"""The client in JavaScript and the decoder in Perl, written from docs/developers alone, as a test drives them, and the
+facts that they must find."""
 
 from __future__ import annotations
 
