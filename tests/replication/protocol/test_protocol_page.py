@@ -82,12 +82,12 @@ def hexdump(data: bytes) -> str:
 def generated() -> dict[str, str]:
     """The generated parts of the page, by the comment before each."""
     rows = "\n".join(
-        f"| `{row.code}` | {row.fault.value} | {'yes' if row.retryable else 'no'} | {row.meaning} | {row.hint} |"
+        f"| `{row.code}` | {row.fault.value} | {'yes' if row.retryable else 'no'} | {row.meaning} |"
         for row in ERRORS.values()
     )
     return {
         "errors: from agent/replication/protocol/errors.py": (
-            f"| code | whose | retry | meaning | what to do |\n| --- | --- | --- | --- | --- |\n{rows}"
+            f"| code | whose | retry | meaning |\n| --- | --- | --- | --- |\n{rows}"
         ),
         "example: request": f"```json\n{request().decode()}\n```",
         "example: answer": f"```text\n{hexdump(answer())}\n```",
