@@ -29,7 +29,7 @@ LIFE = {"begins": datetime(2020, 1, 1, tzinfo=UTC), "ends": datetime(2100, 1, 1,
 MADE = {zone: make(zone, **LIFE) for zone in ("plant-a", "evil")}  # type: ignore[arg-type]
 SIGNERS = {zone: ZoneSigner(signing_key(one), one.der) for zone, one in MADE.items()}
 TRUST = SignerTrust(pins={"plant-a": frozenset({MADE["plant-a"].sha256})})
-SIGNED_ANSWER = b"\xff" * 4  # docs/developers/protocol.md, Payloads
+SIGNED_ANSWER = b"\xff" * 4  # docs/developers/protocol.md, Proofs
 
 
 def header(status: str, life: str, **fields: object) -> bytes:
