@@ -3,8 +3,9 @@ nothing when they are up to date.
 
 The rules of a setting are taken from the code that enforces them: a record is made with values that break them, and the
 page shows the answers. The meaning of a setting comes from the node.toml that `bsfg init` writes. Commands are
-described by the first part of their `--help`. The texts about log lines and incidents are written in log.md itself; a
-new one gets an empty row there, which a test refuses. Run it after changing a setting, a command or a log line.
+described by the first paragraph of their `--help`. The texts about log lines and incidents are written in log.md
+itself; a new one gets an empty row there, which a test refuses. Run it after changing a setting, a command or a log
+line.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ _GOOD: dict[str, object] = {  # for settings without a default, and for those th
     "private_key_file": Path("a"),
 }
 _WIDTH = 120
+_EVERYWHERE = frozenset({"--config", "--json"})
 _SETTING = re.compile(r"(?:# )?([a-z_0-9]+) = .+")
 _SECTION = re.compile(r"(?:# )?\[\[?([a-z]+)\]\]?")
 
@@ -93,9 +95,9 @@ _COMMANDS = """# Commands
 
 <!-- from the code: python tools/draw_reference.py -->
 
-Every command of `bsfg`, with its arguments and options. `bsfg COMMAND --help` explains the options with their defaults.
-The exit status is 0 for a good result, 1 for a bad one and 2 for wrong usage. `--config` names a node.toml or a node
-of /etc/bsfg, `--json` prints JSON. [Benchmarks](../developers/benchmarks.md) has the commands of `bsfg bench`.
+Every command of `bsfg`, with its arguments and options. `bsfg COMMAND --help` says the rest. The exit status is 0 for a
+good result, 1 for a bad one and 2 for wrong usage. Nearly every command also takes `--config` (a node.toml, or a node of
+/etc/bsfg) and `--json`. [Benchmarks](../developers/benchmarks.md) has the commands of `bsfg bench`.
 """
 
 
@@ -141,8 +143,14 @@ def configuration() -> str:
 
 def commands() -> str:
     """The page of the commands."""
-    tree = ((path, command) for path, command in walk(bsfg, "bsfg") if not path.startswith("bsfg bench "))
-    return wrapped("\n".join([_COMMANDS, *(_command(path, command) for path, command in tree)]), is_python=False)
+    drawn, shared = [_COMMANDS], _EVERYWHERE
+    for path, command in walk(bsfg, "bsfg"):
+        if path.startswith("bsfg bench "):
+            continue
+        if isinstance(command, click.Group) or path.count(" ") < 2:
+            shared = _EVERYWHERE | frozenset(shared_options(command) if isinstance(command, click.Group) else ())
+        drawn.append(_command(path, command, shared if _connects(command) else _EVERYWHERE))
+    return wrapped("\n".join(drawn), is_python=False)
 
 
 def log() -> str:
@@ -275,18 +283,34 @@ def _filled(text: str, indent: str = "") -> str:
     return textwrap.fill(text, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
-def _command(path: str, command: click.Command) -> str:
-    """What the help says of a command, its arguments, and its options without their texts."""
+def _command(path: str, command: click.Command, shared: frozenset[str]) -> str:
+    """The first part of a command's help, its arguments, and its options without their texts and the shared ones."""
+    told = " ".join(inspect.cleandoc(command.help or "").split("\n\n")[0].split())
     context = click.Context(command, info_name=path)
-    told = [" ".join(one.split()) for one in inspect.cleandoc(command.help or "").split("\n\n")]
-    pieces = [] if isinstance(command, click.Group) else command.collect_usage_pieces(context)
-    usage = " ".join([path, *(piece for piece in pieces if piece != "[OPTIONS]")])
-    parts = [f"{'##' if path.count(' ') < 2 else '###'} {usage}", *map(_filled, told)]
-    records = [one.get_help_record(context) for one in command.params if isinstance(one, click.Option)]
-    names = [f"`{re.sub(' [A-Z_:]+( RANGE)?$', '', names)}`" for names, _ in filter(None, records)]
-    if names:
-        parts.append(_filled(", ".join(names)))
-    return "\n\n".join(part for part in parts if part) + "\n"
+    is_group = isinstance(command, click.Group)
+    pieces = [] if is_group else [piece for piece in command.collect_usage_pieces(context) if piece != "[OPTIONS]"]
+    parts = [f"{'##' if path.count(' ') < 2 else '###'} {' '.join([path, *pieces])}", _filled(told)]
+    own = ", ".join(f"`{name}`" for name in option_names(command) if name not in shared)
+    if is_group and (below := shared_options(command)):
+        own = f"Where one connects to a server or device: {', '.join(f'`{name}`' for name in below if name not in _EVERYWHERE)}."
+    return "\n\n".join(part for part in (*parts, _filled(own)) if part) + "\n"
+
+
+def option_names(command: click.Command) -> list[str]:
+    """The options of a command as its help names them."""
+    context = click.Context(command)
+    records = (one.get_help_record(context) for one in command.params if isinstance(one, click.Option))
+    return [re.sub(" [A-Z_:]+( RANGE)?$", "", names) for names, _ in filter(None, records)]
+
+
+def _connects(command: click.Command) -> bool:
+    return bool({"url", "device"} & {one.name for one in command.params})
+
+
+def shared_options(group: click.Group) -> list[str]:
+    """The options that every command of a group has with which it connects to a URL or DEVICE."""
+    lists = [option_names(command) for path, command in walk(group, "") if path.count(" ") == 1 and _connects(command)]
+    return [name for name in lists[0] if all(name in names for names in lists)] if lists else []
 
 
 PAGES = {"configuration.md": configuration, "commands.md": commands, "log.md": log}

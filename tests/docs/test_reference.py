@@ -83,9 +83,10 @@ def test_an_unreadable_log_call_is_refused() -> None:
 
 
 def test_every_command_and_option_is_described() -> None:
-    """Each command has a heading and a sentence, and each of its options a help text and its name there; those of
-    `bench` are on the page of the benchmarks."""
+    """Each command has a heading and a sentence, and each of its options a help text and its name there, in its group
+    or at the top; those of `bench` are on the page of the benchmarks."""
     page = commands()
+    top, group = page.partition("## bsfg\n")[0], ""
     for path, command in walk(bsfg, "bsfg"):
         if path.startswith("bsfg bench "):
             assert f"`{path.split()[2]}`" in (REFERENCE.parent / "developers/benchmarks.md").read_text("utf-8")
@@ -93,7 +94,8 @@ def test_every_command_and_option_is_described() -> None:
         (entry,) = re.findall(rf"^##+ {path}(?: [^a-z\n][^\n]*)?\n(.*?)(?=^##+ |\Z)", page, re.MULTILINE | re.DOTALL)
         assert entry.strip().splitlines()[0].strip(), path
         assert command.help, path
+        group = entry if isinstance(command, click.Group) else group
         for one in command.params:
             if isinstance(one, click.Option):
                 assert one.help, (path, one.name)
-                assert f"`{', '.join(sorted(one.opts, key=len))}" in entry, (path, one.name)
+                assert f"`{', '.join(sorted(one.opts, key=len))}" in f"{entry}{group}{top}", (path, one.name)
