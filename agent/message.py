@@ -213,6 +213,11 @@ def canonical_json(value: Any) -> bytes:
     return data
 
 
+def canonical_form(name: str, data: bytes) -> bytes:
+    """RFC 8785 bytes of JSON from outside, most of which is canonical already. Raises MessageError as `parse_json`."""
+    return data if _are_plainly_canonical([data]) else canonical_json(parse_json(name, data))
+
+
 def parse_json(name: str, data: bytes) -> Any:
     """A JSON value from UTF-8 bytes. Raises MessageError, also for values without a canonical form: duplicate keys, NaN
     and infinities, integers that a double would change, structures deeper than JSON_DEPTH_MAX.

@@ -25,8 +25,16 @@ from agent.replication.protocol.errors import MalformedMessage
 from agent.replication.protocol.messages import ErrorAnswer
 
 ANSWER_S_MAX = 30.0
+KEPT_MAX = 4
+"""Idle connections that a client keeps, of the node's 32 places for all."""
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Kept = list[Connection]
 AnyRequest = Request | protocol.Request
 _AnswerT = TypeVar("_AnswerT", bound=msgspec.Struct)
+
+
+class _Ended(LocalError):
+    """The connection ended before an answer."""
 
 
 class Reply(NamedTuple):
@@ -46,9 +54,12 @@ def accepted(reply: Reply, kind: type[_AnswerT]) -> _AnswerT:
     return reply.answer
 
 
-async def ask(state_dir: Path, request: AnyRequest, waits_ms: int = 0, instance: str = "") -> Reply:
+async def ask(
+    state_dir: Path, request: AnyRequest, waits_ms: int = 0, instance: str = "", kept: Kept | None = None
+) -> Reply:
     """Ask the node that runs on this state folder. `waits_ms` is the time for which the request itself may wait for
-    others (facts, acks); `instance` the one that holds the leases.
+    others (facts, acks); `instance` the one that holds the leases. A connection of `kept` is used if one is idle, and
+    kept there afterwards; otherwise it serves one request.
 
     Raises FileNotFoundError or ConnectionRefusedError when no node runs, StateFolderUnusable when the folder cannot be
     entered, MalformedMessage for a request that is too large, and LocalError when the node ends before it answers or
@@ -56,30 +67,43 @@ async def ask(state_dir: Path, request: AnyRequest, waits_ms: int = 0, instance:
     """
     payload = encode_request(request, REQUEST_BYTES_MAX)
     if instance:
-        payload = b'{"instance":' + msgspec.json.encode(instance) + b"," + payload[1:]
+        payload = payload[:-1] + b',"instance":' + msgspec.json.encode(instance) + b"}"
+    wait_s = ANSWER_S_MAX + waits_ms / 1000
+    while kept:
+        try:
+            return await _exchanged(kept.pop(), payload, wait_s, kept)
+        except _Ended:  # the node was restarted or gave the place away while it was idle; every request may be repeated
+            continue
     try:
         with socket_address(state_dir) as address:
-            reader, writer = await asyncio.open_unix_connection(address, limit=ANSWER_BYTES_MAX)
+            connection = await asyncio.open_unix_connection(address, limit=ANSWER_BYTES_MAX)
     except (FileNotFoundError, ConnectionRefusedError):
         raise
     except OSError as error:
         raise StateFolderUnusable(f"{state_dir}: {error.strerror}") from error
-    wait_s = ANSWER_S_MAX + waits_ms / 1000
+    return await _exchanged(connection, payload, wait_s, kept)
+
+
+async def _exchanged(connection: Connection, payload: bytes, wait_s: float, kept: Kept | None) -> Reply:
+    """The answer to a request. The connection is then kept, or closed."""
+    reader, writer = connection
     try:
         writer.write(framed(payload))
         async with timeout(wait_s):
             length = min(await read_length(reader), ANSWER_BYTES_MAX)
             answer = await reader.readexactly(length)
-            return Reply(*decode_answer(answer, ANSWER_DECODERS, ANSWER_BYTES_MAX))
+        reply = Reply(*decode_answer(answer, ANSWER_DECODERS, ANSWER_BYTES_MAX))
+        if kept is not None and len(kept) < KEPT_MAX:
+            kept.append(connection)
+        return reply
     except MalformedMessage as error:
         raise LocalError(
             f"the node's answer cannot be read: {error}", "update the older of the two programs"
         ) from error
     except (asyncio.IncompleteReadError, ConnectionError) as error:
-        raise LocalError(
-            "the node ended before it answered", "ask again; the same message_id is stored once"
-        ) from error
+        raise _Ended("the node ended before it answered", "ask again; the same message_id is stored once") from error
     except TimeoutError as error:
         raise LocalError(f"the node did not answer in {wait_s:.0f} s", "see `bsfg status` and its log") from error
     finally:
-        writer.close()
+        if kept is None or connection not in kept:
+            writer.close()

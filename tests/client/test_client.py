@@ -4,7 +4,7 @@ import asyncio
 import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from unittest.mock import Mock
@@ -14,11 +14,13 @@ import pytest
 from agent.client import AsyncClient, Client, NodeSilent
 from agent.fact_store import FactStore
 from agent.local_socket import SOCKET, LocalError
+from agent.local_socket.client import KEPT_MAX
 from agent.local_socket.serving import RequestHandler, serve
 from agent.message import Sample, TagDefinition
 from agent.node.latest import latest_lookup
 from agent.pages import Hole
 from agent.positions import Position
+from agent.replication.protocol.messages import AppendedEntry
 from tests.support.relay_store import ALARMS, HOLES, TELEMETRY, opened, placed, relay_store
 from tests.support.served_store import served_store
 from tests.waiting import wait_until_async
@@ -38,6 +40,27 @@ async def served(store: FactStore, folder: Path) -> AsyncIterator[AsyncClient]:
         yield AsyncClient(folder, "one")
     finally:
         serving.cancel()
+
+
+async def test_connections_are_kept_and_renewed(tmp_path: Path) -> None:
+    """In a block, requests one after the other use one connection; simultaneous ones have one each, of which four stay.
+    A node that was restarted in between costs no request."""
+
+    def request(number: int) -> Awaitable[AppendedEntry]:
+        return node.append("order:1", "released", number, message_id=str(number))
+
+    async with AsyncClient(tmp_path) as node:
+        async with served_store(tmp_path):
+            for number in range(3):
+                await request(number)
+                assert len(node._kept or []) == 1
+            await asyncio.gather(*(request(number) for number in range(10, 16)))
+            assert len(node._kept or []) == KEPT_MAX
+        async with served_store(tmp_path):
+            assert (await request(0)).outcome == "noop_already_applied"
+            assert len(node._kept or []) == 1
+        with pytest.raises(NodeSilent):
+            await request(4)
 
 
 async def test_a_fact_is_appended_fetched_and_confirmed(tmp_path: Path) -> None:

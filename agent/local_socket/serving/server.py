@@ -141,7 +141,8 @@ async def _answer_one(
     else:
         try:
             request = decode_request(payload, REQUEST_DECODERS, REQUEST_BYTES_MAX)
-            asked = _ASKING.decode(payload)
+            # Most requests name none, and a message may be large: no further pass over it.
+            instance = _ASKING.decode(payload).instance if b'"instance"' in payload else ""
         except (MalformedMessage, msgspec.MsgspecError) as error:
             code, operation = getattr(error, "code", "bad_request"), getattr(error, "operation", "")
             hint = "docs/developers/protocol.md has the requests, agent/local_socket/messages.py those of the socket"
@@ -149,7 +150,7 @@ async def _answer_one(
         else:
             if is_own or isinstance(request, LOOKING_REQUESTS) or _only_looks(request):
                 with places.busy(writer):
-                    reply = await handler.answer(request, asked.instance or connection)
+                    reply = await handler.answer(request, instance or connection)
             else:
                 user = user_name(os.geteuid())
                 reply = handler.refused(

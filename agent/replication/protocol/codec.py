@@ -79,6 +79,7 @@ _NO_OTHERS: Decoders = {}
 _ERROR = msgspec.json.Decoder(ErrorAnswer)
 _HEARTBEAT = msgspec.json.Decoder(_Heartbeat)
 _OBJECT_START = f'{{"protocol":"{PROTOCOL}","version":"{VERSION}",'.encode()
+_REQUEST_START = _OBJECT_START + b'"operation":"'
 
 
 def encode_request(request: msgspec.Struct, bytes_max: int = REQUEST_BYTES_MAX) -> bytes:
@@ -95,13 +96,13 @@ def decode_request(payload: bytes, others: Decoders = _NO_OTHERS, bytes_max: int
     if len(payload) > bytes_max:
         raise _too_large(payload, bytes_max)
     _check_depth(payload)
-    head = _decode_head(_REQUEST_HEAD, payload)
-    if (other := others.get(head.operation)) is not None:
-        return _decode(other, payload, head.operation)
-    decoder = _REQUESTS.get(head.operation)
+    operation = _operation(payload)
+    if (other := others.get(operation)) is not None:
+        return _decode(other, payload, operation)
+    decoder = _REQUESTS.get(operation)
     if decoder is None:
-        raise MalformedMessage(f"operation {head.operation[:64]!r} is unknown", "unknown_operation", head.operation)
-    request: Request = _decode(decoder, payload, head.operation)
+        raise MalformedMessage(f"operation {operation[:64]!r} is unknown", "unknown_operation", operation)
+    request: Request = _decode(decoder, payload, operation)
     request.check()
     return request
 
@@ -172,6 +173,13 @@ def decode_answer(
         raise MalformedMessage(f"{len(payload) - attachment_at} bytes attached, the header lists {sum(lengths)}")
     ends = list(accumulate(lengths, initial=attachment_at))
     return answer, [bytes(payload[start:end]) for start, end in pairwise(ends)]
+
+
+def _operation(payload: bytes) -> str:
+    """The operation of a request. One that begins as ours do is not parsed for it: a message may be large."""
+    if payload.startswith(_REQUEST_START):
+        return payload[len(_REQUEST_START) : payload.find(b'"', len(_REQUEST_START))][:64].decode("ascii", "replace")
+    return _decode_head(_REQUEST_HEAD, payload).operation
 
 
 def _too_large(payload: bytes, bytes_max: int) -> MalformedMessage:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agent.append_contract import NO_PRECONDITION, Precondition, check_from_zone, check_producer
-from agent.message import Fact, Message, MessageError, canonical_json, check_message, parse_json
+from agent.message import Fact, Message, MessageError, canonical_form, check_message
 from agent.replication.protocol.messages import AppendFact, NewMessage
 from agent.replication.serving.outcomes import Refuse
 
@@ -58,7 +58,7 @@ def refuse_message(messages: Sequence[Message], error: MessageError) -> Refuse:
 
 
 def _message(asked: NewMessage) -> Message:
-    content = canonical_json(parse_json("object", bytes(asked.fact.object)))
+    content = canonical_form("object", bytes(asked.fact.object))
     return Message(asked.envelope, Fact(asked.fact.subject, asked.fact.predicate, content))
 
 
