@@ -119,7 +119,8 @@ class Delivery:
         """Record the samples and gaps that are due because time has passed."""
         self.turns_total += 1
         await self._record(self.sampler.due(now_ns))
-        await self.recorder.flush_gaps()
+        self.recorder.hand_in_gaps()
+        await self.recorder.settle()
 
     async def lose(
         self,

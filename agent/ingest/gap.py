@@ -7,7 +7,6 @@ that many losses make few facts. The caller decides when to append it. `complete
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from agent.message import Envelope, Fact, Message, canonical_json, time_text
@@ -91,11 +90,6 @@ class GapLog:
         gaps = list(self._open.values())
         self._open.clear()
         return gaps
-
-    def put_back(self, gaps: Iterable[Gap]) -> None:
-        """Return gaps that were taken and could not be stored."""
-        for gap in gaps:
-            self.add(gap)
 
 
 def gap_message(gap: Gap, zone: str, produced_at_unix_ms: int, predicate: str = GAP_PREDICATE) -> Message:

@@ -186,46 +186,25 @@ class Recorder:
         await self._settle_done()
 
     def add_gap(self, gap: Gap) -> None:
-        """Note a gap. The next `flush_gaps` or `hand_in_gaps` that is due appends it as a fact. An outage is due at
-        once."""
+        """Note a gap. The next `hand_in_gaps` that is due makes it a fact. An outage is due at once."""
         self.lost_total += gap.count
         self._gaps.add(gap)
         if gap.reason in OUTAGE_REASONS:
             self._gaps_due_s = 0.0
 
-    def hand_in_gaps(self) -> None:
+    def hand_in_gaps(self, *, at_once: bool = False) -> None:
         """Hand in the gaps that are due, ahead of the facts that follow: if the process is killed, the store must not
-        hold values that came after a loss without the fact of that loss. The caller then awaits `settle`."""
-        if not self._gaps or time.monotonic() < self._gaps_due_s:
-            return
-        self._gaps_due_s = time.monotonic() + GAP_INTERVAL_S
-        for gap in self._gaps.take():
-            append = partial(self._store.append_message, self._operational_stream, self._gap_message(gap))
-            flight = _Flight(append, 0, 1, [gap.last_time_ns], gap)
-            flight.value_ns = 0
-            self._take_over(flight)
-
-    def _gap_message(self, gap: Gap) -> Message:
-        return gap_message(gap, self.zone, time.time_ns() // 1_000_000, self._gap_predicate)
-
-    async def flush_gaps(self, *, at_once: bool = False) -> None:
-        """Append the noted gaps as facts, at most once in GAP_INTERVAL_S unless `at_once`. If the store refuses, they
-        are kept and this returns."""
+        hold values that came after a loss without the fact of that loss. They are due once in GAP_INTERVAL_S, or
+        `at_once`. The caller then awaits `settle`."""
         if not self._gaps or (time.monotonic() < self._gaps_due_s and not at_once):
             return
         self._gaps_due_s = time.monotonic() + GAP_INTERVAL_S
-        gaps = self._gaps.take()
-        while gaps:
-            try:
-                await _committed(self._store.append_message(self._operational_stream, self._gap_message(gaps[0])))
-            except self._refusals:
-                self.refused_total += 1
-                self._gaps.put_back(gaps)
-                return
-            except BaseException:
-                self._gaps.put_back(gaps)
-                raise
-            gaps.pop(0)
+        for gap in self._gaps.take():
+            message = gap_message(gap, self.zone, time.time_ns() // 1_000_000, self._gap_predicate)
+            append = partial(self._store.append_message, self._operational_stream, message)
+            flight = _Flight(append, 0, 1, [gap.last_time_ns], gap)
+            flight.value_ns = 0
+            self._take_over(flight)
 
     def continue_from(self, parts: Mapping[str, Stored]) -> None:
         """An earlier process has stored this."""
@@ -269,10 +248,9 @@ class Recorder:
 
     async def drain(self) -> None:
         """Wait until everything handed in is committed, gaps included."""
-        await self._launch()
+        self.hand_in_gaps(at_once=True)
         while self._flights:
             await self._settle_oldest()
-        await self.flush_gaps(at_once=True)
 
     async def _launch(self) -> None:
         """Append what has no future yet, the oldest first. Waits while the store refuses."""

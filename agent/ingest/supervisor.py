@@ -483,7 +483,8 @@ class SourceSupervisor:
         now = source.now()
         since_ns = None if outage.since is None else outage.since.on(now)
         await delivery.lose(quality.BAD_COMMUNICATION_ERROR, now.time_ns, since_ns=since_ns)
-        await self._recorder.flush_gaps(at_once=True)
+        self._recorder.hand_in_gaps(at_once=True)
+        await self._recorder.settle()
 
     def _came_up(self) -> None:
         self._become(Event.UP)

@@ -118,16 +118,12 @@ async def test_gaps_become_one_fact_for_each_reason() -> None:
     """A storm of losses is told once, with its whole range and count, and told again only for what came after."""
     store = FakeStore()
     one = recorder(store)
-    store.refusing = True
     for n in range(100):
         one.add_gap(
             Gap("plc", STORE_REFUSED, 1_000_000_000 + n, 2_000_000_000 + n, 5, count_exact=True, tags=("tag:a/b",))
         )
-    await one.flush_gaps(at_once=True)
-    assert not store.messages
-    store.refusing = False
-    await one.flush_gaps(at_once=True)
-    await one.flush_gaps(at_once=True)
+    await one.drain()
+    await one.drain()
     (message,) = store.messages.values()
     assert (message.fact.subject, message.fact.predicate) == ("source:plc", "samples_lost")
     content = json.loads(message.fact.object_json)
@@ -189,13 +185,13 @@ async def test_a_gap_whose_append_is_not_waited_for_is_kept(monkeypatch: pytest.
     """A source that ends while the store commits its gap does not know whether the store took it: it is told again."""
     store = FakeStore()
     one = recorder(store)
-    under_way = Future[Any]()
-    with monkeypatch.context() as patched:
-        patched.setattr(store, "append_message", lambda *_: under_way)
-        one.add_gap(Gap("plc", SOURCE_LOST, 1, 2, 5, count_exact=True))
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0):
-                await one.flush_gaps(at_once=True)
+    under_way, append_message = Future[Any](), store.append_message
+    answers = [under_way]
+    monkeypatch.setattr(store, "append_message", lambda *args: answers.pop() if answers else append_message(*args))
+    one.add_gap(Gap("plc", SOURCE_LOST, 1, 2, 5, count_exact=True))
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0):
+            await one.drain()
     assert not under_way.cancelled()
     under_way.set_exception(Busy("after all"))
     await one.drain()
@@ -386,7 +382,7 @@ async def test_a_source_is_complete_when_everything_before_is_committed(monkeypa
     assert await noted(5) == {"part 0": 5}
     one.add_gap(Gap("plc", SOURCE_LOST, 1, 2, 0, count_exact=False))
     assert await noted(7) == {"part 0": 5}
-    await one.flush_gaps(at_once=True)
+    await one.drain()
     store.refusing = True
     assert await noted(7) == {"part 0": 5}
     store.refusing = False

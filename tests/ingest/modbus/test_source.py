@@ -292,7 +292,7 @@ async def test_missed_polls_are_counted_and_a_fact() -> None:
     source = await made(store, tags=[TAGS[0], slow, third])
     await poll(source, Device())
     source._note_missed([Missed(1_000, 3, 0, 2 * 10**9)], 10**18, "polls_missed")
-    await source._delivery.recorder.flush_gaps(at_once=True)
+    await source._delivery.recorder.drain()
     assert source.polls_missed_total == 3
     (content,) = store.told()
     assert (content["reason"], content["count"], content["tags"]) == ("polls_missed", 6, ["tag:a/1", "tag:a/third"])

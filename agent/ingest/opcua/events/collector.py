@@ -240,8 +240,8 @@ class EventCollector:
                 async with timeout(TICK_S):
                     arrived = self._unrecorded = await self._buffer.get()
             except TimeoutError:
+                self._recorder.hand_in_gaps()
                 await self._recorder.settle()
-                await self._recorder.flush_gaps()
                 await self._note_complete()
                 continue
             await self._learn_types(arrived.content.events, session, service)
