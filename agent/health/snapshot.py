@@ -318,7 +318,7 @@ class EventStatus:
 
     events_total: Annotated[int, Counter("bsfg_source_events_total", "Events and states of conditions received.")]
     lost_total: Annotated[
-        int, Counter("bsfg_source_events_lost_total", "Events lost, at least; a fact records each loss.")
+        int, Counter("bsfg_source_events_lost_total", "Events received and lost; a fact records each loss.")
     ]
     conditions_retained: Annotated[
         int, Gauge("bsfg_source_conditions_retained", "Conditions that need an operator's attention.")

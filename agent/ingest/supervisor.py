@@ -65,7 +65,7 @@ class EventStatistics:
     """The events of a source since the start of the process. A time of 0: none yet."""
 
     events_total: int
-    lost_total: int  # a lower bound; a fact records each loss
+    lost_total: int  # received and not stored; a fact records each loss
     last_event_unix_ms: int
     conditions_retained: int
 

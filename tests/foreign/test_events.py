@@ -104,7 +104,7 @@ async def test_states_that_were_missed_come_by_a_refresh(server: ForeignServer, 
     changed = [m for m in run.store.events.values() if m.fact.predicate == "condition_changed"]
     assert [dict(m.envelope.labels) for m in changed[:2]] == [{}, {"refreshed": "true"}]
     (*_, missed) = [said(m) for m in run.store.messages.values() if m.fact.predicate == "events_lost"]
-    assert missed["reason"] == "event_subscription_lost"
+    assert missed["reason"] == "source_lost"
 
 
 async def test_events_of_a_broken_connection_arrive(server: ForeignServer, tmp_path: Path) -> None:

@@ -23,8 +23,15 @@ from agent.concurrency import TaskGroup, timeout
 from agent.ingest import quality
 from agent.ingest.completeness import Moment, Stored, spans
 from agent.ingest.errors import SourceLost
-from agent.ingest.gap import AGENT_STOPPED, CLOCK_SET_BACK, EVENTS_PART, Gap
-from agent.ingest.opcua.events import event_loss
+from agent.ingest.gap import (
+    AGENT_STOPPED,
+    CLOCK_SET_BACK,
+    EVENTS_PART,
+    NOT_DELIVERED,
+    SERVER_QUEUE_OVERFLOW,
+    SOURCE_LOST,
+    Gap,
+)
 from agent.ingest.opcua.events.conditions import AcceptedEvents, RefreshPlan, RetainedConditions
 from agent.ingest.opcua.events.event_fields import (
     QUEUE_OVERFLOW,
@@ -100,7 +107,6 @@ class EventCollector:
         if SERVER_OBJECT not in self._notifiers.values():
             self._nodes[len(self._notifiers) + 1] = SERVER_OBJECT
         self._buffer: asyncio.Queue[_Arrived] = asyncio.Queue(maxsize=BUFFER_PUBLICATIONS_MAX)
-        self._unbuffered: _Arrived | None = None  # waiting for room when the session ended
         self._unrecorded: _Arrived | None = None  # taken out of the buffer when the session ended
         self._conditions, self._refresh = RetainedConditions(), RefreshPlan()
         self._reported_retained: list[str] | None = None  # conditions in the last fact about a refresh
@@ -118,7 +124,7 @@ class EventCollector:
         """Replace everything of the previous subscription, except the time since which events are missing. `slower`:
         the revised time between keep-alives divided by the requested one."""
         if self._missing is None and self._complete is not None:
-            self._missing = self._complete, event_loss.SUBSCRIPTION_LOST
+            self._missing = self._complete, SOURCE_LOST
         self._subscription = _Subscription(number, slower * self._settings.liveness_timeout_ms / 1000)
         self._plan = ItemPlan(self._nodes, 1, self._settings.parked_retry_ms * MS)
         self._conditions.abandon()
@@ -173,9 +179,6 @@ class EventCollector:
             await self._record(self._unrecorded)
         while not self._buffer.empty():
             await self._record(self._buffer.get_nowait())
-        late, self._unbuffered = self._unbuffered, None
-        if late is not None:
-            await self._record(late)
         await self._recorder.drain()
 
     async def end(self) -> None:
@@ -200,13 +203,9 @@ class EventCollector:
         if content.status_change is not None and quality.is_bad(content.status_change):
             subscription.ended = status_name(content.status_change)
         arrived = _Arrived(content, header.more, self.clock.now(), self._complete or subscription.opened)
-        self._note_life(subscription, header)
         if content.events or content.unreadable:
-            try:
-                await self._buffer.put(arrived)
-            except asyncio.CancelledError:
-                self._unbuffered = arrived
-                raise
+            await self._buffer.put(arrived)  # if the session ends before, the server still holds it, or it is missing
+        self._note_life(subscription, header)
 
     def _note_life(self, subscription: _Subscription, header: Header) -> None:
         before = subscription.liveness.complete
@@ -225,13 +224,13 @@ class EventCollector:
         missing, self._missing = self._missing, None
         if missing is not None:
             since, why = missing
-            self._declare(why, since, now, 0)
+            self._declare(why, since, now)
 
     async def _note_missing(self, session: Session, missing: Missing) -> None:
         """A publication did not arrive, and the server does not hold it any more."""
         if missing.subscription_id == self._subscription.id:
             since = self._complete or self._subscription.opened
-            self._lose(event_loss.PUBLICATION_MISSING, since, await self.clock.read(session), 1)
+            self._lose(NOT_DELIVERED, since, await self.clock.read(session))
 
     async def _drain(self, session: Session, service: EventService) -> None:
         """The only task that records."""
@@ -316,25 +315,23 @@ class EventCollector:
         content = arrived.content
         last_ns = max(arrived.now.time_ns, *(one.time_ns for one in content.events), 0)  # a clock may be set ahead
         now = arrived.now._replace(time_ns=last_ns)
-        if reason := self._subscription.watch.take(content.events, more=arrived.more):
-            self._lose(reason, arrived.since, now, int(reason == event_loss.QUEUE_OVERFLOWED))
+        if self._subscription.watch.take(content.events, more=arrived.more):
+            self._lose(SERVER_QUEUE_OVERFLOW, arrived.since, now)
         if content.unreadable:
-            self._lose(event_loss.UNREADABLE, arrived.since, now, content.unreadable)
+            self._lose(NOT_DELIVERED, arrived.since, now)
 
-    def _lose(self, reason: str, since: Moment, now: Moment, count: int) -> None:
-        """Declare at least `count` lost events, and request the conditions again, because their changes may be among
-        them."""
-        self._declare(reason, since, now, count)
+    def _lose(self, reason: str, since: Moment, now: Moment) -> None:
+        """Declare lost events, and request the conditions again, because their changes may be among them."""
+        self._declare(reason, since, now)
         if self._conditions.is_refreshing:
             self._conditions.mark_incomplete()
             self._refresh.repeat_later(time.monotonic())
         else:
             self._refresh.want(time.monotonic())
 
-    def _declare(self, reason: str, since: Moment, now: Moment, count: int) -> None:
+    def _declare(self, reason: str, since: Moment, now: Moment) -> None:
         span, *before = spans(since, now)
-        is_exact = reason == event_loss.UNREADABLE
-        self._recorder.add_gap(Gap(self._settings.name, reason, *span, count, count_exact=is_exact))
+        self._recorder.add_gap(Gap(self._settings.name, reason, *span, 0, count_exact=False))
         for other in before:
             self._recorder.add_gap(Gap(self._settings.name, CLOCK_SET_BACK, *other, 0, count_exact=False))
 

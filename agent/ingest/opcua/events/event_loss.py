@@ -15,11 +15,6 @@ from collections.abc import Iterable, Mapping
 from agent.ingest.opcua.events.event_fields import QUEUE_OVERFLOW, Event
 
 EVENTS_LOST = "events_lost"  # the predicate of the fact
-QUEUE_OVERFLOWED = "event_queue_overflow"  # reported by the server
-QUEUE_FULL = "event_queue_full"  # the queue was full, so events may have been discarded
-SUBSCRIPTION_LOST = "event_subscription_lost"  # between two subscriptions
-PUBLICATION_MISSING = "event_publication_missing"  # sent by the server and not received
-UNREADABLE = "events_unreadable"  # a malformed event and those behind it
 
 
 class QueueWatch:
@@ -29,15 +24,13 @@ class QueueWatch:
         self._sizes = queue_sizes
         self._counts: Counter[int] = Counter()
 
-    def take(self, events: Iterable[Event], *, more: bool) -> str:
-        """Take in the events of a publication. Returns the reason of a loss; empty if there was none."""
-        reason = ""
+    def take(self, events: Iterable[Event], *, more: bool) -> bool:
+        """Take in the events of a publication. Whether some may be lost before it."""
+        has_overflowed = False
         for event in events:
             self._counts[event.handle] += 1
-            if event.is_of(QUEUE_OVERFLOW):
-                reason = QUEUE_OVERFLOWED
+            has_overflowed |= event.is_of(QUEUE_OVERFLOW)
         if more:
-            return reason
+            return has_overflowed
         counts, self._counts = self._counts, Counter()
-        is_full = any(1 < self._sizes.get(handle, 0) <= count for handle, count in counts.items())
-        return reason or (QUEUE_FULL if is_full else "")
+        return has_overflowed or any(1 < self._sizes.get(handle, 0) <= count for handle, count in counts.items())

@@ -10,8 +10,8 @@ from typing import Any
 
 from agent.config import read
 from agent.fact_store import FactStore, StoreReader
-from agent.ingest.gap import STORE_REJECTED, Gap, gap_message
-from agent.ingest.opcua.events import EVENTS_LOST, collector, event_loss, event_message
+from agent.ingest.gap import NOT_DELIVERED, SERVER_QUEUE_OVERFLOW, SOURCE_LOST, STORE_REJECTED, Gap, gap_message
+from agent.ingest.opcua.events import EVENTS_LOST, collector, event_message
 from agent.ingest.opcua.events.event_fields import ALL_FIELDS, Event, Text
 from agent.query.sql import SqlSession
 from agent.settings.node import NodeSettings
@@ -66,9 +66,8 @@ def test_the_example_is_the_message() -> None:
 def test_every_name_is_on_the_page() -> None:
     """Fields, predicates, reasons of losses; what the log says."""
     names = [field.name for field in ALL_FIELDS]
-    names += [value for value in vars(event_loss).values() if isinstance(value, str) and value.startswith("event")]
     names += [value for name, value in vars(event_message).items() if name.isupper() and isinstance(value, str)]
-    for name in (*names, STORE_REJECTED):
+    for name in (*names, EVENTS_LOST, SOURCE_LOST, SERVER_QUEUE_OVERFLOW, NOT_DELIVERED, STORE_REJECTED):
         assert f"`{name}`" in REFERENCE, name
     for action in collector.LINES:
         assert f"`{action}`" in OPERATE, action
@@ -87,7 +86,7 @@ def test_the_questions_are_answered(tmp_path: Path) -> None:
         for one in events:
             message = event_message.event_message(one, "plc", "plant-a", {}, S)
             store.appends.append_message("events", message).result()
-        gap = Gap("plc", event_loss.QUEUE_FULL, S, 2 * S, 0, count_exact=False)
+        gap = Gap("plc", SERVER_QUEUE_OVERFLOW, S, 2 * S, 0, count_exact=False)
         store.appends.append_message("facts.operational", gap_message(gap, "plant-a", 1, EVENTS_LOST)).result()
     (shown,) = re.findall(r"<!-- test: events -->\n(.*?)<!-- end -->", OPERATE, re.DOTALL)
     statements = [shlex.split(line)[2] for line in shown.strip().splitlines()]
@@ -95,4 +94,4 @@ def test_the_questions_are_answered(tmp_path: Path) -> None:
         latest, standing, lost = [list(session.ask(statement).rows) for statement in statements]
     assert len(latest) == 4
     assert [row[:3] for row in standing] == [("condition:plc/Tank/High", "Active", "Unacknowledged")]
-    assert lost == [("event_queue_full", "1970-01-01T00:00:01Z", "1970-01-01T00:00:02Z")]
+    assert lost == [("server_queue_overflow", "1970-01-01T00:00:01Z", "1970-01-01T00:00:02Z")]

@@ -36,7 +36,7 @@ async def test_events_of_a_subscription_that_is_not_kept_are_a_loss(case: str) -
         await wait_until_async(lambda: run.server.refreshes == [1, 2], "a refresh")
         await run.server.publish(of(event(message="new")))
         await wait_until_async(lambda: len(run.said()) == 2, "the event")
-    assert run.lost() == [("event_subscription_lost", 0, LAST_LIFE)]
+    assert run.lost() == [("source_lost", 0, LAST_LIFE)]
 
 
 async def test_a_second_loss_does_not_hide_the_first() -> None:
@@ -47,7 +47,7 @@ async def test_a_second_loss_does_not_hide_the_first() -> None:
         await wait_until_async(lambda: len(run.server.asked) == 2, "the refused item")
     async with run.life():
         await wait_until_async(lambda: run.server.refreshes == [1, 3], "a refresh")
-    assert run.lost() == [("event_subscription_lost", 0, LAST_LIFE)]
+    assert run.lost() == [("source_lost", 0, LAST_LIFE)]
 
 
 @pytest.mark.parametrize("stored", [{"": Stored(9 * S), "events": Stored(3 * S)}, {"": Stored(3 * S)}])
