@@ -82,7 +82,6 @@ _NO_HISTORY = (  # of a whole HistoryRead: the server has no such service
     uaerrors.BadHistoryOperationInvalid,
     uaerrors.BadNotSupported,
 )
-_NO_SERVICE = uaerrors.BadServiceUnsupported, uaerrors.BadNotImplemented
 _PUBLISH_REFUSALS = (  # of one Publish; the session continues
     uaerrors.BadTimeout,
     uaerrors.BadNoSubscription,
@@ -313,32 +312,6 @@ class Session:
     async def create_items(self, subscription_id: int, items: Sequence[ItemRequest]) -> list[Created]:
         """Monitor nodes. Returns one result for each. Raises CallTooLarge."""
         return await self._create(subscription_id, [_request_of(item) for item in items])
-
-    async def resize_queues(self, subscription_id: int, items: Sequence[tuple[int, ItemRequest]]) -> list[Created]:
-        """Give items (by the server's number) the queue size of the request. If the server cannot modify items, or does
-        not answer for each, all are refused. Raises CallTooLarge."""
-        parameters = ua.ModifyMonitoredItemsParameters(
-            SubscriptionId=subscription_id,
-            TimestampsToReturn=ua.TimestampsToReturn.Both,
-            ItemsToModify=[
-                ua.MonitoredItemModifyRequest(
-                    MonitoredItemId=number, RequestedParameters=_request_of(item).RequestedParameters
-                )
-                for number, item in items
-            ],
-        )
-        try:
-            results = await self._call(self.library.modify_monitored_items(parameters))
-        except SourceLost as error:
-            if not isinstance(error.__cause__, _NO_SERVICE):
-                raise
-            return [Created(error.__cause__.code) for _ in items]
-        if len(results) != len(items):
-            return [Created(quality.BAD_NOT_SUPPORTED) for _ in items]
-        return [
-            Created(result.StatusCode.value, number, result.RevisedSamplingInterval, result.RevisedQueueSize)
-            for result, (number, _) in zip(results, items, strict=True)
-        ]
 
     async def delete_items(self, subscription_id: int, items: Sequence[int]) -> None:
         """Delete items. It is no error if the server does not know one. Raises CallTooLarge."""

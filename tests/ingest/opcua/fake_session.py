@@ -84,7 +84,6 @@ class FakeSession:
         self.subscriptions: list[int] = []
         self.items: dict[int, dict[int, ItemRequest]] = {}  # by subscription and number
         self.asked: list[ItemRequest] = []
-        self.resized: list[ItemRequest] = []
         self.refusals: dict[Any, int] = {}  # by identifier of the node and index range
         self.revised: tuple[float, int] | None = None
         self.held: dict[tuple[int, int], bytes] = {}
@@ -174,10 +173,6 @@ class FakeSession:
         self.items[subscription_id][self._number] = item
         sampling_ms, queue = self.revised or (item.sampling_ms, item.queue_size)
         return Created(0, self._number, sampling_ms, queue)
-
-    async def resize_queues(self, _: int, items: Sequence[tuple[int, ItemRequest]]) -> list[Created]:
-        self.resized += [item for _, item in items]
-        return [Created(0, number, item.sampling_ms, item.queue_size) for number, item in items]
 
     async def delete_items(self, subscription_id: int, items: Sequence[int]) -> None:
         for number in items:

@@ -182,33 +182,6 @@ async def test_limits_are_read_one_by_one_where_a_read_takes_few_nodes(monkeypat
     assert await session.limits() == ServerLimits(5, 5, 5, 5, 5, 5)
 
 
-async def test_a_server_that_cannot_modify_items_keeps_its_queues(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The smallest servers lack that service: their queues stay short, which is no reason to end the session."""
-    session, _ = session_with(monkeypatch)
-    errors = [uaerrors.BadServiceUnsupported(), uaerrors.BadSessionIdInvalid()]
-
-    async def modify(_: object) -> None:
-        raise errors.pop(0)
-
-    monkeypatch.setattr(session.library, "modify_monitored_items", modify)
-    item = ItemRequest(1, NodeAddress("urn:x", 7), 1, "", 250.0, 43, AS_THE_SOURCE_SAYS)
-    assert [one.status for one in await session.resize_queues(1, [(5, item)])] == [0x800B_0000]
-    with pytest.raises(SourceLost):
-        await session.resize_queues(1, [(5, item)])
-
-
-async def test_a_server_that_answers_for_too_few_items_keeps_its_queues(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which of the items it answered for is not known."""
-    session, _ = session_with(monkeypatch)
-
-    async def modify(_: object) -> list[ua.MonitoredItemModifyResult]:
-        return [ua.MonitoredItemModifyResult()]
-
-    monkeypatch.setattr(session.library, "modify_monitored_items", modify)
-    item = ItemRequest(1, NodeAddress("urn:x", 7), 1, "", 250.0, 43, AS_THE_SOURCE_SAYS)
-    assert [one.status for one in await session.resize_queues(1, [(5, item), (6, item)])] == [BAD_NOT_SUPPORTED] * 2
-
-
 async def test_an_empty_history_counts_only_where_history_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """python-opcua answers HistoryRead of a node without history with no values and a good status. The gap would be
     declared as filled."""

@@ -60,7 +60,7 @@ async def test_as_many_values_as_the_queue_holds_may_be_the_rest_of_more(burst: 
     source, recorder = await made(store, sampling_interval_ms=0)
     (subscription,) = source._subscriptions
     request = ItemRequest(1, TAGS[0].point.readings[0].address, 1, "", 0.0, 3, Monitoring())
-    subscription._note_created(request, Created(0, 11, 60_000.0, 3))
+    subscription._note_created(request, Created(0, 11, 60_000.0, 3), TAGS[0].point)
     await take(source, Change(1, 0.0, 0, 10 * S, 10 * S))
     subscription.liveness.complete = Moment(9 * S)
     await take(source, *(Change(1, float(n), 0, 20 * S + n, 20 * S + n) for n in range(burst)))

@@ -12,7 +12,6 @@ from agent.ingest.gap import ITEM_GONE
 from agent.ingest.opcua import source as source_module
 from agent.ingest.opcua.address import TagPoint, parse_readings
 from agent.ingest.opcua.decode import Change
-from agent.ingest.opcua.session import CallTooLarge
 from agent.ingest.opcua.subscriptions.monitoring import Monitoring
 from agent.ingest.opcua.subscriptions.plan import Created
 from agent.ingest.quality import (
@@ -182,45 +181,27 @@ async def test_items_are_tended_while_an_audit_waits(monkeypatch: pytest.MonkeyP
         await wait_until_async(lambda: len(session.asked) >= 3, "the parked node asked for again")
 
 
-async def test_items_whose_queue_stays_short_are_created_once(
+async def test_what_a_tag_map_says_of_an_item(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The server refuses the call that gives them a longer queue for its size. They are there, and the log tells of
-    the queue."""
-    store = FakeStore()
-    source, _ = await made(store, [tag(1), tag(2)])
-    session = FakeSession()
-    session.revised = 20.0, 3
-
-    async def refused(*_: object) -> list[Created]:
-        raise CallTooLarge
-
-    monkeypatch.setattr(session, "resize_queues", refused)
-    async with living(monkeypatch, source, session):
-        session.answers.put_nowait(answer(1, 1, (1, 1.0, S)))
-        await wait_until_async(lambda: store.of("a/1"), "a value")
-    assert len(session.items[1]) == 2
-    assert [getattr(one, "action", "") for one in caplog.records].count("queues_short") == 1
-
-
-async def test_what_a_tag_map_says_of_an_item(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its interval and queue; without, those of the source, and a queue that lasts through a stall at the interval that
-    the server revised. A row that changes only there has its item created anew, under its number."""
+    """Its interval and queue; without, those of the source, and a queue that lasts through a stall. The log says once
+    that it does not, at the interval that the server revised. A row that changes only there has its item created anew,
+    under its number."""
     own = TagPoint(parse_readings("nsu=urn:x;i=1"), Monitoring(sampling_interval_ms=50, queue_size=7))
-    source, _ = await made(FakeStore(), [tag(1, own), tag(2)])
+    source, _ = await made(FakeStore(), [tag(1, own), tag(2), tag(3)])
     session = FakeSession()
     session.revised = 20.0, 3
     async with living(monkeypatch, source, session):
-        await wait_until_async(lambda: session.resized, "a longer queue")
-        assert [(item.sampling_ms, item.queue_size) for item in session.asked] == [(50, 7), (250, 43)]
-        assert [(item.handle, item.queue_size) for item in session.resized] == [(2, 526)]
+        await wait_until_async(lambda: session.asked, "the items")
+        assert [(item.sampling_ms, item.queue_size) for item in session.asked] == [(50, 7), (250, 43), (250, 43)]
         session.answers.put_nowait(answer(1, 1, (1, 1.0, S)))
         other = TagPoint(own.readings, Monitoring(deadband=0.5))
-        source._delivery.offer_map([tag(1, other), tag(2)], [1, 2])
-        await wait_until_async(lambda: len(session.asked) == 3, "the item created anew")
-        assert session.asked[2].monitoring.deadband == 0.5
-        assert session.handles(1) == {1, 2}
-        assert len(session.items[1]) == 2
+        source._delivery.offer_map([tag(1, other), tag(2), tag(3)], [1, 2, 3])
+        await wait_until_async(lambda: len(session.asked) == 4, "the item created anew")
+        assert session.asked[3].monitoring.deadband == 0.5
+        assert session.handles(1) == {1, 2, 3}
+        assert len(session.items[1]) == 3
+    assert [getattr(one, "action", "") for one in caplog.records].count("queues_short") == 1
 
 
 async def test_a_node_that_is_gone_when_the_connection_is_back_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,6 @@ from agent.ingest.quality import is_bad
 
 PAUSE_DOUBLINGS_MAX = 10  # longest pause, in first pauses
 NEVER_NS = 2**63  # a time of `died`: only `retry` tries the handle again
-RELAPSE_PAUSES = 2  # an item that dies within two of its last pauses was not well: the pause goes on growing
 
 
 class Created(NamedTuple):
@@ -60,9 +59,6 @@ class ItemPlan:
         self._pause_ns = pause_ns
         self._parked: dict[int, _Pause] = {}
         self._live: dict[int, int] = {}
-        self._revived: dict[
-            int, tuple[int, int]
-        ] = {}  # for items that were parked: when they were created, and their last pause
         self._unwanted: list[int] = []  # items at the server that are to be deleted
 
     @property
@@ -86,7 +82,6 @@ class ItemPlan:
         self._parked = {handle: pause for handle, pause in self._parked.items() if handle in self._wanted}
         self._unwanted += [item for handle, item in self._live.items() if handle not in self._wanted]
         self._live = {handle: item for handle, item in self._live.items() if handle in self._wanted}
-        self._revived = {handle: known for handle, known in self._revived.items() if handle in self._wanted}
 
     def died(self, deaths: Mapping[int, int], now_ns: int) -> dict[int, int]:
         """Delete the items of these handles, which will give no more values, and park the handles with these statuses.
@@ -96,10 +91,8 @@ class ItemPlan:
             item = self._live.pop(handle, None)
             if item is None:
                 continue
-            created_ns, pause_ns = self._revived.pop(handle, (0, 0))
-            relapsed = now_ns - created_ns < RELAPSE_PAUSES * pause_ns
             self._unwanted.append(item)
-            self._park(handle, status, self._longer(pause_ns) if relapsed else self._pause_ns, now_ns)
+            self._park(handle, status, self._pause_ns, now_ns)
             news[handle] = status
         return news
 
@@ -173,8 +166,6 @@ class ItemPlan:
                     self._unwanted.append(item)
                     continue
                 self._live[handle] = item
-                if known is not None:
-                    self._revived[handle] = now_ns, known.pause_ns
                 continue
             if handle not in self._wanted:
                 continue

@@ -11,7 +11,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from agent.ingest import quality
 from agent.ingest.completeness import Moment
@@ -67,21 +67,16 @@ class RevisedItems:
 
     def note_created(self, handle: int, asked_ms: float, created: Created) -> None:
         """An item was created."""
-        self.note_queue(handle, created.queue_size)
+        self.queue_sizes[handle] = created.queue_size
         if created.sampling_ms == asked_ms:
             self.sampling_ms.pop(handle, None)
         else:
             self.sampling_ms[handle] = created.sampling_ms
         if created.queue_size > 1:
+            self.queue_size_least = min(self.queue_size_least, created.queue_size)
             self.unqueued.discard(handle)
         else:
             self.unqueued.add(handle)
-
-    def note_queue(self, handle: int, size: int) -> None:
-        """The server has revised the size of a queue."""
-        self.queue_sizes[handle] = size
-        if size > 1:
-            self.queue_size_least = min(self.queue_size_least, size)
 
 
 class Subscription:
@@ -268,10 +263,9 @@ class Subscription:
             answers = await self._session.create_items(self.id, requests) if requests else []
             found = {request.handle: answer for request, answer in zip(requests, answers, strict=True)}
             for request in requests:
-                self._note_created(request, found[request.handle])
+                self._note_created(request, found[request.handle], points[request.handle])
             # If no reading has a node, the status of the first one counts, because that is the address as written.
             results |= found if turn == 0 else {h: one for h, one in found.items() if not quality.is_bad(one.status)}
-            await self._enlarge([r for r in requests if not quality.is_bad(found[r.handle].status)], found, points)
             turn += 1
             left = [
                 handle
@@ -302,39 +296,14 @@ class Subscription:
         asked_ms = point.monitoring.sampling_interval_ms
         return float(self._settings.sampling_interval_ms if asked_ms is None else asked_ms)
 
-    def _note_created(self, request: ItemRequest, created: Created) -> None:
-        if not quality.is_bad(created.status):
-            self.items.note_created(request.handle, request.sampling_ms, created)
-            self.liveness.sampling_ns = max(self.liveness.sampling_ns, int(created.sampling_ms * MS))
-
-    async def _enlarge(
-        self, requests: Sequence[ItemRequest], created: Mapping[int, Created], points: Mapping[int, TagPoint]
-    ) -> None:
-        """Lengthen the queues of items that the server samples faster than requested. Logged once if it refuses."""
-        if self._settings.queue_size:
+    def _note_created(self, request: ItemRequest, created: Created, point: TagPoint) -> None:
+        if quality.is_bad(created.status):
             return
-        short: list[tuple[int, ItemRequest]] = []
-        for request in requests:
-            answer = created[request.handle]
-            needed = queue_size_for(answer.sampling_ms, self.publishing_ms)
-            if points[request.handle].monitoring.queue_size or answer.queue_size >= needed:
-                continue
-            if request.queue_size >= needed:
-                self._note_short(answer.queue_size, needed)
-                continue
-            short.append((answer.item, replace(request, queue_size=needed)))
-        size = self.plan.size
-        for start in range(0, len(short), size):
-            part = short[start : start + size]
-            try:
-                answers = await self._session.resize_queues(self.id, part)
-            except CallTooLarge:  # the items exist; only their queues stay short
-                answers = [Created(quality.BAD_TOO_MANY_MONITORED_ITEMS)] * len(part)
-            for (_, request), answer in zip(part, answers, strict=True):
-                if not quality.is_bad(answer.status):
-                    self.items.note_queue(request.handle, answer.queue_size)
-                if quality.is_bad(answer.status) or answer.queue_size < request.queue_size:
-                    self._note_short(answer.queue_size, request.queue_size)
+        self.items.note_created(request.handle, request.sampling_ms, created)
+        self.liveness.sampling_ns = max(self.liveness.sampling_ns, int(created.sampling_ms * MS))
+        needed = queue_size_for(created.sampling_ms, self.publishing_ms)
+        if created.queue_size < needed and not (point.monitoring.queue_size or self._settings.queue_size):
+            self._note_short(created.queue_size, needed)
 
     def _note_slow(self, count: int) -> None:
         """Create items in smaller calls in the next session."""
