@@ -59,7 +59,7 @@ class TappedStore(FakeStore):
     def __init__(self, store: FactStore) -> None:
         super().__init__()
         self._appends = store.appends
-        self.reader = store.reader
+        self.reader, self.own_lives = store.reader, store.own_lives
         self._good: Counter[int] = Counter()
 
     def good_count(self, tag: str) -> int:
