@@ -71,7 +71,7 @@ their unit.
 
 A running node takes over a change with `bsfg reload` or `systemctl reload`, except: *restart*, the old value stays in
 force until the node is restarted; *refused*, the file describes another node; `[page]` and `[[notify]]`, which need a
-restart of `bsfg-page@ZONE`.
+restart of `bsfg-page@ZONE`. A zone is 1 to 32 of `a-z`, `0-9` and `-`, a stream name 1 to 64 of these, `.` and `_`.
 
 ## What a node starts with
 
@@ -160,13 +160,13 @@ def log() -> str:
     head = "| problem | level | meaning |\n|---|---|---|\n"
     text = re.sub(rf"{re.escape(head)}(\|.*\n)*", lambda _: head + "".join(map(_problem, Problem)), text)
     tables = (
-        ("event", {name: f" {level} |" for name, level in events().items() if level != "info"}),
-        ("kind", dict.fromkeys(sorted(incidents()), "")),
+        ("event", [name for name, level in events().items() if level != "info"]),
+        ("kind", sorted(incidents())),
     )
     for head, rows in tables:
         (table,) = re.findall(rf"^\| {head} \|.*\n\|[-|]+\n((?:\|.*\n)+)", text, re.MULTILINE)
-        written = dict(re.findall(r"^\| `(\w+)` \|(?: \w+ \|)?(.*)$", table, re.MULTILINE))
-        drawn = "".join(f"| `{name}` |{level}{written.get(name, ' | |')}\n" for name, level in rows.items())
+        written = dict(re.findall(r"^\| `(\w+)` \|(.*)$", table, re.MULTILINE))
+        drawn = "".join(f"| `{name}` |{written.get(name, ' | |')}\n" for name in rows)
         text = text.replace(table, drawn)
     return text
 
@@ -198,7 +198,7 @@ def accepted(record: type, name: str) -> str:
         for setting, why in record(**{**given, name: wrong}).problems():
             rule = re.sub(r"^(must be |(?:''|'Ä !') is not |'Ä !' is no number; )", "", why)
             if setting == name and (setting, why) not in before and rule not in said:
-                said.append(rule)
+                said.append(re.sub(r"^(a zone|a stream name) \(.*\)$", r"\1", rule))
     return "; ".join(said)
 
 
