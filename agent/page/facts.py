@@ -93,8 +93,7 @@ class Facts:
 
     def _read_health(self, _: StoreReader) -> HealthTail:
         assert self.health is not None, "made with the reader"
-        if self.health.read():
-            self.health.compare_ends(time.time_ns() // 1_000_000)
+        self.health.compare_ends(self.health.read(), time.time_ns() // 1_000_000)
         return self.health
 
     def _latest(self, reader: StoreReader, zone: str) -> list[LatestRecord] | None:

@@ -6,6 +6,7 @@ are never opened. The tags of all nodes have the same definitions; they are kept
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -53,12 +54,12 @@ class HealthTail:
         self.zones: dict[str, ZoneHealth] = {}
         self._ends = NamedEnds()
 
-    def read(self) -> bool:
-        """Read what was recorded since the last call; whether there was anything. Raises StoreError."""
+    def read(self) -> set[str]:
+        """Read what was recorded since the last call; the zones of which there was anything. Raises StoreError."""
         scanner = Scanner(self._reader, self._dictionary)
         end_offset = scanner.ends.get(HEALTH_STREAM, 0)
         if end_offset <= self._end_offset:
-            return False
+            return set()
         first_offset = max(self._end_offset + 1, scanner.firsts.get(HEALTH_STREAM, 1))
         newest: dict[str, BatchSummary] = {}
         # At first, only as far back as the last zone that can have health: a year of a thousand zones is long.
@@ -77,11 +78,12 @@ class HealthTail:
                 if found is not None:
                     self.zones[zone] = found
         self._end_offset = end_offset
-        return bool(newest)
+        return self.zones.keys() & newest.keys()
 
-    def compare_ends(self, now_ms: int) -> None:
-        """Compare what the zones have named with what is here. Raises StoreError."""
-        for zone, known in self.zones.items():
+    def compare_ends(self, zones: Iterable[str], now_ms: int) -> None:
+        """Compare what zones have named with what is here. Raises StoreError."""
+        for zone in zones:
+            known = self.zones[zone]
             missing = self._ends.look(zone, known.values, self._reached, now_ms)
             if missing != known.missing:
                 self.zones[zone] = replace(known, missing=missing)
@@ -89,8 +91,7 @@ class HealthTail:
     def _reached(self, zone: str, stream: str, life: bytes) -> int | None:
         if ranges := self._reader.held_of(stream, Origin(zone, life)):
             return ranges[-1].last_sequence
-        is_read = any(self._reader.held_of(stream, origin) for origin in reversed(self._reader.origins_of(zone)))
-        return 0 if is_read else None
+        return 0 if self._reader.holds_zone(stream, zone) else None
 
     def _open(self, scanner: Scanner, zone: str, summary: BatchSummary) -> ZoneHealth | None:
         bounds = Bounds(frozenset({HEALTH_STREAM}), offset_min=summary.first_offset, offset_max=summary.last_offset)

@@ -62,20 +62,20 @@ def test_a_relay_that_withholds_a_stream_is_told_by_the_health_that_it_passes_on
             )
         )
         tail = HealthTail(store.reader)
-        tail.zones["plant"] = ZoneHealth(
-            "plant", NOW_MS, {"verdict": 0, f"stream/{TELEMETRY}/own_end": f"{plant.origin.life.hex()}:10"}
-        )
+        named = f"{plant.origin.life.hex()}:10"
+        values = {"verdict": 0, f"stream/{TELEMETRY}/own_end": named, "stream/facts.not_read/own_end": named}
+        tail.zones["plant"] = ZoneHealth("plant", NOW_MS, values)
         for now_ms in (NOW_MS - WAIT_MS, NOW_MS):
             assert zone_row(tail.zones["plant"], NOW_MS).level is Level.GOOD
-            tail.compare_ends(now_ms)
+            tail.compare_ends(["plant"], now_ms)
         row = zone_row(tail.zones["plant"], NOW_MS)
         assert (row.level, row.alert) == (Level.BROKEN, True)
-        assert "names sequence 10" in row.what
+        assert row.what.startswith(f"{TELEMETRY}: its health names sequence 10")
         assert "bsfg peer compare" in row.hint
         done(
             put_page(
                 store, "idmz", TELEMETRY, parsed([plant.seal(5)]), plant.received(), Position(plant.origin.life, 10)
             )
         )
-        tail.compare_ends(NOW_MS)
+        tail.compare_ends(["plant"], NOW_MS)
         assert zone_row(tail.zones["plant"], NOW_MS).level is Level.GOOD

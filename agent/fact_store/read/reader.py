@@ -320,6 +320,12 @@ class StoreReader:
             number, of = self._stream(connection, stream), self._number(connection, origin)
             return held_of(connection.execute, number, of) if number and of else ()
 
+    def holds_zone(self, stream: str, zone: str) -> bool:
+        """Whether facts of a zone are held in a stream, or were."""
+        with self._reading() as connection:
+            named = (self._stream(connection, stream), zone)
+            return connection.execute(QUERIES["select_zone_is_held"], named).fetchone() is not None
+
     def origins_of(self, zone: str) -> list[Origin]:
         """The origins of a zone, in the order in which they were recorded."""
         with self._reading() as connection:

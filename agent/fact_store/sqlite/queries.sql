@@ -260,6 +260,9 @@ WHERE before.stream = ? ORDER BY before.zone, first_sequence;
 SELECT first_sequence, last_sequence, first_previous_digest, last_digest FROM held
 WHERE stream = ? AND origin = ? ORDER BY first_sequence;
 
+-- select_zone_is_held: whether facts of a zone are held in a stream, or were
+SELECT 1 FROM held_before AS before JOIN zone ON zone.id = before.zone WHERE before.stream = ? AND zone.name = ?;
+
 -- select_end_at_sequence: the batch of an origin that may hold a sequence, and its end, unless retention has released
 -- it
 SELECT first_sequence + count - 1, CAST(digest AS BLOB) FROM batch
