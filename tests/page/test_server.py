@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.client import Client
 from agent.demo.processes import Child, accepts
 from agent.health.snapshot import NodeSnapshot
 from agent.page.access import user_line
@@ -63,6 +64,41 @@ def test_hostile_visitors(tmp_path: Path, healthy: NodeSnapshot) -> None:
         assert get(port, Host="evil.example")[0] == 400
         assert get(port, "/zone/%3Cscript%3E")[0] == 404
     assert "Traceback" not in page.log_text()
+
+
+def test_visitors_change_nothing_at_the_node(tmp_path: Path) -> None:
+    """A thousand hostile visitors of a node's page: then its status says what it said, and the next fact of a program
+    has the next offset; HTML in a value is text."""
+    visits = (
+        b"GET / HT",
+        b"GET /live?page=/ HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+        b"POST /zone/plant HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n<b>x</b>x",
+        b"GET /tag?tag=%3Cscript%3E&from=-1&to=9999999999999999 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /static/..%2f..%2fnode.toml HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    )
+    (tmp_path / "node.toml").write_text('[node]\nzone = "idmz"\n[page]\nlisten_port = 0\n')
+    client = Client(tmp_path / "state")
+    words = [sys.executable, "-m", "agent.cli", "run", "--config", str(tmp_path / "node.toml")]
+
+    def told() -> tuple[object, ...]:
+        status = client.status()
+        return tuple(status[name] for name in ("verdict", "alert", "reasons", "counts", "zone", "life"))
+
+    with Child("node", words, tmp_path / "node.log") as node:
+        node.start()
+        node.wait_line('{"time"')
+        wait_until(lambda: "node_ready" in node.log_text(), "the node")
+        first = client.append("asset:<b>1", "noted", "<script>", message_id="m1").offset
+        wait_until(lambda: client.status()["counts"]["streams"] == 2, "the first health")
+        before = told()
+        with served(tmp_path) as (_, port), ExitStack() as stack:
+            for n in range(1000):
+                visitor = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+                visitor.sendall(visits[n % len(visits)])
+            assert b"<script>" not in get(port, "/tags")[1]
+            assert told() == before
+            assert client.append("asset:<b>1", "noted", "2", message_id="m2").offset == first + 1
 
 
 def _sockets(pid: int) -> int:
