@@ -7,7 +7,9 @@ tries what must work and what must be refused. `sessions` says which zone uses t
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import subprocess
 import sys
 import time
@@ -209,35 +211,76 @@ def _files(config_file: Path, pid: int | None) -> list[Path]:
 
 
 @broker.command()
+@_config_file_option
 @click.option("--log", "log_file", type=click.Path(path_type=Path), help="The broker's log; by default the journal.")
-@click.option("--port", type=click.IntRange(1, 65535), default=PORT, show_default=True, help="Port of the broker.")
 @click.option("--seconds", type=click.FloatRange(0.1, 3600), default=5.0, show_default=True, help="How long to look.")
+@click.option(
+    "--watch",
+    "watch_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Look without end, and write to this file, for the nodes of this machine, which zones use too much.",
+)
 @json_option
-def sessions(log_file: Path | None, port: int, seconds: float, as_json: bool) -> None:
-    """Show how many sessions each zone has at this machine's broker, and how much it sends; the zone that sends most
+def sessions(config_file: Path, log_file: Path | None, seconds: float, watch_file: Path | None, as_json: bool) -> None:
+    """Show how many sessions each zone has at this machine's brokers, and how much it sends; the zone that sends most
     comes first.
 
     For a broker that is slow, or refuses connections: a certificate may open any number of sessions. Needs the broker's
     log from the time when the zones connected.
     """
-    from agent.replication.broker import UNKNOWN, received_bytes, zone_loads, zones_by_address
+    from agent.file_replace import write_file
+    from agent.replication.broker import UNKNOWN, BrokerFolder, abuses, config_files, received_bytes, zone_loads
+
+    files = config_files(config_file)
+    listeners = [BrokerFolder(file.parent).settings().get("listener", str(PORT)) for file in files]
+    ports = " or ".join(f"sport = :{listener.split()[0]}" for listener in listeners)
 
     def look() -> dict[str, int]:
-        return received_bytes(_output("ss", "-Htni", "state", "established", f"( sport = :{port} )"))
+        return received_bytes(_output("ss", "-Htni", "state", "established", f"( {ports} )"))
 
-    before = look()
-    time.sleep(seconds)
-    journal = ("journalctl", "-u", "bsfg-broker@*", "-o", "cat", "--no-pager")
-    log = _output(*journal) if log_file is None else log_file.read_text("utf-8", "replace")
-    found = zone_loads(zones_by_address(log.splitlines()), before, look(), seconds)
+    zones = dict[str, str]()
+    before, used_s = look(), _processor_s(files)
+    while True:
+        time.sleep(seconds)
+        after, zones = look(), zones | _zones_by_address(log_file)
+        now_s = _processor_s(files)
+        found = zone_loads(zones, before, after, seconds)
+        if watch_file is None:
+            break
+        cores = max((now_s[pid] - used_s.get(pid, 0.0) for pid in now_s), default=0.0) / seconds
+        write_file(watch_file, json.dumps([abuse._asdict() for abuse in abuses(found, cores)]).encode(), 0o644)
+        zones = {address: zone for address, zone in zones.items() if address in after}
+        before, used_s = after, now_s
     if as_json:
-        click.echo(json.dumps([one._asdict() for one in found]))
+        click.echo(json.dumps([load._asdict() for load in found]))
         return
     click.echo(f"{'zone':32} {'sessions':>8} {'kB/s':>10}")
     for zone, number, bytes_per_s in found:
         click.echo(f"{zone:32} {number:8} {bytes_per_s / 1000:10.1f}")
     if found and (zone := found[0].zone) != UNKNOWN:
         click.echo(f"if {zone} should not: bsfg broker deny {zone}, and at the authority bsfg pki revoke {zone}")
+
+
+def _zones_by_address(log_file: Path | None) -> dict[str, str]:
+    """By the log, of which the journal may have any amount."""
+    from agent.replication.broker import zones_by_address
+
+    if log_file is not None:
+        return zones_by_address(log_file.read_text("utf-8", "replace").splitlines())
+    journal = ("journalctl", "-u", "bsfg-broker@*", "-o", "cat", "-n", "100000")
+    return zones_by_address(_output(*journal).splitlines())
+
+
+def _processor_s(files: list[Path]) -> dict[int, float]:
+    """The processor time of each broker, by its process."""
+    from agent.replication.broker import find_brokers
+
+    found = dict[int, float]()
+    for pid in chain.from_iterable(map(find_brokers, files)):
+        with contextlib.suppress(OSError):  # it has ended
+            fields = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()
+            found[pid] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return found
 
 
 def _output(*command: str) -> str:

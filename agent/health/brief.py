@@ -49,6 +49,7 @@ def worst_of(snapshot: NodeSnapshot, verdict: Verdict, shown_max: int = SHOWN_MA
         streams=worst(snapshot.streams, lambda one: -one.bytes),
         consumers=worst(snapshot.consumers, lambda one: -one.behind_facts, places, lambda one: f"consumer {one.name}"),
         brokers=tuple(replace(one, zones=one.zones[:shown_max]) for one in snapshot.brokers),
+        broker_abuses=snapshot.broker_abuses[:shown_max],
         peers=worst(
             snapshot.peers,
             lambda one: one.position - one.end_offset,

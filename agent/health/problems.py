@@ -186,6 +186,10 @@ class Problem(Enum):
         "The certificate in the files was changed and cannot be used. The one before is still in use.",
         "install the right files, or the old ones again (bsfg check)",
     )
+    BROKER_ABUSED = _late(
+        "A certificate takes more of the broker on this machine than a zone does. It may keep others from connecting.",
+        "if it should not: bsfg broker deny {zone}, here; at the authority bsfg pki revoke {zone}",
+    )
     PEER_FENCED = _broken(
         "Another instance of this node pulls in its place, and this one has stopped.",
         "find the other one (docs/operate/peers.md)",

@@ -438,6 +438,15 @@ class UnreferencedStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class AbuseStatus:
+    """A zone whose certificate uses more of a broker of this machine than a zone does."""
+
+    zone: Annotated[str, Label("zone")]
+    why: str
+    sessions: Annotated[int, Gauge("bsfg_broker_abusing_sessions", "Sessions of a zone that has too many.")]
+
+
+@dataclass(frozen=True, slots=True)
 class ShareStatus:
     """A zone whose facts are refused, because its share of the store is used up and the rest is kept for others."""
 
@@ -590,6 +599,7 @@ class NodeSnapshot:
     streams: tuple[StreamStatus, ...] = ()
     consumers: tuple[ConsumerStatus, ...] = ()
     brokers: tuple[BrokerStatus, ...] = ()
+    broker_abuses: tuple[AbuseStatus, ...] = ()
     peers: tuple[PeerStatus, ...] = ()
     sources: tuple[SourceStatus, ...] = ()
     requests: RequestStatus = RequestStatus()

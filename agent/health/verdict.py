@@ -33,6 +33,8 @@ outage, the hours on an almost empty store only reflect the size of the disk."""
 QUOTA_PERCENT = 90
 """The share of a zone's quota for unreferenced artifacts from which on there is a warning. A producer that appends its
 facts stays far below it."""
+ABUSING_SESSIONS = 256
+"""From which on an operator must act: one certificate with so many sessions is no zone that has much to do."""
 NOTHING = frozenset[str]()
 SUMMARY_CHARS_MAX = 80
 """Of the first reason in the summary: a line of a terminal with the zone and the level. The reasons have all of it."""
@@ -110,6 +112,9 @@ def assess(snapshot: NodeSnapshot) -> Verdict:
         found += _source_reasons(source, snapshot.taken_unix_ms)
     for broker in snapshot.brokers:
         found += _broker_reasons(broker)
+    for abuse in snapshot.broker_abuses:
+        alert = abuse.sessions > ABUSING_SESSIONS
+        found.append(_reason(Problem.BROKER_ABUSED, f"zone {abuse.zone}", abuse.why, alert=alert, zone=abuse.zone))
     for peer in snapshot.peers:
         found += _peer_reasons(peer)
         found += _comparison_reasons(peer)

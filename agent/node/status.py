@@ -21,9 +21,12 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar
 
+import msgspec
+
 from agent.fact_store import ConsumerSpace, ConsumerState, FactStore, Incident, StoreError, StoreSpace
 from agent.health.consumer_lag import AppendWindow, LagSamples, PullLag
 from agent.health.snapshot import (
+    AbuseStatus,
     BrokerStatus,
     CatchUpStatus,
     ClockChangeStatus,
@@ -64,6 +67,7 @@ ANSWER_S_MAX = 30.0
 CERTIFICATE_REFRESHES = 5  # certificates of sources are looked at every five seconds
 HISTORY_MAX = 100  # incidents that are looked at for the status
 DAY_MS = 24 * 3_600_000
+ABUSES_S_MAX = 300.0  # an older file is of a watch that runs no more
 STALL_S = 60.0  # a disk on which a commit takes a minute does not recover by itself
 
 log = logging.getLogger(__name__)
@@ -84,6 +88,7 @@ class _FromDisk:
     clock_changes: tuple[ClockChangeStatus, ...] = ()
     history: tuple[HistoryStatus, ...] = ()
     own_ends: Mapping[str, str] = field(default_factory=dict)
+    broker_abuses: tuple[AbuseStatus, ...] = ()
 
 
 class StatusCollector:
@@ -157,6 +162,7 @@ class StatusCollector:
             ),
             consumers=tuple(self._consumer(one, consumer_spaces.get(one.name)) for one in store.consumers.all()),
             brokers=tuple(map(_broker, runtimes)),
+            broker_abuses=self._from_disk.broker_abuses,
             peers=tuple(
                 self._peer(one, compared.get((one.peer_zone, one.stream)), broker)
                 for broker, one in (
@@ -323,6 +329,8 @@ class StatusCollector:
             self._from_disk.artifact_limit, self._from_disk.artifact_bytes_lacking = artifacts.lacking()
             by_zone = sorted(artifacts.unreferenced().items())
             self._from_disk.artifact_unreferenced = tuple(UnreferencedStatus(*one) for one in by_zone)
+            watched = {runtime.broker.watch_file for runtime in list(self._runtimes.values())}
+            self._from_disk.broker_abuses = tuple(one for file in watched for one in read_abuses(file))
             self._from_disk.clock_changes = self._clock_changes.read(time.time_ns())
             self._from_disk.history = _history(self._store.reader.incidents(HISTORY_MAX), _now_unix_ms())
             self._from_disk.own_ends = dict(_own_ends(self._store))
@@ -360,6 +368,16 @@ class StatusCollector:
         days = [((ends - now).total_seconds() // 86_400, str(file)) for ends, file in used if ends is not None]
         left, file = min(days, default=(None, ""))
         return {"certificate_days_left": left, "certificate_file": file}
+
+
+def read_abuses(file: Path) -> list[AbuseStatus]:
+    """What the watch of this machine's brokers has written; nothing if none runs here."""
+    try:
+        if time.time() - file.stat().st_mtime > ABUSES_S_MAX:
+            return []
+        return msgspec.json.decode(file.read_bytes(), type=list[AbuseStatus])
+    except (OSError, msgspec.MsgspecError):
+        return []
 
 
 def _is_connected(pull: PullStatistics) -> bool:

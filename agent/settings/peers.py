@@ -47,6 +47,8 @@ class BrokerSettings:
     key_file: Path
     port: int = 8883
     optional: bool = False
+    watch_file: Path = Path("/run/bsfg-broker/abuses.json")
+    """Of `bsfg broker sessions --watch`, if the broker runs on this machine."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
         if not self.name:

@@ -6,6 +6,7 @@ for each would cost the machine more than the node that is measured.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
@@ -22,6 +23,7 @@ from agent.health.verdict import assess
 from agent.message import HEALTH_STREAM, TagDefinition
 from agent.replication.mqtt import Incoming, Link
 from agent.replication.protocol.codec import answer_parts, decode_request, encode_heartbeat
+from agent.replication.protocol.errors import TransportError
 from agent.replication.protocol.messages import (
     Answer,
     DefinitionRun,
@@ -128,7 +130,8 @@ class Plant:
         waiting = [log.waiting[1] for log in self._logs.values() if log.waiting is not None]
         if waiting and waiting[0].response_topic is not None:
             named = encode_heartbeat(one.correlation or b"" for one in waiting)
-            self.link.require().publish_answer(waiting[0].response_topic, named, b"")
+            with contextlib.suppress(TransportError):  # while the broker is away
+                self.link.require().publish_answer(waiting[0].response_topic, named, b"")
 
     def _health(self) -> list[HealthSample]:
         snapshot = with_trouble(gateway(self._zone, time.time_ns() // 1_000_000), trouble_of(self._zone))
@@ -188,7 +191,8 @@ class Plant:
         payload = b"".join(answer_parts(answer, attachment))
         assert incoming.response_topic is not None
         assert incoming.correlation is not None
-        self.link.require().publish_answer(incoming.response_topic, payload, incoming.correlation)
+        with contextlib.suppress(TransportError):  # the node asks again
+            self.link.require().publish_answer(incoming.response_topic, payload, incoming.correlation)
 
 
 def plants(options: Options) -> None:

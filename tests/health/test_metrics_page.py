@@ -12,6 +12,7 @@ from typing import Any
 from agent.health.metrics import families
 from agent.health.problems import Level
 from agent.health.snapshot import (
+    AbuseStatus,
     BrokerStatus,
     CatchUpStatus,
     ComparisonStatus,
@@ -54,6 +55,7 @@ def everything() -> NodeSnapshot:
             streams=(known(StreamStatus("s", 1, 1, 1)),),
             consumers=(known(ConsumerStatus("c", "s", "z", "online", 1, 0)),),
             brokers=(BrokerStatus("b", True),),
+            broker_abuses=(AbuseStatus("z", "", 1),),
             peers=(
                 known(
                     PeerStatus(

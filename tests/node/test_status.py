@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import os
 import time
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -19,6 +20,7 @@ from agent.fact_store.log.errors import ArtifactsFull, StoreUnusable
 from agent.fact_store.read.forecast import ConsumerSpace, StoreSpace
 from agent.health.samples import health_samples
 from agent.health.snapshot import (
+    AbuseStatus,
     CatchUpStatus,
     ComparisonStatus,
     EventStatus,
@@ -34,7 +36,7 @@ from agent.node import status
 from agent.node.broker_runtime import BrokerRuntime
 from agent.node.health_recorder import HealthRecorder
 from agent.node.reload import Reloader
-from agent.node.status import StatusCollector
+from agent.node.status import ABUSES_S_MAX, StatusCollector, read_abuses
 from agent.node.trust import TrustFiles
 from agent.replication.mqtt.link import LinkStatistics
 from agent.replication.protocol.messages import ConfirmReceipt
@@ -379,3 +381,15 @@ def test_the_certificate_that_ends_first_counts(tmp_path: Path) -> None:
         assert collector._certificate() == {"certificate_days_left": None, "certificate_file": ""}
         collector._runtimes = runtimes  # type: ignore[assignment]
         assert collector._certificate() == {"certificate_days_left": 3, "certificate_file": "b2.pem"}
+
+
+def test_zones_that_abuse_the_broker_are_read_while_its_watch_runs(tmp_path: Path) -> None:
+    """From the file of the watch; nothing without one, from one that is damaged, or that is not written any more."""
+    file = tmp_path / "abuses.json"
+    assert read_abuses(file) == []
+    file.write_text('[{"zone": "evil", "why": "has 300 sessions", "sessions": 300}]')
+    assert read_abuses(file) == [AbuseStatus("evil", "has 300 sessions", 300)]
+    os.utime(file, (time.time() - ABUSES_S_MAX - 10,) * 2)
+    assert read_abuses(file) == []
+    file.write_text('[{"zone": "evil"')
+    assert read_abuses(file) == []

@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from agent.cli.health.status import exit_status, text
 from agent.health.problems import Level, Problem
 from agent.health.snapshot import (
+    AbuseStatus,
     CatchUpStatus,
     HistoryStatus,
     IntegrityStatus,
@@ -30,6 +31,7 @@ BEHIND = {"behind_facts": 7, "oldest_unconfirmed_age_s": 7200.0}
 PROVOKED = {
     "disk full": {"store": StoreStatus(appends_refused="the disk is full", refused_since_unix_ms=NOW_MS - 300_000)},
     "share used up": {"store": StoreStatus(shares_used_up=(ShareStatus("plant", "its share is used up"),))},
+    "broker abused": {"broker_abuses": (AbuseStatus("evil", "has 300 sessions at the broker", 300),)},
     "full soon": {"store_fill_percent": 10.0, "streams": {"hours_until_full": 20.0}, "consumers": BEHIND},
     "appends failed": {"requests": RequestStatus(appends_total=10, append_failures_total=5)},
     "appends slow": {"requests": RequestStatus(append_p99_s=2.5)},

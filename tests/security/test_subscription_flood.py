@@ -98,7 +98,7 @@ def test_a_flood_of_subscriptions_stops_no_fact(tmp_path: Path, *, is_flooded: b
         wait_until(lambda: all(counts), "the flood begins")
         appended(plants, state)
         if is_flooded:
-            command = ["sessions", "--log", str(broker.files.folder / "log"), "--port", str(broker.port)]
+            command = ["sessions", "--config", str(broker.files.folder), "--log", str(broker.files.folder / "log")]
             named = CliRunner().invoke(broker_commands, [*command, "--seconds", "1", "--json"], catch_exceptions=False)
             assert json.loads(named.stdout)[0] | {"bytes_per_s": 0} == {
                 "zone": "evil",

@@ -130,7 +130,13 @@ def test_debians_broker_alone_would_fail(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["bsfg-broker-files@.path", "bsfg-broker-files.service", "bsfg-broker-check.timer", "bsfg-broker-check.service"],
+    [
+        "bsfg-broker-files@.path",
+        "bsfg-broker-files.service",
+        "bsfg-broker-check.timer",
+        "bsfg-broker-check.service",
+        "bsfg-broker-sessions.service",
+    ],
 )
 def test_the_broker_watch_units_are_valid(tmp_path: Path, name: str) -> None:
     """The units beside the broker are known to systemd, and each finds the service it starts."""
@@ -139,7 +145,9 @@ def test_the_broker_watch_units_are_valid(tmp_path: Path, name: str) -> None:
     assert_verified(tmp_path / name)
 
 
-@pytest.mark.parametrize("name", ["bsfg-broker-files.service", "bsfg-broker-check.service"])
+@pytest.mark.parametrize(
+    "name", ["bsfg-broker-files.service", "bsfg-broker-check.service", "bsfg-broker-sessions.service"]
+)
 def test_the_helper_units_are_tight(tmp_path: Path, name: str) -> None:
     """Exposure of each unit beside node and broker is 1.2 or less, and none runs as root."""
     text = (SYSTEMD / name).read_text()
@@ -167,7 +175,7 @@ def test_the_helper_reaches_a_broker_in_another_user_namespace(tmp_path: Path) -
 def test_every_service_has_a_score() -> None:
     """No unit is added without a test of its exposure."""
     scored = {"bsfg@.service", "bsfg-page@.service", "bsfg-broker@.service"}
-    scored |= {"bsfg-broker-files.service", "bsfg-broker-check.service"}
+    scored |= {"bsfg-broker-files.service", "bsfg-broker-check.service", "bsfg-broker-sessions.service"}
     assert {path.name for path in SYSTEMD.glob("*.service")} == scored
 
 

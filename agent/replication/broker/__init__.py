@@ -14,6 +14,12 @@ from agent.replication.broker.config import (
 from agent.replication.broker.diagnosis import Diagnostic, Outcome
 from agent.replication.broker.folder import BrokerFolder, deny_zones, find_plugin, write_broker
 from agent.replication.broker.peer_test import Peer, check_peer
-from agent.replication.broker.reload import check_broker_files, config_files, end_broker, reload_broker
+from agent.replication.broker.reload import (
+    check_broker_files,
+    config_files,
+    end_broker,
+    find_brokers,
+    reload_broker,
+)
 from agent.replication.broker.session import BrokerTarget
-from agent.replication.broker.sessions import UNKNOWN, received_bytes, zone_loads, zones_by_address
+from agent.replication.broker.sessions import UNKNOWN, abuses, received_bytes, zone_loads, zones_by_address

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 UNKNOWN = "?"
 """The zone of a connection whose begin is not in the log, or that has not said CONNECT yet."""
+SESSIONS_MAX = 32
+"""Of a zone. Its node has one, or two while its certificate changes, and each command and Spark task has one."""
+CORES_MAX = 0.8
+"""Of the one thread of a broker, over the time of a look: beyond it, other zones wait."""
 _CONNECTED = re.compile(r"New client connected from (\S+) as .* \(.*u'([a-z0-9-]{1,32})'")
 _OPEN = re.compile(r"(?m)^\d+ +\d+ +\S+ +(\S+) *\n?[^\n]*?bytes_received:(\d+)")
 
@@ -24,6 +28,25 @@ class ZoneLoad(NamedTuple):
     zone: str
     sessions: int
     bytes_per_s: int
+
+
+class ZoneAbuse(NamedTuple):
+    """A certificate that uses more of a broker than a zone does."""
+
+    zone: str
+    why: str
+    sessions: int
+
+
+def abuses(loads: Sequence[ZoneLoad], cores: float) -> list[ZoneAbuse]:
+    """The zones that have too many sessions, and the one that sends most while the broker is busy. `loads`: the one
+    that sends most first."""
+    busiest = loads[0].zone if loads and cores > CORES_MAX else UNKNOWN
+    return [
+        ZoneAbuse(zone, f"has {number:,} sessions at the broker and sends {bytes_per_s / 1000:,.0f} kB/s", number)
+        for zone, number, bytes_per_s in loads
+        if zone != UNKNOWN and (number > SESSIONS_MAX or zone == busiest)
+    ]
 
 
 def zones_by_address(log: Iterable[str]) -> dict[str, str]:

@@ -1,6 +1,14 @@
 """Who uses a broker: from lines of its log and of `ss`, as both programs write them."""
 
-from agent.replication.broker.sessions import UNKNOWN, ZoneLoad, received_bytes, zone_loads, zones_by_address
+from agent.replication.broker.sessions import (
+    SESSIONS_MAX,
+    UNKNOWN,
+    ZoneLoad,
+    abuses,
+    received_bytes,
+    zone_loads,
+    zones_by_address,
+)
 
 LOG = """\
 2026-11-28T05:47:18: New connection from 127.0.0.1:41976 on port 47143.
@@ -25,3 +33,16 @@ def test_the_zone_that_sends_most_comes_first() -> None:
     assert after == {"127.0.0.1:1": 10, "127.0.0.1:2": 500, "::1:3": 7}
     zones = {"127.0.0.1:1": "evil", "127.0.0.1:2": "evil", "127.0.0.1:9": "gone"}
     assert zone_loads(zones, {"127.0.0.1:1": 4}, after, 2.0) == [ZoneLoad("evil", 2, 253), ZoneLoad(UNKNOWN, 1, 3)]
+
+
+def test_a_zone_with_many_sessions_and_the_one_that_keeps_the_broker_busy_are_named() -> None:
+    """A zone that sends most is named only while the broker has no time left, and none of which the log says
+    nothing."""
+    loads = [ZoneLoad("plant", 1, 2_000_000), ZoneLoad(UNKNOWN, 900, 10), ZoneLoad("evil", SESSIONS_MAX + 1, 0)]
+    assert [(abuse.zone, abuse.sessions) for abuse in abuses(loads, 0.8)] == [("evil", SESSIONS_MAX + 1)]
+    assert [abuse.why for abuse in abuses(loads, 0.9)] == [
+        "has 1 sessions at the broker and sends 2,000 kB/s",
+        "has 33 sessions at the broker and sends 0 kB/s",
+    ]
+    assert abuses([ZoneLoad(UNKNOWN, 9, 9), *loads], 0.9) == abuses(loads, 0.0)
+    assert abuses([], 1.0) == []
