@@ -119,7 +119,8 @@ def test_no_module_parses_json_past_the_limit() -> None:
         "replication/broker/diagnosis.py",  # an answer that was decoded
         "signing/messages.py",  # lengths in an answer, for its proof; what is too deep is hashed as it is, then checked
         "config/in_force.py",  # what this node wrote; damage that nests it too deeply is caught like any other
-        "page/health_tail.py",  # objects of stored facts, checked where they came in
+        "health/samples.py",  # objects of stored facts, checked where they came in
+        "node/status.py",  # what the watch of the broker on this machine wrote, or damage
         "client/opened.py", "client/synchronous.py", "page/watch.py",  # an answer of the node of this machine
         "local_socket/serving/server.py",  # a request that was decoded
         "demo/scenario.py",  # the output of our own job

@@ -376,7 +376,7 @@ def read_abuses(file: Path) -> list[AbuseStatus]:
         if time.time() - file.stat().st_mtime > ABUSES_S_MAX:
             return []
         return msgspec.json.decode(file.read_bytes(), type=list[AbuseStatus])
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, msgspec.MsgspecError, RecursionError):
         return []
 
 

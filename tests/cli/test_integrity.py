@@ -28,7 +28,7 @@ def test_the_commands_of_the_page(tmp_path: Path) -> None:
             mark_suspect(tmp_path / "facts.db", "a test")
     (aside,) = (path.with_suffix("") for path in tmp_path.glob("*.why"))
     lines = re.findall(r"^bsfg store .*$", PAGE.read_text("utf-8"), re.MULTILINE)
-    assert len(lines) == 6
+    assert len(lines) == 5
     for line in lines:
         words = shlex.split(re.sub(r"facts\.db\.damaged-\d+T\d+Z", str(aside), line), comments=True)[1:]
         words = [str(tmp_path / word) if word == "rescued.csv" else word for word in words]
