@@ -8,6 +8,7 @@ here. `Receive` is called with all bytes that arrive, also between requests.
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 import termios
 from collections.abc import Callable
@@ -97,6 +98,13 @@ class Connection(ModbusProtocol):
         raise AssertionError("a client accepts no connections")
 
 
+def _reason(error: OSError | ValueError) -> str:
+    text = (isinstance(error, OSError) and error.strerror) or str(error)
+    if isinstance(error, OSError) and error.errno and text.startswith("Connect call failed"):
+        return os.strerror(error.errno)  # asyncio says only where to, which the sentence says already
+    return text
+
+
 def _end_wait(answer: asyncio.Future[Frame | None]) -> None:
     if not answer.done():
         answer.set_result(None)
@@ -122,7 +130,7 @@ async def open_connection(settings: ModbusSourceSettings, receive: Receive) -> C
         connection.end()
         raise SourceLost(f"no connection to {where}: no connection within {settings.timeout_ms} ms") from error
     except (OSError, ValueError) as error:
-        raise SourceLost(f"no connection to {where}: {getattr(error, 'strerror', None) or error}") from error
+        raise SourceLost(f"no connection to {where}: {_reason(error)}") from error
     except termios.error as error:  # no OSError, and without the name of the port
         given = f"baud_rate = {settings.baud_rate}, parity = {settings.parity}, stop_bits = {settings.stop_bits}"
         raise SourceLost(f"no connection to {where}: it refuses {given}: {error.args[-1]}") from error
