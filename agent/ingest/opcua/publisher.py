@@ -67,6 +67,13 @@ class Publisher:
         self._begun += 1
         self._has_subscription.set()
 
+    async def seek(self, seconds: float) -> None:
+        """Publish for subscriptions that are not known, until the server has none or some time has passed."""
+        until_s = time.monotonic() + seconds
+        self._has_subscription.set()
+        while self._has_subscription.is_set() and time.monotonic() < until_s:  # noqa: ASYNC110 cleared by a refusal
+            await asyncio.sleep(REFUSED_PAUSE_S)
+
     def adopt(self, subscription_id: int, route: Route | None = None) -> None:
         """A subscription belongs to this session. Nothing is published for it yet."""
         if route is not None:

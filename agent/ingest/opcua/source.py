@@ -59,6 +59,7 @@ TICK_S = 0.25  # interval for what depends on time alone: values held back, hear
 UNREADABLE_EVERY_S = 60.0  # between two log lines about malformed values
 LEVEL_INTERVAL_S = 10.0  # between two readings of the server's ServiceLevel
 STOP_READ_S = 1.0  # for the server's clock, at a stop
+SEEK_S = 5.0  # for the first notification of a subscription: some publishing intervals
 FIRST_VALUE_S = 5.0  # a source counts as connected with its first value, or after this time
 _NO_VALUE_YET = quality.GONE | {quality.BAD_WAITING_FOR_INITIAL_DATA}  # the node of a created item may not exist
 _ENDINGS = {
@@ -79,10 +80,12 @@ class Buffered(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What the next session needs of this one: its key, and the StartTime of its server."""
+    """What the next session needs of this one: its key, the StartTime of its server, and whether it may have a
+    subscription whose creation was not answered."""
 
     key: SessionKey
     server_start: object
+    has_unknown: bool
 
 
 class OpcuaSource:
@@ -219,7 +222,8 @@ class OpcuaSource:
             self._step = next_step(self._step, Outcome.REFUSED)
         if self._step is Step.REBUILD:
             self._sequencer, self._has_missed = Sequencer(), True
-        values = Route(partial(self._decode, session), self._take, self._note_missing)
+        decode, take = partial(self._decode, session), partial(self._take, session)
+        values = Route(decode, take, self._note_missing)
         self._publisher = Publisher(
             session, self._settings.publish_requests, values, self._subscriptions.note_none_left, self._sequencer
         )
@@ -249,11 +253,11 @@ class OpcuaSource:
         # If the connection broke, something may have been left at the server.
         may_keep = self._is_proven or (self._step is Step.REBUILD and not session.is_connected)
         self._step = next_step(self._step, Outcome.PROVEN if may_keep else Outcome.SILENT)
-        if session.start is None or session.library.creating:  # it may have a subscription that is not known
+        if session.start is None:
             self._step = Step.REBUILD
         if session.library.ending is Ending.CLOSE:
             session.library.ending = _ENDINGS[self._step]
-        self._kept = Kept(session.key, session.start)
+        self._kept = Kept(session.key, session.start, session.library.creating > 0)
 
     async def finish(self) -> None:
         """Deliver what had arrived before the life ended."""
@@ -276,6 +280,8 @@ class OpcuaSource:
         async with TaskGroup() as group:
             if self.events is not None:
                 await self.events.begin(session, self._publisher, group, is_kept=self._step is not Step.REBUILD)
+            if session.is_reactivated and self._kept is not None and self._kept.has_unknown:
+                await self._publisher.seek(SEEK_S)  # each shows itself by its first notification, and is deleted
             await self._subscriptions.republish()
             await self._subscriptions.build()
             await self._clock.read(session)
@@ -352,7 +358,7 @@ class OpcuaSource:
         one = self._subscriptions.get(header.subscription_id)
         return await session.decode(body, () if one is None else one.items.elements)
 
-    async def _take(self, header: Header, publication: Publication) -> None:
+    async def _take(self, session: Session, header: Header, publication: Publication) -> None:
         """Called for each publication in order. It is acknowledged when this returns."""
         if publication.values_lost and time.monotonic() >= self._unreadable_due_s:
             self._unreadable_due_s = time.monotonic() + UNREADABLE_EVERY_S
@@ -360,6 +366,8 @@ class OpcuaSource:
             log.warning("the server sent a malformed value; the values behind it cannot be read", extra=extra)
         one = self._subscriptions.get(header.subscription_id)
         if one is None:
+            if not session.library.creating:  # in an earlier connection, and the answer did not arrive
+                await session.delete_subscription(header.subscription_id)
             return
         arrived = self._note_publication(header, publication)
         if publication.changes or publication.values_lost or one.is_resumed:

@@ -1,6 +1,7 @@
 """Whether a source's connection lives, and which time counts as its last sign of life."""
 
 import time
+from typing import cast
 
 import pytest
 
@@ -8,7 +9,7 @@ from agent.ingest.completeness import Moment
 from agent.ingest.errors import SourceLost
 from agent.ingest.opcua import source as source_module
 from agent.ingest.opcua.decode import Change
-from agent.ingest.opcua.session import HEARTBEAT_HANDLE
+from agent.ingest.opcua.session import HEARTBEAT_HANDLE, Session
 from agent.ingest.opcua.subscriptions.liveness import Liveness
 from agent.ingest.opcua.subscriptions.plan import ServerLimits
 from agent.ingest.opcua.subscriptions.subscription import CallSize, Subscription
@@ -86,7 +87,7 @@ async def test_a_value_proves_life_where_the_clock_is_not_notified() -> None:
     (subscription,) = source._subscriptions
     for sent_s in (12, 13):
         header = HEADER._replace(publish_time_ns=sent_s * S)
-        await source._take(header, publication(Change(1, 1.0, 0, 10 * S, 10 * S)))
+        await source._take(cast("Session", FakeSession()), header, publication(Change(1, 1.0, 0, 10 * S, 10 * S)))
     assert source.complete == Moment(12 * S)
     subscription.liveness = Liveness(0.0)
     await take(source)

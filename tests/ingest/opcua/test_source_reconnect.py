@@ -10,7 +10,6 @@ import pytest
 from agent.ingest.errors import SourceLost
 from agent.ingest.gap import NOT_DELIVERED
 from agent.ingest.opcua import source as source_module
-from agent.ingest.opcua.reconnect import Step
 from agent.ingest.opcua.session import Ending
 from agent.ingest.opcua.source import OpcuaSource
 from agent.ingest.opcua.subscriptions import subscription as subscription_module
@@ -139,8 +138,9 @@ async def test_an_item_without_a_queue_has_missed_what_came_meanwhile(monkeypatc
     assert [(gap.reason, gap.tags) for gap in gaps] == [(NOT_DELIVERED, (1, 2))]
 
 
-async def test_a_session_with_an_unanswered_creation_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may have a subscription that is not known: the next life begins with another session."""
+async def test_a_subscription_whose_creation_was_not_answered_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection broke in place of the answer. The next life uses the session again, and finds it by its first
+    notification."""
     source, _ = await made(FakeStore())
     session = FakeSession()
     session.creating = 1
@@ -148,7 +148,11 @@ async def test_a_session_with_an_unanswered_creation_is_not_kept(monkeypatch: py
         await wait_until_async(lambda: session.subscriptions, "a subscription")
         session.answers.put_nowait(answer(1, 1, (1, 1.0, S)))
         await wait_until_async(lambda: source._is_proven, "a value")
-    assert (source._step, session.ending) == (Step.REBUILD, Ending.CLOSE)
+    session = FakeSession()
+    async with living(monkeypatch, source, session):
+        session.answers.put_nowait(answer(77, 1))
+        await wait_until_async(lambda: session.deleted == [77], "its end")
+    assert session.is_reactivated
 
 
 async def test_a_stop_reads_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
