@@ -73,7 +73,8 @@ def test_each_result_describes_itself(result: dict[str, Any]) -> None:
     assert ("facts_per_s" in result) != ("p50_ms" in result)
     assert result["limit"]["what"]
     assert result["ratio"] > 0
-    assert 0 < result["bytes_per_fact"] < 10_000  # with the files of an empty store; a slow machine stores few facts
+    few = result["name"] == "page"  # a handful of samples of health
+    assert 0 < result["bytes_per_fact"] < (500_000 if few else 10_000)  # with the files of an empty store
     assert result["machine"]["cores"] >= 1
     assert re.fullmatch(r"3\.\d+\.\d+", result["machine"]["sqlite"])
     assert result["machine"]["python"].startswith("3.")

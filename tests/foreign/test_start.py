@@ -76,8 +76,10 @@ class Gateway:
         return {one["subject"]: one["text"] for one in self.status()[1]["reasons"]}
 
     def tags(self) -> dict[str, int]:
-        """The tags of each source that gives values in this process."""
-        return {one["name"]: one["tags"] for one in self.status()[1]["sources"] if one["values_total"]}
+        """The tags of each source that is connected and gives values in this process."""
+        return {
+            one["name"]: one["tags"] for one in self.status()[1]["sources"] if one["connected"] and one["values_total"]
+        }
 
     def wait_values(self, **tags: int) -> None:
         """Until exactly these sources give values, with so many tags."""

@@ -77,8 +77,12 @@ CHANGES = "select object_json from facts where predicate = 'clock_set' order by 
 
 async def wait_quality(node: NodeProcess, quality: int) -> None:
     """Until the last sample has this quality."""
-    while (await rows(node, SAMPLES))[-1]["quality"] != quality:
-        pass
+
+    async def has_it() -> bool:
+        found = await rows(node, SAMPLES)  # none yet, just after the source has connected
+        return bool(found) and found[-1]["quality"] == quality
+
+    await wait_until_async(has_it, f"a sample of quality {quality}", 60)
 
 
 async def test_no_value_is_good_before_the_time_arrives(clock: WallClock, tmp_path: Path) -> None:
