@@ -1,7 +1,7 @@
 """Core: every zone whose health is here as one row, worst first, and the fleet in one sentence.
 
 A zone that falls silent is a zone whose newest health is old. One whose health comes and whose facts do not is
-withheld by somebody on the way (`named_ends`). That is judged here; everything else is what the zone says of itself.
+withheld by a relay (`named_ends`). That is judged here; everything else is what the zone says of itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Core: facts of a zone that its own health names and that do not come: somebody on the way withholds them.
+"""Core: facts of a zone that its own health names and that do not come: a relay withholds them.
 
 Each health of a node names the last sequence of its own facts in each stream. Health may pass a relay that holds back
 another stream, so the end that a zone has named is compared with what is held here. A stream of which no fact is here

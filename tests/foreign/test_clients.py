@@ -1,5 +1,5 @@
-"""Two implementations that nobody of this project's code helped to write, a client in JavaScript and a decoder in Perl
-(client.py), against a real node and a real broker: they find what `bsfg store export` finds, to the bit."""
+"""Two implementations written from the protocol pages alone, a client in JavaScript and a decoder in Perl (client.py),
+against a real node and a real broker: they find what `bsfg store export` finds, to the bit."""
 
 import base64
 import hashlib

@@ -294,8 +294,8 @@ class AntiEntropy:
         return found
 
     def _unknown(self, found: Comparison) -> set[Origin]:
-        """Missing own facts that could be inventions of the peer: no key signs this zone's facts, and the life not in
-        the table of lives, or is the present one. They are fetched by command only."""
+        """Missing own facts that could be inventions of the peer: no key signs this zone's facts, and the life is not
+        in the table of lives, or is the present one. They are fetched by command only."""
         if self._store.signer is not None:
             return set()
         known = self._store.own_lives() - {self._store.life}

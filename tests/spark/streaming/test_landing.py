@@ -327,7 +327,7 @@ def test_incidents_land_once_though_a_job_dies_before_their_facts(
     run(40)
     incidents = landed_rows(tables.paths(incidents_of(folder)), ("what", "offset"))
     writers = json.loads((folder / tables.WRITERS).read_text())
-    assert len(writers) == 1, "a restart makes nobody compare identities"
+    assert len(writers) == 1, "after a restart no identities are compared"
     assert incidents == [("samples_lost", 10), ("samples_lost", 20), ("samples_lost", 30), ("samples_lost", 40)]
     assert [offset for (offset,) in landed_rows(tables.paths(folder), ("offset",))] == [*range(1, 41)]
 
