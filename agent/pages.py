@@ -184,6 +184,11 @@ class HeldSum(NamedTuple):
     ranges: int = 0
     digest_sum: int = 0
 
+    @property
+    def digest_hex(self) -> str:
+        """The sum of the digests as 32 hex digits."""
+        return self.digest_sum.to_bytes(DIGEST_BYTES).hex()
+
     @classmethod
     def of(cls, life: bytes, ranges: Iterable[HeldRange]) -> HeldSum:
         """The sum of the ranges of one life."""
@@ -203,6 +208,23 @@ class HeldSum(NamedTuple):
 
 
 _SUM_MODULUS = 1 << 8 * DIGEST_BYTES
+
+
+class ZoneHeld(NamedTuple):
+    """What is held of a zone in a stream: the ranges of its newest life, and the sum of those of all lives before
+    it."""
+
+    newest: Origin
+    ranges: tuple[HeldRange, ...]
+    before: HeldSum
+
+
+class ComparedSums(NamedTuple):
+    """Of the lives of a zone before `floor` this store and a peer held these, and nothing was to be fetched."""
+
+    floor: bytes
+    ours: HeldSum
+    theirs: HeldSum
 
 
 class BatchEnd(NamedTuple):

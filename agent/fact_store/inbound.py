@@ -7,7 +7,7 @@ definition_repair.py decide what is written.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 
@@ -21,9 +21,11 @@ from agent.fact_store.integrity import (
 )
 from agent.fact_store.log import FactsRefused
 from agent.fact_store.read import StoreReader
+from agent.fact_store.sqlite import Transaction
 from agent.fact_store.writer import Writer
 from agent.message import STREAM, ZONE, check_name
 from agent.pages import (
+    ComparedSums,
     Declined,
     DefinitionChain,
     OriginRange,
@@ -134,6 +136,14 @@ class Inbound:
         if done.exception() is None:
             for one in done.result():
                 self._damages.remove_repaired(stream, one.first_offset, one.last_offset)
+
+    def note_compared(self, peer: str, stream: str, sums: Mapping[str, ComparedSums]) -> Future[None]:
+        """Remember what was compared with a peer, by zone, and found to lack nothing."""
+
+        def run(transaction: Transaction) -> None:
+            transaction.set_compared(peer, transaction.stream(stream).id, sums)
+
+        return self._writer.submit(f"compared with {peer}", run)
 
     def note(self, kind: str, stream: str, peer: str, why: str) -> Future[None]:
         """Record an incident about a peer's stream."""

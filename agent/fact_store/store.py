@@ -92,6 +92,9 @@ class FactStore:
         """For queries in other threads (`agent.query`); closed with the store."""
         self.batch_ends, self.definitions, self.incidents = reader.batch_ends, reader.definitions, reader.incidents
         self.signers, self.is_proven = reader.signers, reader.is_proven
+        self.zones_held, self.zone_held, self.earlier_lives = reader.zones_held, reader.zone_held, reader.earlier_lives
+        self.held_below, self.lowest_sequence = reader.held_below, reader.lowest_sequence
+        self.forgotten, self.compared = reader.forgotten, reader.compared
         self.policy, self.statistics, self.on_commit = writer.policy, writer.statistics, writer.subscribe
         self.note = writer.note
         """Record an incident of this node that concerns no peer."""

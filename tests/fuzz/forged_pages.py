@@ -230,7 +230,8 @@ class HostilePeer:
         return {
             "stream": self.stream,
             "end_offset": self.served,
-            "ranges": [] if request.get("after_origin") else ranges,
+            "ranges": [] if request.get("after_zone") else ranges,
+            "before": [[request.get("zone") or PEER, self.chance.choice([0, 3]), digest]],
         }
 
     def _sequences(self, request: dict[str, Any], header: dict[str, Any]) -> tuple[dict[str, Any], list[bytes]]:

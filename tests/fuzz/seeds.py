@@ -121,7 +121,8 @@ def requests() -> list[bytes]:
         messages.FetchSequences(
             stream=TELEMETRY, origin=f"plant-a/{LIFE}", first_sequence=1, last_sequence=9, limit=10
         ),
-        messages.GetDigests(stream=TELEMETRY, after_origin=f"plant-a/{LIFE}", position=read),
+        messages.GetDigests(stream=TELEMETRY, after_zone="plant-a", position=read),
+        messages.GetDigests(stream=TELEMETRY, zone="plant-a", below=LIFE, down_to=LIFE),
         messages.GetDigests(stream=TELEMETRY, origin=f"plant-a/{LIFE}", first_sequence=1, last_sequence=9, ends_max=3),
         messages.ConfirmReceipt(consumer_name="idmz.facts", offset=9, first_offset=3, life=LIFE),
         messages.GetCursor(consumer_name="idmz.facts"),
@@ -154,7 +155,7 @@ def answers() -> list[bytes]:
     digest = "ab" * 16
     held = (f"plant-a/{LIFE}", 1, 9, "00" * 16, digest)
     found: list[tuple[messages.Answer, list[bytes]]] = [
-        (messages.DigestsAnswer(**own, stream=TELEMETRY, end_offset=9, ranges=[held], ends=[(3, digest), (9, digest)]), []),
+        (messages.DigestsAnswer(**own, stream=TELEMETRY, end_offset=9, ranges=[held], before=[("plant-a", 3, digest)], ends=[(3, digest), (9, digest)]), []),
         (messages.ConfirmAnswer(**own, cursor_advanced_to=9), []),
         (messages.UnregisterAnswer(**own, was_registered=True), []),
         (messages.CursorAnswer(**own, consumer_name="c", stream=TELEMETRY, frontier=1, end_offset=2), []),

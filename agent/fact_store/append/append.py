@@ -15,7 +15,7 @@ from itertools import chain
 from typing import Any
 
 from agent.append_contract import AppendOutcome
-from agent.batch import Batch, BatchTooLarge, Link, seal_columns, seal_messages
+from agent.batch import Batch, BatchTooLarge, Link, Origin, seal_columns, seal_messages
 from agent.columns import SampleColumns
 from agent.fact_store.append.checkpoint import PREDICATE, checkpoint_objects
 from agent.fact_store.append.group_commit import batch_sizes
@@ -31,6 +31,7 @@ from agent.fact_store.log import (
     digests_in,
     find_division,
     find_predecessor,
+    is_followed,
     operational_fact,
 )
 from agent.fact_store.sqlite import Transaction
@@ -176,11 +177,22 @@ def _add_own(transaction: Transaction, stream: str, batches: Sequence[Batch], wr
     """Store batches just sealed here; returns the offset of their first fact."""
     # `decide_insert` would cost as much as sealing a fact; these were sealed on this store's own link.
     known, first = transaction.stream(stream), batches[0]
+    offered = HeldRange.of(first.header, first.digest)
     is_start = not transaction.held(known.id, transaction.origin_number(first.header.origin))
+    is_linear = not is_start or _goes_on(transaction, known.id, offered)
     first_offset = transaction.add_own(known, batches, writer)
-    if is_start:
-        _report_division(transaction, stream, HeldRange.of(first.header, first.digest))
+    if not is_linear:
+        _report_division(transaction, stream, offered)
     return first_offset
+
+
+def _goes_on(transaction: Transaction, stream: int, first: HeldRange) -> bool:
+    """Whether the first batch of this life continues the newest life before it, after all that is held of the own zone:
+    then no other life is read."""
+    zone = transaction.catalog.zone
+    life, highest = transaction.newest_life(stream, zone)
+    ranges = transaction.held(stream, transaction.origin_number(Origin(zone, life)))
+    return first.first_sequence > highest and bool(ranges) and is_followed(ranges[-1], first)
 
 
 def _report_division(transaction: Transaction, stream: str, first: HeldRange) -> None:

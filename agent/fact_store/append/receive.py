@@ -12,7 +12,7 @@ zones that the same peer relays are stored. Only a page of the peer's own facts 
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,15 +36,13 @@ from agent.fact_store.log import (
     digests_in,
     find_division,
     find_predecessor,
+    is_followed,
     messages_in,
 )
 from agent.fact_store.sqlite import Transaction
 from agent.pages import Declined, HeldRange, OriginRange, PutResult, SignerCertificate
 from agent.positions import Position
 
-LIVES_OF_ZONE_MAX = 10_000
-"""Lives of one zone: a start a day for 27 years. A peer that sends each batch under a life of its own would otherwise
-fill the disk."""
 DEFINITIONS_OF_ZONE_MAX = 200_000
 """With those of tags that were changed or removed."""
 RANGES_OF_ZONE_MAX = 20_000
@@ -158,10 +156,13 @@ def _plan_history(
     transaction: Transaction, page: ReceivedPage, plan: _Plan, offered: HeldRange, origin: Origin, *, is_start: bool
 ) -> None:
     """Note where the history of the batch's zone divides, or what is missing before the batch. Reads what is held of
-    the zone only where it may."""
-    starts = [ranges[-1].first_sequence for one, ranges in plan.ranges.items() if one.zone == origin.zone]
-    highest = max([transaction.highest_start(plan.stream, origin.zone), *starts])
-    if not is_start and offered.first_sequence > highest:
+    the zone's other lives only where it may: not where the batch continues the newest of them after all that is held,
+    as after each restart."""
+    newest, highest = transaction.newest_life(plan.stream, origin.zone)
+    here = {Origin(origin.zone, newest), *(one for one in plan.ranges if one.zone == origin.zone)}
+    last = [ranges[-1] for one in here if (ranges := _held(transaction, plan, one))]
+    is_last = offered.first_sequence > max([highest, *(one.first_sequence for one in last)])
+    if is_last and (not is_start or any(is_followed(one, offered) for one in last)):
         return
     held = {one.life: _held(transaction, plan, one) for one in transaction.origins_of(origin.zone)}
     held |= {one.life: ranges for one, ranges in plan.ranges.items() if one.zone == origin.zone}
@@ -195,10 +196,6 @@ def _beyond_limit(
         else:
             plan.definitions[needed] = count is not None
     if is_start and not why:
-        fresh = Counter(one.zone for one in plan.ranges)
-        is_new = origin not in plan.ranges and transaction.origin_number(origin) is None
-        if is_new and len(transaction.origins_of(zone)) + fresh[zone] >= LIVES_OF_ZONE_MAX:
-            why = f"{zone} would have more than {LIVES_OF_ZONE_MAX} lives here"
         grown = sum(len(ranges) for one, ranges in plan.ranges.items() if one.zone == zone)
         if transaction.range_count(zone) + grown >= RANGES_OF_ZONE_MAX:
             why = f"facts of {zone} would be more than {RANGES_OF_ZONE_MAX} separate ranges here"
@@ -260,7 +257,6 @@ def _write(transaction: Transaction, page: ReceivedPage, plan: _Plan) -> None:
         transaction.add_artifacts(kept, digests_in(messages_in(plan.inserts)), kept.end_offset)
     for origin, ranges in plan.ranges.items():
         transaction.set_held(stream.id, transaction.origin(origin), ranges)
-        transaction.note_start(stream.id, origin.zone, ranges)
     _report_holes(transaction, page)  # before the position says that they are read
     transaction.set_peer_position(page.peer, stream, page.read)
 

@@ -68,6 +68,7 @@ from agent.fact_store.log.held_ranges import (
     decide_insert,
     find_division,
     find_predecessor,
+    is_followed,
 )
 from agent.fact_store.log.lifecycle import ACTIVE_STATES, TRANSITIONS, Event, Lifecycle, next_state, next_timeout
 from agent.fact_store.log.operational_facts import OPERATIONAL_STREAM, operational_fact

@@ -62,8 +62,6 @@ class Catalog:
     """By stream, the end of the last batch that this store has sealed: its chain runs on from there."""
     kept_tips: frozenset[int] = frozenset()
     """Numbers of streams whose tip is a row of its own (`Transaction.keep_tip`)."""
-    starts: Shards[tuple[int, str], int] = field(default_factory=Shards)
-    """By number of stream and zone, where its last held range begins; read when it is first needed."""
     leases: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """Lease epochs by stream and producer; the mapping is replaced, so no commit copies it."""
     proven_zones: frozenset[str] = frozenset()
@@ -77,7 +75,7 @@ class Catalog:
         """A copy that may be changed."""
         return replace(
             self, streams=self.streams.copy(), consumers=self.consumers.copy(), zone_uses=self.zone_uses.copy(),
-            trails=self.trails.copy(), tips=self.tips.copy(), starts=self.starts.copy(), tails=self.tails.copy(),
+            trails=self.trails.copy(), tips=self.tips.copy(), tails=self.tails.copy(),
         )  # fmt: skip
 
     @property

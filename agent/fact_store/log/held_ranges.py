@@ -124,6 +124,11 @@ Held = Mapping[bytes, tuple[HeldRange, ...]]
 """What is held of a zone in a stream, by life."""
 
 
+def is_followed(held: HeldRange, offered: HeldRange) -> bool:
+    """Whether a batch continues a range at its end."""
+    return (held.last_sequence + 1, held.last_digest) == (offered.first_sequence, offered.first_previous_digest)
+
+
 def find_division(held: Held, life: bytes, offered: HeldRange) -> Branch | None:
     """Another life that has a range which begins where a batch of `life` begins, after the same batch."""
     for other, ranges in held.items():

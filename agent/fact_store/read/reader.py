@@ -12,7 +12,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +58,15 @@ from agent.fact_store.sqlite import (
 from agent.pages import (
     CERTIFICATES_OF_KEY_MAX,
     BatchEnd,
+    ComparedSums,
     DefinitionChain,
     HeldRange,
+    HeldSum,
     Hole,
     OriginRange,
     Page,
     StoredBatch,
+    ZoneHeld,
 )
 from agent.positions import LifeRow, LifeRows, LogLives, Position, Resolved
 from agent.settings.store import StoreSettings, StreamSettings, ZoneLimit
@@ -73,6 +76,7 @@ OFFSET_UNKNOWN = 2**48
 INCIDENTS_MAX = 1000
 ARTIFACTS_AT_ONCE = 1_000
 ORIGINS_KEPT_MAX = 10_000
+RANGES_OF_ZONE_MAX = 1_000_000  # more than a zone has
 IDLE_MAX = 8  # connections kept for the next call; more concurrent callers open their own
 
 OnDamaged = Callable[[str, Hole, str, list[OriginRange]], None]  # stream, hole, reason, origins of its facts
@@ -325,6 +329,81 @@ class StoreReader:
         with self._reading() as connection:
             named = (self._stream(connection, stream), zone)
             return connection.execute(QUERIES["select_zone_is_held"], named).fetchone() is not None
+
+    def zones_held(self, stream: str, after_zone: str, limit: int, first_zone: str = "") -> list[ZoneHeld]:
+        """What is held of zones in a stream, or was held until its release: the next ones by name."""
+        with self._reading() as connection, one_state(connection):
+            number = self._stream(connection, stream)
+            asked = {"stream": number, "first": first_zone, "after": after_zone, "limit": limit}
+            return [
+                ZoneHeld(
+                    Origin(zone, life),
+                    held_of(connection.execute, number or 0, newest),
+                    HeldSum(ranges, int.from_bytes(digest_sum)),
+                )
+                for zone, life, newest, ranges, digest_sum in connection.execute(
+                    QUERIES["select_zones_held"], asked
+                ).fetchall()
+            ]
+
+    def zone_held(self, stream: str, zone: str) -> ZoneHeld | None:
+        """What is held of one zone in a stream; None if nothing ever was."""
+        found = self.zones_held(stream, "", 1, first_zone=zone)
+        return found[0] if found and found[0].newest.zone == zone else None
+
+    def earlier_lives(
+        self, stream: str, zone: str, below: bytes, ranges_max: int, down_to: bytes = b""
+    ) -> dict[Origin, tuple[HeldRange, ...]]:
+        """The ranges of lives of a zone below one, and not below `down_to`: whole lives, the newest first, until there
+        are so many ranges."""
+        found, count = dict[Origin, list[HeldRange]](), 0
+        with self._reading() as connection:
+            asked = {"stream": self._stream(connection, stream), "zone": zone, "below": below, "down_to": down_to}
+            rows = connection.execute(QUERIES["select_earlier_lives"], asked)
+            try:
+                for life, *ends in rows:
+                    if (origin := Origin(zone, life)) not in found and count >= ranges_max:
+                        break
+                    found.setdefault(origin, []).append(HeldRange(*ends))
+                    count += 1
+            finally:
+                rows.close()  # an unfinished statement would keep the WAL from being reused
+        return {origin: tuple(ranges) for origin, ranges in found.items()}
+
+    def held_below(self, stream: str, zone: str, life: bytes) -> HeldSum:
+        """The sum of what is held of the lives of a zone below one. Reads those from there up to the newest."""
+        held = self.zone_held(stream, zone)
+        if held is None:
+            return HeldSum()
+        newest = held.newest.life
+        if life > newest:
+            return held.before.plus(HeldSum.of(newest, held.ranges))
+        above = self.earlier_lives(stream, zone, newest, RANGES_OF_ZONE_MAX, life)
+        return reduce(HeldSum.minus, (HeldSum.of(one.life, ranges) for one, ranges in above.items()), held.before)
+
+    def lowest_sequence(self, stream: str, zone: str) -> int | None:
+        """The lowest sequence of a zone that is held in a stream, or was held until its release."""
+        with self._reading() as connection:
+            asked = {"stream": self._stream(connection, stream), "zone": zone}
+            found: int | None = connection.execute(QUERIES["select_lowest_sequence"], asked).fetchone()[0]
+        return found
+
+    def forgotten(self, zone: str) -> bytes:
+        """The highest life of a zone that this store has forgotten; empty if none."""
+        with self._reading() as connection:
+            row = connection.execute(QUERIES["select_forgotten"], (zone,)).fetchone()
+        return row[0] if row else b""
+
+    def compared(self, peer: str, stream: str, zone: str) -> ComparedSums | None:
+        """The sums of a zone of which a comparison with a peer found nothing to be fetched."""
+        with self._reading() as connection:
+            asked = peer, self._stream(connection, stream), zone
+            row = connection.execute(QUERIES["select_compared"], asked).fetchone()
+        if row is None:
+            return None
+        floor, our_ranges, our_sum, their_ranges, their_sum = row
+        ours, theirs = HeldSum(our_ranges, int.from_bytes(our_sum)), HeldSum(their_ranges, int.from_bytes(their_sum))
+        return ComparedSums(floor, ours, theirs)
 
     def origins_of(self, zone: str) -> list[Origin]:
         """The origins of a zone, in the order in which they were recorded."""

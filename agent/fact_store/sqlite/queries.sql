@@ -48,6 +48,31 @@ INSERT INTO origin (zone, life) VALUES (?, ?) RETURNING id;
 -- select_origins: every origin with its number
 SELECT id, zone, life FROM named_origin ORDER BY id;
 
+-- update_lives: a zone has one more origin; returns how many
+UPDATE zone SET lives = lives + 1 WHERE id = ? RETURNING lives;
+
+-- select_forgettable: the lowest lives of a zone without a fact here that are the newest in no stream
+SELECT id, life FROM origin
+WHERE zone = :zone AND id IN (SELECT id FROM origin WHERE zone = :zone ORDER BY life LIMIT :limit)
+    AND NOT EXISTS (SELECT 1 FROM stream CROSS JOIN batch ON batch.stream = stream.id AND batch.origin = origin.id)
+    AND NOT EXISTS (
+        SELECT 1 FROM stream CROSS JOIN held_before AS before ON before.stream = stream.id AND before.zone = origin.zone
+        WHERE before.newest = origin.id
+    )
+ORDER BY life LIMIT :forgotten;
+
+-- select_streams_of_origin: the streams in which an origin has held ranges
+SELECT stream.id FROM stream WHERE EXISTS (SELECT 1 FROM held WHERE held.stream = stream.id AND held.origin = ?);
+
+-- delete_origin: an origin that is forgotten
+DELETE FROM origin WHERE id = ?;
+
+-- update_forgotten: lives of a zone are forgotten, up to this one
+UPDATE zone SET forgotten = max(forgotten, :life), lives = lives - 1 WHERE id = :zone;
+
+-- select_forgotten: the highest life of a zone that was forgotten
+SELECT forgotten FROM zone WHERE name = ?;
+
 -- select_origin: the number of an origin
 SELECT origin.id FROM zone JOIN origin ON origin.zone = zone.id WHERE zone.name = ? AND origin.life = ?;
 
@@ -55,7 +80,9 @@ SELECT origin.id FROM zone JOIN origin ON origin.zone = zone.id WHERE zone.name 
 SELECT zone, life FROM named_origin WHERE id = ?;
 
 -- select_origin_place: the zone's number and the life of an origin, and what is held of the zone's origins but the newest
-SELECT origin.zone, origin.life, before.newest, newest.life, before.ranges, before.facts, before.digest_sum FROM origin
+SELECT origin.zone, origin.life, before.newest, newest.life, before.ranges, before.facts, before.digest_sum,
+    before.highest_start
+FROM origin
 LEFT JOIN held_before AS before ON before.stream = :stream AND before.zone = origin.zone
 LEFT JOIN origin AS newest ON newest.id = before.newest
 WHERE origin.id = :origin;
@@ -256,6 +283,29 @@ FROM held_before AS before JOIN held ON held.stream = before.stream AND held.ori
 JOIN named_origin AS origin ON origin.id = before.newest
 WHERE before.stream = ? ORDER BY before.zone, first_sequence;
 
+-- select_zones_held: the newest origin of zones in a stream, and what is held of their others, by name after one
+SELECT zone.name, origin.life, before.newest, before.ranges, before.digest_sum
+FROM held_before AS before JOIN zone ON zone.id = before.zone JOIN origin ON origin.id = before.newest
+WHERE before.stream = :stream AND zone.name >= :first AND zone.name > :after ORDER BY zone.name LIMIT :limit;
+
+-- select_earlier_lives: the ranges of the lives of a zone below one and down to another, newest life first
+SELECT origin.life, first_sequence, last_sequence, first_previous_digest, last_digest
+FROM zone JOIN origin ON origin.zone = zone.id JOIN held ON held.stream = :stream AND held.origin = origin.id
+WHERE zone.name = :zone AND origin.life < :below AND origin.life >= :down_to
+ORDER BY origin.life DESC, first_sequence;
+
+-- select_lowest_sequence: the lowest sequence of a zone that is held in a stream, or was
+SELECT min(first_sequence) FROM zone JOIN origin ON origin.zone = zone.id
+JOIN held ON held.stream = :stream AND held.origin = origin.id WHERE zone.name = :zone;
+
+-- insert_compared: sums of which nothing was to be fetched
+INSERT OR REPLACE INTO compared (peer, stream, zone, floor, our_ranges, our_sum, their_ranges, their_sum)
+SELECT ?, ?, id, ?, ?, ?, ?, ? FROM zone WHERE name = ?;
+
+-- select_compared: the sums of a zone that were compared with a peer's
+SELECT floor, our_ranges, our_sum, their_ranges, their_sum
+FROM compared JOIN zone ON zone.id = compared.zone WHERE peer = ? AND stream = ? AND zone.name = ?;
+
 -- select_held_of: the ranges of one origin that are held in a stream, or were before retention
 SELECT first_sequence, last_sequence, first_previous_digest, last_digest FROM held
 WHERE stream = ? AND origin = ? ORDER BY first_sequence;
@@ -353,9 +403,13 @@ SELECT
 FROM held_before WHERE stream = :stream;
 
 -- insert_held_before: the same, changed
-INSERT INTO held_before (stream, zone, newest, ranges, facts, digest_sum) VALUES (?, ?, ?, ?, ?, ?)
-ON CONFLICT (stream, zone) DO UPDATE SET
-    newest = excluded.newest, ranges = excluded.ranges, facts = excluded.facts, digest_sum = excluded.digest_sum;
+INSERT OR REPLACE INTO held_before (stream, zone, newest, ranges, facts, digest_sum, highest_start)
+VALUES (?, ?, ?, ?, ?, ?, ?);
+
+-- select_newest_life: the newest life of a zone in a stream, and where the highest range of all others begins
+SELECT origin.id, origin.life, before.highest_start
+FROM zone JOIN held_before AS before ON before.stream = :stream AND before.zone = zone.id
+JOIN origin ON origin.id = before.newest WHERE zone.name = :zone;
 
 -- select_range_count: how many separate ranges of a zone are held, in all streams
 SELECT coalesce(sum(ranges), 0) + (
@@ -653,10 +707,6 @@ FROM life CROSS JOIN zone ON zone.name = :zone
 CROSS JOIN origin ON origin.zone = zone.id AND origin.life = life.life
 CROSS JOIN held ON held.stream = life.stream AND held.origin = origin.id
 WHERE life.stream = :stream ORDER BY life.first_offset DESC, held.first_sequence DESC LIMIT 1;
-
--- select_highest_start: where the last held range of a zone begins
-SELECT max(held.first_sequence) FROM zone JOIN origin ON origin.zone = zone.id JOIN held ON held.origin = origin.id
-WHERE held.stream = ? AND zone.name = ?;
 
 -- select_newest_lives: the last life of each stream
 SELECT stream.name, life.life, life.first_offset FROM stream

@@ -34,6 +34,7 @@ from agent.pages import (
     CERTIFICATES_OF_KEY_MAX,
     KEYS_OF_ZONE_MAX,
     BatchEnd,
+    ComparedSums,
     DefinitionChain,
     HeldRange,
     HeldSum,
@@ -47,6 +48,8 @@ from agent.signing.records import KEY_ID_BYTES, RecordSigner, sign_record
 ROWS_AT_ONCE = 8
 """Batches inserted by one statement. For each statement SQLite releases Python's global lock and waits to get it
 back."""
+LIVES_OF_ZONE_MAX, LIVES_SEARCHED_MAX = 10_000, 100
+"""Lives of one zone, a start a day for 27 years; and how many of the lowest are looked at for one without a fact."""
 INCIDENTS_OF_KIND_MAX = 1_000
 """Subjects of one kind. Peers choose some of their names, so without a limit a peer could fill the disk."""
 INCIDENTS_FIRST = 500
@@ -219,12 +222,13 @@ class Transaction:
         repaired."""
         return self._execute(QUERIES["select_damage"], (stream,)).fetchall()
 
-    def highest_start(self, stream: int, zone: str) -> int:
-        """Where the last held range of a zone begins; 0 if there is none."""
-        if (found := self.catalog.starts.get((stream, zone))) is None:
-            found = self._execute(QUERIES["select_highest_start"], (stream, zone)).fetchone()[0] or 0
-            self.catalog.starts[stream, zone] = found
-        return found
+    def newest_life(self, stream: int, zone: str) -> tuple[bytes, int]:
+        """The newest life of a zone that is held in a stream, and where the last held range of any begins."""
+        row = self._execute(QUERIES["select_newest_life"], {"stream": stream, "zone": zone}).fetchone()
+        if row is None:
+            return b"", 0
+        number, life, start = row
+        return life, max([start, *(one.first_sequence for one in self.held(stream, number))])
 
     def link(self, stream: str) -> Link:
         """The link that the next batch of own facts continues."""
@@ -250,7 +254,27 @@ class Transaction:
             zone = zone_number(self._execute, origin.zone)
             known = self._execute(QUERIES["insert_origin"], (zone, origin.life)).fetchone()[0]
             self._origins[origin] = known
+            (lives,) = self._execute(QUERIES["update_lives"], (zone,)).fetchone()
+            if lives > LIVES_OF_ZONE_MAX:
+                self._forget_lives(zone, lives - LIVES_OF_ZONE_MAX)
         return known
+
+    def _forget_lives(self, zone: int, count: int) -> None:
+        """Delete the lowest lives of a zone of which no fact is here. A log with their facts that is read again may
+        store them twice; a comparison does not fetch them (agent/fact_store/DESIGN.md)."""
+        asked = {"zone": zone, "limit": count + LIVES_SEARCHED_MAX, "forgotten": count}
+        for number, life in self._execute(QUERIES["select_forgettable"], asked).fetchall():
+            for (stream,) in self._execute(QUERIES["select_streams_of_origin"], (number,)).fetchall():
+                self.set_held(stream, number, ())
+            self._execute(QUERIES["delete_origin"], (number,))
+            self._execute(QUERIES["update_forgotten"], {"zone": zone, "life": life})
+            self._origins = {one: at for one, at in self._origins.items() if at != number}
+
+    def set_compared(self, peer: str, stream: int, sums: Mapping[str, ComparedSums]) -> None:
+        """Remember, by zone, sums of which a comparison with a peer found nothing to be fetched."""
+        for zone, (floor, ours, theirs) in sums.items():
+            values = (ours.ranges, ours.digest_sum.to_bytes(16), theirs.ranges, theirs.digest_sum.to_bytes(16))
+            self._execute(QUERIES["insert_compared"], (peer, stream, floor, *values, zone))
 
     def add_batches(
         self,
@@ -395,23 +419,19 @@ class Transaction:
         zone, life, newest, newest_life, *counted = place
         if newest == origin:
             return
-        held, facts = HeldSum(), 0
+        held, facts, start = HeldSum(), 0, 0
         if newest is None:
             newest = origin
         else:
-            held, facts = HeldSum(counted[0], int.from_bytes(counted[2])), counted[1]
+            held, facts, start = HeldSum(counted[0], int.from_bytes(counted[2])), counted[1], counted[3]
             added_life, added = life, ranges
             if life > newest_life:  # what was the newest is now one of the others
                 added_life, added, newest = newest_life, self.held(stream, newest), origin
             held = held.minus(HeldSum.of(life, before)).plus(HeldSum.of(added_life, added))
             facts += count_of(one.span for one in added) - count_of(one.span for one in before)
-        values = (stream, zone, newest, held.ranges, facts, held.digest_sum.to_bytes(DIGEST_BYTES))
+            start = max([start, *(one.first_sequence for one in added)])
+        values = (stream, zone, newest, held.ranges, facts, held.digest_sum.to_bytes(DIGEST_BYTES), start)
         self._execute(QUERIES["insert_held_before"], values)
-
-    def note_start(self, stream: int, zone: str, ranges: tuple[HeldRange, ...]) -> None:
-        """Ranges of a zone are held now: `highest_start` knows them."""
-        if (start := self.catalog.starts.get((stream, zone))) is not None:
-            self.catalog.starts[stream, zone] = max(start, ranges[-1].first_sequence)
 
     # ------------------------------------------------------------------------------------------------- own facts
 
@@ -437,7 +457,6 @@ class Transaction:
             sealed = replace(left, last_sequence=sealed.last_sequence, last_digest=sealed.last_digest)
             ranges = tuple(before)
         self.set_held(stream.id, number, (*ranges, sealed))
-        self.note_start(stream.id, first.origin.zone, (sealed,))
         self.catalog.tips[stream.name] = BatchEnd(last.header.last_sequence, last.digest)
         if stream.id in self.catalog.kept_tips:  # what is held of this life ends with the tip again
             self._execute(QUERIES["delete_tip"], (stream.id,))

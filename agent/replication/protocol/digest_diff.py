@@ -43,17 +43,13 @@ Ends = Mapping[int, bytes]
 
 
 def missing(
-    ours: Sequence[HeldRange], theirs: Sequence[HeldRange], *, is_level: bool, is_from_start: bool = True
+    ours: Sequence[HeldRange], theirs: Sequence[HeldRange], first_sequence: int = 1, *, is_complete: bool
 ) -> list[Span]:
-    """The sequences that they hold and we do not. Sequences after our last are still under way, unless we have
-    everything that they had when they listed them (`is_level`). Sequences before our first were not requested, unless
-    we began at the oldest (`is_from_start`)."""
+    """The sequences of a life that they hold and we do not, from one on. Those after our last are still under way,
+    unless all of the life must be here (`is_complete`)."""
     found = subtract([one.span for one in theirs], [one.span for one in ours])
-    first = 1 if is_from_start else min((one.first_sequence for one in ours), default=0)
-    last = ours[-1].last_sequence if ours else 0
-    if is_level:
-        last = max(last, *(one.last_sequence for one in theirs), 0)
-    return intersect(found, [(first, last)]) if first else []
+    last = max((one.last_sequence for one in (theirs if is_complete else ours)), default=0)
+    return intersect(found, [(first_sequence, last)])
 
 
 def shared(ours: Sequence[HeldRange], theirs: Sequence[HeldRange]) -> list[Span]:

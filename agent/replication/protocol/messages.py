@@ -402,14 +402,20 @@ RANGES_MAX = 2000
 
 
 class GetDigests(RequestBody, frozen=True, tag="GetDigests", tag_field="operation"):
-    """Ranges held of each origin after `after_origin`; or, with `origin`, digests at some batch ends in a range of it.
+    """What is held of each zone after `after_zone`: the ranges of its newest life, and count and sum of those of all
+    lives before. Or, with `zone`, the ranges of its lives before `below`, the newest first, and not before `down_to`.
+    Or, with `origin`, digests at some batch ends in a range of it.
 
-    An equal digest proves equality of the whole history before it, so a few digests find where two stores differ.
-    `position`: the end of the log in the first answer of the comparison, which goes on with the same log only.
+    Equal count and sum prove equal ranges, so further lives are only asked for where those differ. An equal digest
+    proves equality of the whole history before it, so a few digests find where two stores differ. `position`: the end
+    of the log in the first answer of the comparison, which goes on with the same log only.
     """
 
     stream: Name
-    after_origin: OriginName | None = None
+    after_zone: Zone | None = None
+    zone: Zone | None = None
+    below: Life | None = None
+    down_to: Life | None = None
     origin: OriginName | None = None
     first_sequence: ClaimedPosition | None = None
     last_sequence: ClaimedPosition | None = None
@@ -419,8 +425,9 @@ class GetDigests(RequestBody, frozen=True, tag="GetDigests", tag_field="operatio
     def check(self) -> None:
         check_range("ends_max", self.ends_max, 1, ENDS_MAX, "GetDigests")
         given = [one is not None for one in (self.origin, self.first_sequence, self.last_sequence)]
-        if any(given) and not (all(given) and self.after_origin is None):
-            why = "origin, first_sequence and last_sequence are only valid together and without after_origin"
+        is_wrong = any(given) and not (all(given) and self.after_zone is None and self.zone is None)
+        if is_wrong or (self.zone is None) != (self.below is None) or (self.down_to is not None and self.zone is None):
+            why = "origin, first_sequence and last_sequence are only valid together, and so are zone and below"
             raise MalformedMessage(why, "bad_request", "GetDigests")
         if self.first_sequence is not None and self.last_sequence is not None:
             check_forwards(self.first_sequence, self.last_sequence, "GetDigests")
@@ -430,9 +437,10 @@ class DigestsAnswer(AnswerBody, frozen=True, tag="GetDigests", tag_field="operat
     """Ranges held, or digests of batch ends.
 
     `ranges`: (origin, first_sequence, last_sequence, digest before the first, digest of the last batch), sorted, of
-    what is held or was held before retention; whole origins, and `more` if others follow. `ends`: (last_sequence,
-    digest) of batches in the requested range. `end_offset`: end of the log when it was read, which `end_life` has
-    stored; the log up to there contains all `ranges`."""
+    what is held or was held before retention; whole lives. `before`: for each zone, in order, how many ranges are held
+    of its lives before those of `ranges`, and the sum of their digests; `more` if other zones follow. `ends`:
+    (last_sequence, digest) of batches in the requested range. `end_offset`: end of the log when it was read, which
+    `end_life` has stored; the log up to there contains all `ranges`."""
 
     stream: Name
     end_offset: ClaimedOffset
@@ -440,6 +448,7 @@ class DigestsAnswer(AnswerBody, frozen=True, tag="GetDigests", tag_field="operat
     ranges: Annotated[
         list[tuple[OriginName, ClaimedPosition, ClaimedPosition, Digest, Digest]], msgspec.Meta(max_length=RANGES_MAX)
     ] = []
+    before: Annotated[list[tuple[Zone, ClaimedOffset, Digest]], msgspec.Meta(max_length=RANGES_MAX)] = []
     ends: Annotated[list[tuple[ClaimedPosition, Digest]], msgspec.Meta(max_length=ENDS_MAX + 2)] = []
     more: bool = False
 
@@ -450,7 +459,13 @@ class DigestsAnswer(AnswerBody, frozen=True, tag="GetDigests", tag_field="operat
             left[0] == right[0] and left[2] >= right[1]
             for left, right in zip(self.ranges, self.ranges[1:], strict=False)
         )
-        if sorted(starts) != starts or overlaps or any(first > last for _, first, last, _, _ in self.ranges):
+        zones = [zone for zone, _, _ in self.before]
+        if (
+            sorted(starts) != starts
+            or sorted(set(zones)) != zones
+            or overlaps
+            or any(first > last for _, first, last, _, _ in self.ranges)
+        ):
             raise MalformedMessage("ranges of digests are not in order", operation="GetDigests")
         places = [last for last, _ in self.ends]
         if sorted(set(places)) != places:

@@ -29,15 +29,18 @@ from agent.pages import (
     ArtifactProgress,
     ArtifactReference,
     BatchEnd,
+    ComparedSums,
     Consumer,
     Declined,
     DefinitionChain,
     HeldRange,
+    HeldSum,
     OriginRange,
     Page,
     PutResult,
     RepairedRange,
     SignerCertificate,
+    ZoneHeld,
 )
 from agent.positions import LogLives, Position, Resolved, Trail
 from agent.signing.records import RecordSigner
@@ -57,7 +60,13 @@ class StreamBounds(Protocol):
 class ComparedStore(Protocol):
     """What a comparison of two stores needs of each."""
 
-    def held(self, stream: str) -> Mapping[Origin, Sequence[HeldRange]]: ...
+    def zones_held(self, stream: str, after_zone: str, limit: int) -> Sequence[ZoneHeld]: ...
+
+    def earlier_lives(
+        self, stream: str, zone: str, below: bytes, ranges_max: int, down_to: bytes = b""
+    ) -> Mapping[Origin, Sequence[HeldRange]]: ...
+
+    def held_below(self, stream: str, zone: str, life: bytes) -> HeldSum: ...
 
     def batch_ends(self, stream: str, origin: Origin, sequences: Sequence[int]) -> Sequence[BatchEnd]: ...
 
@@ -212,6 +221,8 @@ class Inbound(Protocol):
 
     def repair_definitions(self, stream: str, peer: str, chain: DefinitionChain) -> Future[int]: ...
 
+    def note_compared(self, peer: str, stream: str, sums: Mapping[str, ComparedSums]) -> Future[None]: ...
+
     def note(self, kind: str, stream: str, peer: str, why: str) -> Future[None]: ...
 
 
@@ -236,6 +247,14 @@ class ReceivingStore(ComparedStore, Protocol):
     def times_restored(self) -> int: ...
 
     def is_nearly_full(self, stream: str) -> bool: ...
+
+    def zone_held(self, stream: str, zone: str) -> ZoneHeld | None: ...
+
+    def lowest_sequence(self, stream: str, zone: str) -> int | None: ...
+
+    def forgotten(self, zone: str) -> bytes: ...
+
+    def compared(self, peer: str, stream: str, zone: str) -> ComparedSums | None: ...
 
     def held_of(self, stream: str, origin: Origin) -> Sequence[HeldRange]: ...
 

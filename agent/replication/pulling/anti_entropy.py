@@ -17,16 +17,15 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, replace
 from functools import partial
 from itertools import groupby
-from operator import itemgetter
 
 import msgspec
 
-from agent.batch import Definitions, Origin
-from agent.pages import DefinitionChain, HeldRange, LackingDefinitions, PutResult, intersect
+from agent.batch import SEQUENCE_MAX, Definitions, Origin
+from agent.pages import ComparedSums, DefinitionChain, HeldRange, HeldSum, LackingDefinitions, PutResult
 from agent.pages import Span as Sequences
 from agent.positions import NOTHING_READ, Position
 from agent.replication.mqtt import Reply
@@ -59,9 +58,9 @@ ANSWER_S = 10.0
 LIMIT = 65_536
 SCAN_BYTES = 8 * 1024 * 1024
 HOUR_S = 3600.0
-RANGES_MAX, RANGES_KEPT_MAX = 100_000, 20_000
-"""Ranges of all origins in a peer's stream: in all, and those of zones whose facts it may send, which are kept in
-memory (600 bytes each). An honest store has at most 10,000 of one zone."""
+ZONES_MAX, RANGES_KEPT_MAX = 100_000, 200_000
+"""Zones in a peer's stream, and ranges that are kept in memory (600 bytes each) of those whose facts it may send. An
+honest store has at most 20,000 ranges of one zone, and lists those of all its lives only after a great loss."""
 HOLE_PAGES_MAX = 64
 """Pages without batches for one range, with 2,048 holes each. A peer could invent them without end."""
 REFUSED_MAX = 100
@@ -119,6 +118,8 @@ class Comparison:
     missing: list[tuple[Origin, Sequences]] = field(default_factory=list)
     damaged: list[tuple[Origin, Sequences]] = field(default_factory=list)
     forks: list[str] = field(default_factory=list)
+    sums: dict[str, ComparedSums] = field(default_factory=dict)
+    """By zone, sums of lives that were listed because they differ."""
     damaged_definitions: list[tuple[str, Definitions]] = field(default_factory=list)
     """Zone, and the definitions of a batch of which some are damaged."""
     repaired_definitions: int = 0
@@ -260,22 +261,17 @@ class AntiEntropy:
         found = Comparison(stream)
         if task.is_scanned:
             await asyncio.to_thread(self._scan, stream)
-        theirs, is_level = await self._their_ranges(found)
-        ours = self._store.held(stream)
+        theirs, is_level = await self._differing(found)
         for origin, ranges in theirs.items():
-            mine = ours.get(origin, ())
+            mine = self._store.held_of(stream, origin)
             for span in shared(mine, ranges):
                 await self._compare_span(found, origin, span, mine, ranges)
-            is_own = origin.zone == self._store.zone
-            is_from_start = is_own or stream not in self._settings.begun_late
-            # Own facts are left out of pages, so they are never under way.
-            for span in missing(mine, ranges, is_level=is_level or is_own, is_from_start=is_from_start):
-                await self._note_missing(found, origin, span)
             await self._check_definitions(found, origin, mine, ranges)
+        await self._note_all_missing(found, theirs, is_level=is_level)
         for one in await asyncio.wrap_future(self._store.inbound.damaged(stream)):
             origin, span = Origin(one.zone, one.life), (one.first_sequence, one.last_sequence)
-            is_theirs = intersect([each.span for each in theirs.get(origin, [])], [span])
-            if is_theirs and (origin, span) not in found.damaged:
+            is_allowed = one.zone in {*self._settings.origins, self._store.zone}
+            if (origin, span) not in found.damaged and is_allowed and await self._their_ends(found, origin, span, 1):
                 found.damaged.append((origin, span))
         for why in found.forks[:REFUSED_MAX]:  # each incident is a commit
             await asyncio.wrap_future(self._store.inbound.note("fork", stream, self._settings.peer_zone, why))
@@ -289,6 +285,10 @@ class AntiEntropy:
             for origin, span in found.damaged:
                 await self._fetch_damaged(found, origin, span)
             found.repaired_artifacts, found.missing_artifacts = await self._artifacts.fetch_absent(stream)
+            differing = {origin.zone for origin, _ in [*found.missing, *found.damaged]}
+            sums = {zone: one for zone, one in found.sums.items() if zone not in differing}
+            if sums and not found.forks:
+                await asyncio.wrap_future(self._store.inbound.note_compared(self._settings.peer_zone, stream, sums))
         else:
             found.missing_artifacts = sum([len(some) async for some in self._artifacts.absent(stream)])
         return found
@@ -316,34 +316,85 @@ class AntiEntropy:
             places = [one.last_offset for one in page.batches] + [one.last_offset for one in page.holes]
             after = max(places, default=end_offset)
 
-    async def _their_ranges(self, found: Comparison) -> tuple[dict[Origin, list[HeldRange]], bool]:
-        """The ranges that the peer holds of each origin that it may send, and whether everything in its log at that
-        time has been pulled."""
-        ranges, after, more = dict[Origin, list[HeldRange]](), None, True
-        end, count, kept = NOTHING_READ, 0, 0
+    async def _differing(self, found: Comparison) -> tuple[dict[Origin, list[HeldRange]], bool]:
+        """What the peer holds of each zone that it may send: the ranges of its newest life, and of the lives before it
+        for as long as count and sum of the rest differ from those here. And whether everything in its log at that time
+        has been pulled."""
+        theirs, after, more = dict[Origin, list[HeldRange]](), None, True
+        before, end, zones = dict[str, HeldSum](), NOTHING_READ, 0
         peer, allowed = self._settings.peer_zone, {*self._settings.origins, self._store.zone}
         while more:
-            answer = await self._digests(found, GetDigests(stream=found.stream, after_origin=after))
-            count += len(answer.ranges)
-            if count > RANGES_MAX:
-                raise PageRefused(f"{peer} names more than {RANGES_MAX} ranges of {found.stream}")
-            for name, those in groupby(answer.ranges, key=itemgetter(0)):
-                origin = origin_named(name)
-                if origin.zone in allowed:
-                    ranges[origin] = [
-                        HeldRange(first, last, bytes.fromhex(before), bytes.fromhex(digest))
-                        for _, first, last, before, digest in those
-                    ]
-                    kept += len(ranges[origin])
-            if kept > RANGES_KEPT_MAX:
-                raise PageRefused(
-                    f"{peer} names more than {RANGES_KEPT_MAX} ranges of {found.stream} whose facts it may send"
-                )
+            answer = await self._digests(found, GetDigests(stream=found.stream, after_zone=after))
+            zones += len(answer.before)
+            if zones > ZONES_MAX:
+                raise PageRefused(f"{peer} names more than {ZONES_MAX} zones of {found.stream}")
+            self._keep(theirs, answer, allowed)
+            before |= {
+                zone: HeldSum(ranges, int(total, 16)) for zone, ranges, total in answer.before if zone in allowed
+            }
             end = Position(bytes.fromhex(answer.end_life), answer.end_offset)
-            more = answer.more and bool(answer.ranges)
-            after = answer.ranges[-1][0] if answer.ranges else None
-        trail = self._store.inbound.trail(self._settings.peer_zone, found.stream)
-        return ranges, any(one.life == end.life and one.offset >= end.offset for one in trail)
+            more = answer.more and bool(answer.before)
+            after = answer.before[-1][0] if answer.before else None
+        for zone, rest in before.items():
+            newest = min((one.life for one in theirs if one.zone == zone), default=b"")
+            await self._list_earlier(found, theirs, zone, newest, rest)
+        trail = self._store.inbound.trail(peer, found.stream)
+        return theirs, any(one.life == end.life and one.offset >= end.offset for one in trail)
+
+    async def _list_earlier(
+        self, found: Comparison, theirs: dict[Origin, list[HeldRange]], zone: str, floor: bytes, rest: HeldSum
+    ) -> None:
+        """Ask for the lives of a zone before `floor`, the newest first, until what is before those is the same here, or
+        is the same as when nothing was to be fetched."""
+        peer, stream = self._settings.peer_zone, found.stream
+        known, forgotten = self._store.compared(peer, stream, zone), self._store.forgotten(zone)
+        while rest.ranges and floor > forgotten:
+            ours = await asyncio.to_thread(self._store.held_below, stream, zone, floor)
+            if ours == rest or (known is not None and (ours, rest) == known[1:]):
+                return
+            found.sums.setdefault(zone, ComparedSums(floor, ours, rest))
+            down_to = known.floor.hex() if known is not None and known.floor < floor else None
+            request = GetDigests(stream=stream, zone=zone, below=floor.hex(), down_to=down_to)
+            answer = await self._digests(found, request)
+            self._keep(theirs, answer, {zone})
+            if not answer.ranges:
+                if down_to is None:
+                    raise PageRefused(f"{peer} names {rest.ranges} ranges of {zone} and lists none")
+                known = None  # what was compared is no longer there
+                continue
+            floor = min(origin_named(one[0]).life for one in answer.ranges)
+            ((_, ranges, total),) = answer.before
+            rest = HeldSum(ranges, int(total, 16))
+
+    def _keep(self, theirs: dict[Origin, list[HeldRange]], answer: DigestsAnswer, zones: Collection[str]) -> None:
+        """Add the ranges of an answer that are of these zones."""
+        for name, first, last, before, digest in answer.ranges:
+            if (origin := origin_named(name)).zone in zones:
+                kept = HeldRange(first, last, bytes.fromhex(before), bytes.fromhex(digest))
+                theirs.setdefault(origin, []).append(kept)
+        if sum(map(len, theirs.values())) > RANGES_KEPT_MAX:
+            what = f"more than {RANGES_KEPT_MAX} ranges of {answer.stream} whose facts it may send"
+            raise PageRefused(f"{self._settings.peer_zone} names {what}")
+
+    async def _note_all_missing(
+        self, found: Comparison, theirs: Mapping[Origin, list[HeldRange]], *, is_level: bool
+    ) -> None:
+        """Note what the peer holds and this store does not, the lowest lives of each zone first."""
+        stream = found.stream
+        for zone, origins in groupby(sorted(theirs, key=astuple), key=lambda one: one.zone):
+            held, is_own = self._store.zone_held(stream, zone), zone == self._store.zone
+            newest, forgotten = held.newest.life if held is not None else b"", self._store.forgotten(zone)
+            lowest = 1
+            if stream in self._settings.begun_late and not is_own:
+                lowest = self._store.lowest_sequence(stream, zone) or SEQUENCE_MAX
+            for origin in origins:
+                if origin.life <= forgotten:
+                    continue
+                # Own facts are left out of pages, so they are never under way.
+                is_complete = is_level or is_own or origin.life < newest
+                ours = self._store.held_of(stream, origin)
+                for span in missing(ours, theirs[origin], lowest, is_complete=is_complete):
+                    await self._note_missing(found, origin, span)
 
     async def _compare_span(
         self,

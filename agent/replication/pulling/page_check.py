@@ -25,6 +25,7 @@ from agent.replication.protocol.messages import (
     FetchSequences,
     GetDigests,
     SequencesAnswer,
+    origin_named,
 )
 from agent.replication.pulling.pull_events import ArrivedPage, Content
 from agent.signing.chains import Offered
@@ -128,8 +129,13 @@ def check_digests(answer: Answer, peer_zone: str, request: GetDigests) -> Digest
     if request.first_sequence is None or request.last_sequence is None:
         if answer.ends:
             raise PageRefused(f"{peer_zone} sent digests of batches, asked for were ranges")
-        if answer.ranges and answer.ranges[0][0] <= (request.after_origin or ""):
-            raise PageRefused(f"{peer_zone} named origins again")
+        zones, origins = {zone for zone, _, _ in answer.before}, [origin_named(one[0]) for one in answer.ranges]
+        if request.zone is None and answer.before and answer.before[0][0] <= (request.after_zone or ""):
+            raise PageRefused(f"{peer_zone} named zones again")
+        if {one.zone for one in origins} - zones or (request.zone is not None and zones != {request.zone}):
+            raise PageRefused(f"{peer_zone} named other zones than were asked for")
+        if request.below is not None and any(one.life.hex() >= request.below for one in origins):
+            raise PageRefused(f"{peer_zone} named lives of {request.zone} again")
         return answer
     first, last, count = request.first_sequence, request.last_sequence, len(answer.ends)
     if answer.ranges or count > request.ends_max + 1:

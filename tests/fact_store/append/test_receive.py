@@ -379,6 +379,19 @@ def test_a_branch_is_stored_whole_and_named_once(store: FactStore, *, is_later_f
     assert all(one.origin.life.hex() in incident.detail for one, _ in sides)
 
 
+def test_a_branch_is_named_behind_the_newest_life(store: FactStore) -> None:
+    """The plant's disk was wiped since, so its newest life is short, and the side that is found late goes on far behind
+    it: the branch of the two lives before is not overlooked."""
+    was, wiped = Elsewhere(), Elsewhere(life=b"\xfe" * 16)
+    was.put(store, [was.seal(20)], 20)
+    later = restarted(was)
+    later.put(store, [later.seal(5)], 25)
+    wiped.put(store, [wiped.seal(5, 1000)], 30)
+    was.put(store, [was.seal(5)], 35)
+    (incident,) = store.incidents()
+    assert "divides after sequence 20" in incident.detail
+
+
 def test_a_branch_from_released_facts_may_be_earlier(tmp_path: Path) -> None:
     """The batch that the later life continues is released here: the incident says so."""
     streams = [StreamSettings(TELEMETRY, keep_hours=0, bytes_max=100_000, on_full="drop_oldest")]
@@ -437,23 +450,6 @@ def test_a_batch_of_the_present_life_begins_another_one(tmp_path: Path) -> None:
         assert store.log(TELEMETRY).forked == {life}
 
 
-def test_a_zone_has_so_many_lives_and_no_more(store: FactStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A peer that sends each batch under a new life is refused for good beyond the limit. Other zones are stored as
-    before, and so is what continues a known life."""
-    monkeypatch.setattr(receive, "LIVES_OF_ZONE_MAX", 5)
-    invented = [Elsewhere("evil", life=number.to_bytes(16)) for number in range(1, 6)]
-    first = [one.seal(1) for one in invented]
-    definitions = [each for one in invented for each in one.received()]
-    position = Position(LIFE, len(first))
-    done(put_page(store, "evil", TELEMETRY, parsed(first), definitions, position))
-    one_more = Elsewhere("evil", life=b"\xff" * 16)
-    refused = put_page(store, "evil", TELEMETRY, parsed([one_more.seal(1)]), one_more.received(), position)
-    assert isinstance(failed(refused), FactsRefused)
-    assert invented[0].put(store, [invented[0].seal(1)], len(first) + 1, first_definition=3).stored_facts == 1
-    honest = Elsewhere()
-    assert honest.put(store, [honest.seal(5)], 5).stored_facts == 5
-
-
 def test_a_zone_has_so_many_definitions_and_no_more(store: FactStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """All definitions of a zone count, because none is ever released; beyond the limit a page is refused, and another
     zone's is stored."""
@@ -493,7 +489,6 @@ def test_a_zone_has_so_many_ranges_and_no_more(store: FactStore, monkeypatch: py
 @pytest.mark.parametrize(
     "limit, why",
     [
-        ("LIVES_OF_ZONE_MAX", "more than 1 lives"),
         ("DEFINITIONS_OF_ZONE_MAX", "3 tag definitions"),
         ("RANGES_OF_ZONE_MAX", "more than 1 separate ranges"),
     ],

@@ -2,6 +2,7 @@
 
 import sqlite3
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.fact_store import FactStore
+from agent.fact_store.sqlite import transaction
 from agent.pages import HeldRange, HeldSum, count
-from tests.fact_store.making import IN_MEMORY, TELEMETRY, Elsewhere
+from tests.fact_store.making import AT_ONCE, IN_MEMORY, TELEMETRY, Elsewhere
 
 ZONES = ("mill", "plant")
 
@@ -39,6 +41,29 @@ def kept(path: Path) -> dict[tuple[str, bytes], tuple[HeldSum, int]]:
             " FROM held_before b JOIN named_origin o ON o.id = b.newest"
         ).fetchall()
     return {(zone, life): (HeldSum(n, int.from_bytes(total)), facts) for zone, life, n, total, facts in rows}
+
+
+def test_the_lowest_lives_without_a_fact_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a zone with more lives than are kept. A life with a fact here stays, and so does another zone; the zone keeps
+    the highest life that was forgotten."""
+    monkeypatch.setattr(transaction, "LIVES_OF_ZONE_MAX", 3)
+    lives, other = [Elsewhere("plant", life=bytes([number]) * 16) for number in range(1, 8)], Elsewhere("mill")
+    path = tmp_path / "idmz.db"
+    with FactStore.open(path, "idmz", settings=AT_ONCE) as store:
+        other.put(store, [other.seal(2)], 1)
+        lives[1].put(store, [lives[1].seal(2, salt=7)], 1)
+
+        def release_all(change: transaction.Transaction, number: int) -> None:
+            """As if the facts of a life had come and been released."""
+            held = HeldRange(1, 9, bytes(16), bytes([number]) * 16)
+            change.set_held(change.stream(TELEMETRY).id, change.origin(lives[number].origin), (held,))
+
+        for number in (0, 2, 3, 4, 5, 6):
+            store._writer.submit("life", partial(release_all, number=number)).result()
+        kept_lives = [one.life[0] for one in sorted(store.reader.origins_of("plant"), key=lambda one: one.life)]
+        assert (kept_lives, store.forgotten("plant")[0], store.forgotten("mill")) == ([2, 6, 7], 5, b"")
+        assert store.held_of(TELEMETRY, other.origin) != ()
+    assert {at: one for at, one in kept(path).items() if at[0] != "idmz"} == recounted(path)
 
 
 @settings(max_examples=20)

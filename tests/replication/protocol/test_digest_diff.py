@@ -71,13 +71,14 @@ def test_missing_sequences_are_requested_exactly(sizes: list[int], choice: rando
     def numbers(found: list[pages.Span]) -> set[int]:
         return {n for first, last in found for n in range(first, last + 1)}
 
-    level = missing(held(ours), held(theirs), is_level=True)
+    level = missing(held(ours), held(theirs), is_complete=True)
     assert numbers(level) == there - here
     assert pages.count(level) == len(there - here)
-    behind = missing(held(ours), held(theirs), is_level=False)
+    behind = missing(held(ours), held(theirs), is_complete=False)
     assert numbers(behind) == {n for n in there - here if n < max(here, default=0)}
-    late = missing(held(ours), held(theirs), is_level=True, is_from_start=False)
-    assert numbers(late) == {n for n in there - here if here and n > min(here)}
+    first = min(here, default=7)
+    late = missing(held(ours), held(theirs), first, is_complete=True)
+    assert numbers(late) == {n for n in there - here if n >= first}
     both = shared(held(ours), held(theirs))
     assert numbers(both) == there & here
     for first, last in both:

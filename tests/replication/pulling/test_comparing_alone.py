@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,7 +39,6 @@ from agent.replication.pulling import anti_entropy
 from agent.replication.pulling.anti_entropy import (
     HOLE_PAGES_MAX,
     OPENING_S,
-    RANGES_KEPT_MAX,
     REFUSED_MAX,
     RESTORED_CHECK_S,
     RETRY_S,
@@ -221,6 +221,53 @@ async def test_own_facts_that_a_restore_lost_are_fetched(tmp_path: Path) -> None
 
 OWN_KEY = make("idmz")
 OWN_SIGNER = ZoneSigner(signing_key(OWN_KEY), OWN_KEY.der)
+
+
+def lives_of(zone: str, count: int, first: int = 1) -> list[Elsewhere]:
+    """Lives of a zone, each with a batch of ten facts; the chain runs on over them."""
+    found = list[Elsewhere]()
+    for number in range(first, first + count):
+        life = Elsewhere(zone, life=bytes([number]) * 16)
+        if found:
+            life.link = replace(found[-1].link, origin=life.origin)
+        life.seal(10, salt=1000 * number)
+        found.append(life)
+    return found
+
+
+async def test_a_whole_life_that_is_missing_is_fetched(tmp_path: Path) -> None:
+    """Also while the pull is not level: lives before the newest held here are not under way. Count and sum of the lives
+    before the newest show that something is missing; once they are equal, no life is listed."""
+    async with played(tmp_path) as (plant, idmz):
+        lives = lives_of("plant-a", 5)
+        for number, life in enumerate(lives):
+            put(plant, life, life.sealed)
+            if number != 2:
+                put(idmz, life, life.sealed, Position(lives[0].origin.life, number))
+        async with comparing(plant, idmz) as (comparer, _):
+            first = await comparer.compare(STREAM, repair=True)
+            again = await comparer.compare(STREAM, repair=True)
+        assert first.missing == [(lives[2].origin, (21, 30))]
+        assert (first.repaired_facts, again.missing) == (10, [])
+        assert (first.exchanges, again.exchanges) == (4, 1)
+
+
+async def test_lives_from_before_a_late_start_are_listed_once(tmp_path: Path) -> None:
+    """A reader that began late lacks all earlier lives, and they are no loss. That the sums differ is remembered, also
+    over later lives: only those are listed."""
+    late = frozenset({STREAM})
+    async with played(tmp_path) as (plant, idmz):
+        *lives, later = lives_of("plant-a", 6)
+        for life in lives:
+            put(plant, life, life.sealed)
+        put(idmz, lives[-1], lives[-1].sealed, level(plant))
+        async with comparing(plant, idmz, begun_late=late) as (comparer, _):
+            found = [await comparer.compare(STREAM, repair=True) for _ in range(2)]
+            for store in (plant, idmz):
+                put(store, later, later.sealed, level(plant))
+            found += [await comparer.compare(STREAM, repair=True) for _ in range(2)]
+            assert [one.missing for one in found] == [[]] * 4
+            assert [one.exchanges for one in found] == [2, 1, 2, 1]
 
 
 @asynccontextmanager
@@ -555,9 +602,13 @@ class Inventor:
             return Reply(
                 DigestsAnswer(**own, end_offset=1, end_life="0" * 32, ends=[(request.last_sequence, "a" * 32)]), []
             )
-        left = [one for one in self.ranges if one[0] > (request.after_origin or "")]
-        part = left[:2000]
-        return Reply(DigestsAnswer(**own, end_offset=1, end_life="0" * 32, ranges=part, more=len(left) > len(part)), [])
+        zone = request.zone or min({one[0].split("/")[0] for one in self.ranges} - {request.after_zone})
+        of_zone = [one for one in self.ranges if one[0].startswith(f"{zone}/")]
+        left = [one for one in of_zone if request.below is None or one[0] < f"{zone}/{request.below}"]
+        part = left[-1:] if request.zone is None else left[-2000:]
+        before = [(zone, len(left) - len(part), "b" * 32)]
+        more = request.zone is None and any(one[0].split("/")[0] > zone for one in self.ranges)
+        return Reply(DigestsAnswer(**own, end_offset=1, end_life="0" * 32, ranges=part, before=before, more=more), [])
 
     async def compared(self, idmz: FactStore) -> Comparison:
         """The result of a comparison with repair with this peer, from which everything was pulled."""
@@ -573,18 +624,19 @@ def invented(count: int, zone: str = "plant-a") -> list[tuple[str, int, int, str
 
 
 async def test_the_ranges_kept_of_a_peer_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A peer that invents lives is refused before more ranges are kept than honest zones have. Ranges of zones that it
-    may not relay are not kept, and read up to another limit, or the comparison would never end."""
+    """A peer that invents lives is refused before more ranges are kept than honest zones have. Lives of zones that it
+    may not relay are not listed, and there is another limit of zones, or the comparison would never end."""
     async with played(tmp_path) as (_, idmz):
-        peer = Inventor(invented(RANGES_KEPT_MAX + 1), lambda _: {})
-        with pytest.raises(PageRefused, match=f"more than {RANGES_KEPT_MAX} ranges"):
+        monkeypatch.setattr(anti_entropy, "RANGES_KEPT_MAX", 4_000)
+        peer = Inventor(invented(4_001), lambda _: {})
+        with pytest.raises(PageRefused, match="more than 4000 ranges"):
             await peer.compared(idmz)
-        assert len(peer.asked) == RANGES_KEPT_MAX // 2000 + 1
-        other = Inventor([*invented(RANGES_KEPT_MAX + 1, "north"), *invented(1)], lambda _: {})
+        assert len(peer.asked) == 4_000 // 2000 + 1
+        other = Inventor([*invented(4_001, "north"), *invented(1)], lambda _: {})
         found = await other.compared(idmz)
-        assert len(found.missing) == 1
-        monkeypatch.setattr(anti_entropy, "RANGES_MAX", RANGES_KEPT_MAX + 1)
-        with pytest.raises(PageRefused, match=f"more than {RANGES_KEPT_MAX + 1} ranges"):
+        assert (len(found.missing), len(other.asked)) == (1, 4), "lives of the other zone are not even listed"
+        monkeypatch.setattr(anti_entropy, "ZONES_MAX", 1)
+        with pytest.raises(PageRefused, match="more than 1 zones"):
             await other.compared(idmz)
 
 

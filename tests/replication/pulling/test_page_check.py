@@ -4,6 +4,7 @@ import hashlib
 import re
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from agent.batch import Batch, Definitions, Link, Origin, cut, seal_samples
@@ -154,6 +155,8 @@ def test_allowed_relayed_origins_are_accepted() -> None:
 
 ENDS = GetDigests(stream=STREAM, origin=f"plant-a/{'1' * 32}", first_sequence=10, last_sequence=90, ends_max=4)
 RANGE = (ENDS.origin, 1, 5, "0" * 32, "a" * 32)
+REST = ("plant-a", 3, "b" * 32)
+LIVES = GetDigests(stream=STREAM, zone="plant-a", below="2" * 32)
 
 
 @pytest.mark.parametrize(
@@ -161,13 +164,22 @@ RANGE = (ENDS.origin, 1, 5, "0" * 32, "a" * 32)
     [
         (ENDS, {"ends": [(at, "a" * 32) for at in (10, 20, 30, 40, 90)]}, ""),
         (ENDS, {"ends": []}, ""),
-        (GetDigests(stream=STREAM), {"ranges": [RANGE]}, ""),
+        (GetDigests(stream=STREAM), {"ranges": [RANGE], "before": [REST]}, ""),
+        (LIVES, {"ranges": [RANGE], "before": [REST]}, ""),
         (ENDS, {"ends": [(at, "a" * 32) for at in range(10, 16)]}, "6 digests and 0 ranges, asked for were at most 5"),
         (ENDS, {"ends": [(9, "a" * 32)]}, "outside of 10 to 90"),
         (ENDS, {"ends": [(10, "a" * 32), (91, "a" * 32)]}, "outside of 10 to 90"),
         (ENDS, {"ranges": [RANGE]}, "0 digests and 1 ranges"),
         (GetDigests(stream=STREAM), {"ends": [(9, "a" * 32)]}, "asked for were ranges"),
-        (GetDigests(stream=STREAM, after_origin=ENDS.origin), {"ranges": [RANGE]}, "named origins again"),
+        (GetDigests(stream=STREAM, after_zone="plant-a"), {"ranges": [RANGE], "before": [REST]}, "named zones again"),
+        (GetDigests(stream=STREAM), {"ranges": [RANGE]}, "other zones than were asked for"),
+        (LIVES, {"before": [REST, ("plant-b", 0, "0" * 32)]}, "other zones than were asked for"),
+        (LIVES, {}, "other zones than were asked for"),
+        (
+            msgspec.structs.replace(LIVES, below="1" * 32),
+            {"ranges": [RANGE], "before": [REST]},
+            "lives of plant-a again",
+        ),
         (ENDS, {"store_zone": "plant-b"}, "another answer than digests"),
         (ENDS, {"stream": "facts.audit"}, "another answer than digests"),
     ],

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from agent.batch import open_samples, parse
 from agent.fact_store.log.errors import StoreBusy, UnknownConsumer
 from agent.message import Sample
+from agent.pages import HeldSum
 from agent.replication.protocol.codec import encode_request
 from agent.replication.protocol.messages import (
     CHUNK_BYTES_MAX,
@@ -31,6 +33,7 @@ from agent.replication.protocol.messages import (
     StreamsAnswer,
     UnregisterConsumer,
     operation_of,
+    origin_named,
 )
 from agent.replication.serving.operations import streams as streams_module
 from agent.settings.store import StreamSettings
@@ -250,8 +253,9 @@ async def test_nothing_of_another_copy_of_the_log_is_compared(tmp_path: Path) ->
 
 
 async def test_held_ranges_come_in_several_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each has whole origins and says whether others follow: together they are what is held, each range once."""
+    """Each has whole zones and says whether others follow: together they are what is held, each range once."""
     monkeypatch.setattr(streams_module, "RANGES_PER_ANSWER", 2)
+    monkeypatch.setattr(streams_module, "ZONES_AT_ONCE", 1)
     origins = [Elsewhere(zone) for zone in ("west", "east", "north", "south", "far")]
     async with serving(tmp_path) as (server, peer):
         store: Any = server._store
@@ -259,15 +263,46 @@ async def test_held_ranges_come_in_several_answers(tmp_path: Path, monkeypatch: 
             sealed = [origin.seal(1) for _ in range(3)]
             origin.put(store, [sealed[0], sealed[2]])
         found, after, left = list[tuple[str, int, int]](), None, []
-        for _ in range(len(origins)):
-            answer = await peer.ask(GetDigests(stream=STREAM, after_origin=after))
+        for _ in range(1 + len(origins)):
+            answer = await peer.ask(GetDigests(stream=STREAM, after_zone=after))
             found += [one[:3] for one in answer.ranges]
             left.append(answer.more)
             if not answer.more:
                 break
-            after = answer.ranges[-1][0]
+            after = answer.before[-1][0]
         assert found == [(name, at, at) for name in sorted(str(one.origin) for one in origins) for at in (1, 3)]
-        assert left == [True] * 4 + [False]
+        assert left == [True] * 5 + [False]
+
+
+async def test_lives_of_a_zone_are_listed_downwards_until_the_rest_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first answer has the newest life, and count and sum of the others; each further one has the next lives below,
+    and what is left: together they are what is held, and each sum is that of what comes after it."""
+    monkeypatch.setattr(streams_module, "RANGES_PER_ANSWER", 3)
+    lives = [Elsewhere("north", life=bytes([number]) * 16) for number in range(1, 6)]
+    async with serving(tmp_path) as (server, peer):
+        store: Any = server._store
+        for number in (2, 0, 4, 1, 3):
+            sealed = [lives[number].seal(1, salt=1000 * number) for _ in range(3)]
+            lives[number].put(store, [sealed[0], sealed[2]])
+        held = {origin.life: ranges for origin, ranges in store.held(STREAM).items()}
+        answer, listed = await peer.ask(GetDigests(stream=STREAM)), list[bytes]()
+        for _ in lives:
+            found = [origin_named(one[0]).life for one in answer.ranges]
+            assert found == sorted([*found[::2], *found[::2]]), "whole lives"
+            listed = [*found[::2], *listed]
+            left = [HeldSum.of(life, ranges) for life, ranges in held.items() if life < listed[0]]
+            total = reduce(HeldSum.plus, left, HeldSum())
+            assert answer.before == [("north", total.ranges, total.digest_hex)]
+            if not left:
+                break
+            answer = await peer.ask(GetDigests(stream=STREAM, zone="north", below=listed[0].hex()))
+        assert listed == sorted(held)
+        span = {"zone": "north", "below": lives[4].origin.life.hex(), "down_to": lives[3].origin.life.hex()}
+        part = await peer.ask(GetDigests(stream=STREAM, **span))
+        assert {one[0] for one in part.ranges} == {str(lives[3].origin)}
+        assert part.before[0][1] == 6
 
 
 async def test_a_chunk_of_an_artifact_fits_into_a_packet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

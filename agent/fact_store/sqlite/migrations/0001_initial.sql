@@ -14,10 +14,13 @@ CREATE TABLE store (
     is_open INTEGER NOT NULL DEFAULT 0 CHECK (is_open IN (0, 1))
 ) STRICT;
 
--- The zones that first recorded the facts held here. is_proven: a record of this zone was verified.
+-- The zones that first recorded the facts held here. is_proven: a record of this zone was verified. lives: how many
+-- origins it has here; of more than ten thousand the lowest without a fact are deleted, up to the one in forgotten.
 CREATE TABLE zone (
     id INTEGER PRIMARY KEY,
     name TEXT NOT NULL UNIQUE,
+    lives INTEGER NOT NULL DEFAULT 0,
+    forgotten BLOB NOT NULL DEFAULT x'',
     is_proven INTEGER NOT NULL DEFAULT 0 CHECK (is_proven IN (0, 1))
 ) STRICT;
 
@@ -222,7 +225,7 @@ CREATE TABLE held (
 ) STRICT, WITHOUT ROWID;
 
 -- What is held in a stream of all origins of a zone but the one with the highest life (newest): how many ranges and
--- facts, and the sum of a digest of each range. An append in the newest changes nothing here.
+-- facts, the sum of a digest of each range, and where the highest begins. An append in the newest changes nothing here.
 CREATE TABLE held_before (
     stream INTEGER NOT NULL REFERENCES stream (id),
     zone INTEGER NOT NULL REFERENCES zone (id),
@@ -230,7 +233,22 @@ CREATE TABLE held_before (
     ranges INTEGER NOT NULL,
     facts INTEGER NOT NULL,
     digest_sum BLOB NOT NULL CHECK (length(digest_sum) = 16),
+    highest_start INTEGER NOT NULL,
     PRIMARY KEY (stream, zone)
+) STRICT, WITHOUT ROWID;
+
+-- Sums of what a peer and this store hold of the lives of a zone before `floor`, of which a comparison found that
+-- nothing was to be fetched: while both are the same, those lives are not listed again.
+CREATE TABLE compared (
+    peer TEXT NOT NULL,
+    stream INTEGER NOT NULL REFERENCES stream (id),
+    zone INTEGER NOT NULL REFERENCES zone (id),
+    floor BLOB NOT NULL CHECK (length(floor) = 16),
+    our_ranges INTEGER NOT NULL,
+    our_sum BLOB NOT NULL CHECK (length(our_sum) = 16),
+    their_ranges INTEGER NOT NULL,
+    their_sum BLOB NOT NULL CHECK (length(their_sum) = 16),
+    PRIMARY KEY (peer, stream, zone)
 ) STRICT, WITHOUT ROWID;
 
 -- Messages that applications appended here: digest of the id, digest of the content, offset. Generations of 65536 ids,

@@ -1,14 +1,17 @@
 """ListStreams, GetBounds and GetDigests: which streams a zone may read, and what they hold.
 
 Digests let another store be compared with this one without a fact being sent: batches form a chain, so two stores with
-the same digest at one sequence have the same history before it. Bounds and held ranges come from memory, digests inside
-a range from an index.
+the same digest at one sequence have the same history before it. All of it comes from indexes, and costs nothing for
+zones and lives that are not asked for.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 
+from agent.batch import Origin
+from agent.pages import HeldRange, HeldSum, ZoneHeld
 from agent.positions import Position
 from agent.replication.protocol.digest_diff import spread
 from agent.replication.protocol.messages import (
@@ -26,8 +29,8 @@ from agent.replication.serving.admission import Caller, not_exported
 from agent.replication.serving.operations.context import Context
 from agent.replication.serving.outcomes import Outcome, Reply
 
-RANGES_PER_ANSWER = 1000
-"""An answer with this many ranges begins no further origin."""
+RANGES_PER_ANSWER, ZONES_AT_ONCE = 1000, 100
+"""An answer with this many ranges begins no further life and no further hundred of zones."""
 
 
 async def list_streams(context: Context, caller: Caller, _: ListStreams) -> Outcome:
@@ -76,8 +79,10 @@ async def get_digests(context: Context, caller: Caller, request: GetDigests) -> 
     if refusal := await context.refuse_position(caller.zone, stream, request.position):
         return refusal
     if request.origin is None or request.first_sequence is None or request.last_sequence is None:
-        ranges = await context.in_turn(caller.zone, _ranges, context, stream, request.after_origin or "")
-        return Reply(ranges, [])
+        if request.zone is None or request.below is None:
+            return Reply(await context.in_turn(caller.zone, _zones, context, stream, request.after_zone or ""), [])
+        span = bytes.fromhex(request.below), bytes.fromhex(request.down_to or "")
+        return Reply(await context.in_turn(caller.zone, _lives, context, stream, request.zone, *span), [])
     targets = spread(request.first_sequence, request.last_sequence, request.ends_max)
     origin = origin_named(request.origin)
     found = await context.in_thread(caller.zone, context.store.batch_ends, stream, origin, targets)
@@ -89,19 +94,47 @@ async def get_digests(context: Context, caller: Caller, request: GetDigests) -> 
     return Reply(named, [])
 
 
-def _ranges(context: Context, stream: str, after_origin: str) -> DigestsAnswer:
-    """Whole origins, in the order of their names. The end is read last, so every range is before it."""
-    held = {str(origin): ranges for origin, ranges in context.store.held(stream).items()}
-    ranges, more = list[tuple[str, int, int, str, str]](), False
-    for name in sorted(name for name in held if name > after_origin):
-        if len(ranges) >= RANGES_PER_ANSWER:
-            more = True
-            break
-        for one in held[name]:
-            digests = one.first_previous_digest.hex(), one.last_digest.hex()
-            ranges.append((name, one.first_sequence, one.last_sequence, *digests))
+def _zones(context: Context, stream: str, after_zone: str) -> DigestsAnswer:
+    """What is held of zones, in the order of their names."""
+    found, after, more = list[ZoneHeld](), after_zone, True
+    while more and sum(len(one.ranges) for one in found) < RANGES_PER_ANSWER:
+        some = context.store.zones_held(stream, after, ZONES_AT_ONCE)
+        found += some
+        more = len(some) == ZONES_AT_ONCE
+        after = some[-1].newest.zone if some else after
+    ranges = {one.newest: one.ranges for one in found}
+    return _answer(context, stream, ranges, [(one.newest.zone, one.before) for one in found], more=more)
+
+
+def _lives(context: Context, stream: str, zone: str, below: bytes, down_to: bytes) -> DigestsAnswer:
+    """What is held of lives of a zone, from one downwards."""
+    ranges = context.store.earlier_lives(stream, zone, below, RANGES_PER_ANSWER, down_to)
+    lowest = min((one.life for one in ranges), default=below)
+    return _answer(context, stream, ranges, [(zone, context.store.held_below(stream, zone, lowest))])
+
+
+def _answer(
+    context: Context,
+    stream: str,
+    held: Mapping[Origin, Sequence[HeldRange]],
+    before: Sequence[tuple[str, HeldSum]],
+    *,
+    more: bool = False,
+) -> DigestsAnswer:
+    """The end is read last, so every range is before it."""
+    ranges = [
+        (str(origin), one.first_sequence, one.last_sequence, one.first_previous_digest.hex(), one.last_digest.hex())
+        for origin, those in sorted(held.items(), key=lambda of: str(of[0]))
+        for one in those
+    ]
+    sums = [(zone, one.ranges, one.digest_hex) for zone, one in before]
     end = context.store.log(stream).end
-    life, end_offset = end.life.hex(), end.offset
     return DigestsAnswer(
-        **context.store_name, stream=stream, end_offset=end_offset, end_life=life, ranges=ranges, more=more
+        **context.store_name,
+        stream=stream,
+        end_offset=end.offset,
+        end_life=end.life.hex(),
+        ranges=ranges,
+        before=sums,
+        more=more,
     )
