@@ -412,11 +412,11 @@ FROM zone JOIN held_before AS before ON before.stream = :stream AND before.zone 
 JOIN origin ON origin.id = before.newest WHERE zone.name = :zone;
 
 -- select_range_count: how many separate ranges of a zone are held, in all streams
-SELECT coalesce(sum(ranges), 0) + (
-    SELECT count(*) FROM zone JOIN held_before AS before ON before.zone = zone.id
-    JOIN held ON held.stream = before.stream AND held.origin = before.newest
-    WHERE zone.name = :zone
-) FROM zone JOIN held_before ON held_before.zone = zone.id WHERE zone.name = :zone;
+SELECT coalesce(sum(before.ranges + (
+    SELECT count(*) FROM held WHERE held.stream = before.stream AND held.origin = before.newest
+)), 0)
+FROM zone CROSS JOIN stream CROSS JOIN held_before AS before  -- in this order: all other zones are never read
+WHERE zone.name = :zone AND before.stream = stream.id AND before.zone = zone.id;
 
 -- select_summaries: batches without their bodies, from the one that holds an offset up to another, oldest first
 SELECT
