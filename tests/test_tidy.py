@@ -80,7 +80,7 @@ CORES = tuple(
         "agent/fact_store/read": "forecast",
         "agent/fact_store/retention": "fullness holding retention shares",
         "agent/fact_store/sqlite": "message_filter",
-        "agent/hardware": "conduits fit nftables profile udev",
+        "agent/hardware": "fit profile",
         "agent/health": "brief consumer_lag flash metrics problems samples verdict watchdog",
         "agent/ingest": "clock completeness gap lifecycle probe_result sampling",
         "agent/ingest/modbus": (

@@ -75,11 +75,9 @@ store = LazyGroup(
 )
 hardware = LazyGroup(
     "hardware",
-    help="Check whether a gateway sustains a load; print packet filter rules, and udev rules for serial ports.",
+    help="Check whether a gateway sustains a load; list the gateway profiles.",
     lazy={
         "check": "agent.cli.hardware.check:check",
         "list": "agent.cli.hardware.check:list_",
-        "conduits": "agent.cli.hardware.rules:conduits",
-        "udev": "agent.cli.hardware.rules:udev",
     },
 )

@@ -15,8 +15,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.hardware.udev import SerialPort
-
 SYNCS = 200
 SYNC_BYTES = 4096  # a page of the store
 SEQUENTIAL_BYTES = 64 << 20
@@ -110,22 +108,6 @@ def _serial_ports(root: Path) -> list[str]:
         if (tty / "device").exists() and kind != "0" and (kind or tty.name.startswith(("ttyUSB", "ttyACM"))):
             ports.append(f"/dev/{tty.name}")
     return ports
-
-
-def read_serial_port(device: Path, root: Path = Path("/")) -> SerialPort:
-    """The identifying properties of a serial port; `device` may be a link such as those in /dev/serial/by-id. Raises
-    OSError if there is no such port."""
-    kernel = (root / device.relative_to("/")).resolve(strict=True).name
-    found = (root / "sys/class/tty" / kernel / "device").resolve(strict=True)
-    interface = ""
-    for place in (found, *found.parents):
-        interface = interface or _text(place / "bInterfaceNumber")
-        if (place / "idVendor").exists():
-            vendor, product, serial = (_text(place / name) for name in ("idVendor", "idProduct", "serial"))
-            return SerialPort(kernel, vendor, product, serial, interface, place.name)
-        if place == root:
-            break
-    return SerialPort(kernel)
 
 
 def measure_disk(folder: Path) -> MeasuredDisk:
