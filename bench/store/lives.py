@@ -3,8 +3,8 @@ have had 3.65 million lives.
 
 Two stores of the enterprise get the lives of a thousand zones with the product's own statements, as if retention had
 released their facts: one with one life a zone, the other with all. The newest life of each zone has facts. A process of
-its own then opens each store, receives pages of ten zones, and reads pages from the end and from an old life of the
-log. What grows with the lives is the file alone.
+its own then opens each store, receives pages of ten zones, also of new lives, reads pages from the end and from an old
+life of the log, and lists what is held for a comparison. What grows with the lives is the file alone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ZONES = 1_000
 FACTS_OF_LIFE = 8_640
 AT_ONCE = 10_000  # lives in one transaction
 OPENINGS, PAGES, FETCHES = 9, 100, 300
-PAGE_ZONES, PAGE_FACTS = 10, 100
+PAGE_ZONES, PAGE_FACTS, LISTED_ZONES = 10, 100, 100
 FIRST_MS = 1_500_000_000_000
 FILL_S_MAX = 3600.0
 
@@ -40,14 +40,17 @@ def run(lives: int, below: Path | None) -> Report:
     with scratch_folder(below) as folder:
         described = machine(folder)
         few, many = (_measured(folder / name, max(ZONES, count)) for name, count in (("few", ZONES), ("many", lives)))
-    ratios = {name: rounded(many[name] / few[name]) for name in ("opening_ms", "page_ms", "fetch_ms", "rss_mib")}
+    ratios = {
+        name: rounded(many[name] / few[name])
+        for name in ("opening_ms", "page_ms", "new_lives_ms", "fetch_ms", "compare_ms", "rss_mib")
+    }
     bytes_per_life = rounded((many["bytes"] - few["bytes"]) / max(1, many["lives"] - few["lives"]))
     values = {"few": few, "many": many, "ratios": ratios, "bytes_per_life": bytes_per_life}
     lines = tuple(
-        f"{name:10} {many[name]:9.3f} with {many['lives']:,} lives, {few[name]:9.3f} with {few['lives']:,}; ratio {ratio}"
+        f"{name:12} {many[name]:9.3f} with {many['lives']:,} lives, {few[name]:9.3f} with {few['lives']:,}; ratio {ratio}"
         for name, ratio in ratios.items()
     )
-    return Report("growth", values, (*lines, f"at rest    {bytes_per_life:9} bytes a life"), described)
+    return Report("growth", values, (*lines, f"at rest      {bytes_per_life:9} bytes a life"), described)
 
 
 def _measured(folder: Path, lives: int) -> dict[str, float]:
@@ -100,10 +103,18 @@ def measure(options: Options) -> None:
         with closing(FactStore.open(path, ASKING, settings=SETTINGS)):
             opened.append(time.perf_counter_ns() - began_ns)
     with closing(FactStore.open(path, ASKING, settings=SETTINGS)) as store:
-        pages = [*_pages(store, lives)]
-        fetches = [*_fetches(store)]
-    found = {"opening_ms": median(opened), "page_ms": median(pages), "fetch_ms": median(fetches)}
-    emit("RESULT", {name: rounded(ns / 1e6) for name, ns in found.items()} | {"rss_mib": peak_rss_mib()})
+        pages, fetches = [*_pages(store, lives)], [*_fetches(store)]
+        listings = [*_listings(store)]
+        births = [*_births(store, lives)]
+    found = {
+        "opening_ms": opened,
+        "page_ms": pages,
+        "new_lives_ms": births,
+        "fetch_ms": fetches,
+        "compare_ms": listings,
+    }
+    medians = {name: rounded(median(times) / 1e6) for name, times in found.items()}
+    emit("RESULT", medians | {"rss_mib": peak_rss_mib()})
 
 
 def _pages(store: FactStore, lives: int) -> Iterator[int]:
@@ -116,6 +127,24 @@ def _pages(store: FactStore, lives: int) -> Iterator[int]:
             links[number] = batch.link
         began_ns = time.perf_counter_ns()
         store.inbound.put_batches(SERVING, STREAM, batches, _position(ZONES, page + 1)).result()
+        yield time.perf_counter_ns() - began_ns
+
+
+def _births(store: FactStore, lives: int) -> Iterator[int]:
+    """How long pages take that begin the next life of ten zones each."""
+    for page in range(PAGES):
+        numbers = [page * PAGE_ZONES + place for place in range(PAGE_ZONES)]
+        batches = [_next_life(store, number, lives) for number in numbers]
+        began_ns = time.perf_counter_ns()
+        store.inbound.put_batches(SERVING, STREAM, batches, _position(ZONES, PAGES + page + 1)).result()
+        yield time.perf_counter_ns() - began_ns
+
+
+def _listings(store: FactStore) -> Iterator[int]:
+    """How long the answers to a peer's comparison take that find all zones equal: a hundred zones each."""
+    for number in range(0, ZONES, LISTED_ZONES):
+        began_ns = time.perf_counter_ns()
+        assert len(store.zones_held(STREAM, _zone(number - 1) if number else "", LISTED_ZONES)) == LISTED_ZONES
         yield time.perf_counter_ns() - began_ns
 
 
@@ -138,6 +167,13 @@ def _sealed(zone: int, lives: int) -> Batch:
     nth = (lives - 1 - zone) // ZONES + 1
     first, before = ((nth - 1) * FACTS_OF_LIFE + 1, _digest(zone + (nth - 1) * ZONES)) if nth > 1 else (1, NO_DIGEST)
     return _seal(Link(STREAM, Origin(_zone(zone), _life(zone, nth)), first, before))
+
+
+def _next_life(store: FactStore, zone: int, lives: int) -> Batch:
+    """The first batch of a zone after a restart."""
+    newest = _sealed(zone, lives).header.origin
+    end, restarted = store.held_of(STREAM, newest)[-1], Origin(newest.zone, _life(zone, lives))
+    return _seal(Link(STREAM, restarted, end.last_sequence + 1, end.last_digest))
 
 
 def _seal(link: Link) -> Batch:
