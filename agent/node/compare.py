@@ -107,8 +107,8 @@ def _answer_of(found: Comparison) -> local_socket.ComparedStream:
     copied: dict[str, Any] = {name: getattr(found, name) for name in local_socket.ComparedStream.__struct_fields__}
     for name in ("missing", "damaged"):
         copied[name] = [(str(origin), *span) for origin, span in copied[name][:DIFFERENCES_MAX]]
-    for name in ("forks", "refused"):
-        copied[name] = copied[name][:DIFFERENCES_MAX]
+    copied["forks"] = [f"{origin}: {why}" for origin, why in found.forks[:DIFFERENCES_MAX]]
+    copied["refused"] = found.refused[:DIFFERENCES_MAX]
     definitions = found.damaged_definitions[:DIFFERENCES_MAX]
     copied["damaged_definitions"] = [(zone, wanted.count) for zone, wanted in definitions]
     return local_socket.ComparedStream(**copied)

@@ -117,7 +117,7 @@ class Comparison:
     bytes: int = 0
     missing: list[tuple[Origin, Sequences]] = field(default_factory=list)
     damaged: list[tuple[Origin, Sequences]] = field(default_factory=list)
-    forks: list[str] = field(default_factory=list)
+    forks: list[tuple[Origin, str]] = field(default_factory=list)
     sums: dict[str, ComparedSums] = field(default_factory=dict)
     """By zone, sums of lives that were listed because they differ."""
     damaged_definitions: list[tuple[str, Definitions]] = field(default_factory=list)
@@ -273,8 +273,9 @@ class AntiEntropy:
             is_allowed = one.zone in {*self._settings.origins, self._store.zone}
             if (origin, span) not in found.damaged and is_allowed and await self._their_ends(found, origin, span, 1):
                 found.damaged.append((origin, span))
-        for why in found.forks[:REFUSED_MAX]:  # each incident is a commit
-            await asyncio.wrap_future(self._store.inbound.note("fork", stream, self._settings.peer_zone, why))
+        for origin, why in found.forks[:REFUSED_MAX]:  # each incident is a commit; of each life there is one
+            noting = self._store.inbound.note("fork", f"{stream} of {origin}", self._settings.peer_zone, why)
+            await asyncio.wrap_future(noting)
         if task.is_repaired:
             for zone, wanted in found.damaged_definitions:
                 await self._fetch_definitions(found, zone, wanted)
@@ -429,7 +430,8 @@ class AntiEntropy:
         if any(hole.reason == "damaged" for hole in page.holes):  # the disk is damaged; the history is the same
             found.damaged.append((origin, at))
         else:
-            found.forks.append(f"{origin}: {at[0]} to {at[1]} is another batch at {self._settings.peer_zone} than here")
+            why = f"{at[0]} to {at[1]} is another batch at {self._settings.peer_zone} than here"
+            found.forks.append((origin, why))
 
     async def _check_definitions(
         self, found: Comparison, origin: Origin, ours: Sequence[HeldRange], theirs: Sequence[HeldRange]

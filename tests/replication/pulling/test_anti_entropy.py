@@ -289,7 +289,7 @@ async def test_a_fork_is_reported_and_not_repaired(broker: Mosquitto, tmp_path: 
         before = sealed(idmz.store)
         found = await comparer(idmz, "plant-a").compare(STREAM, repair=True)
         assert len(found.forks) == 1
-        assert "401 to 500 is another batch" in found.forks[0]
+        assert "401 to 500 is another batch" in found.forks[0][1]
         assert (found.repaired_ranges, found.missing) == (0, [])
         assert sealed(idmz.store) == before
         (incident,) = [one for one in idmz.store.incidents() if one.kind == "fork"]

@@ -364,7 +364,8 @@ async def test_a_digest_that_our_disk_changed_is_no_fork(tmp_path: Path) -> None
 async def test_forks_of_one_comparison_are_recorded_within_a_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A peer can name twenty thousand differing ranges, and each incident is a commit."""
+    """A peer can name twenty thousand differing ranges, and each incident is a commit. Those recorded name their lives,
+    each in an incident of its own."""
     monkeypatch.setattr(anti_entropy, "REFUSED_MAX", 2)
     async with played(tmp_path) as (plant, idmz):
         for life in (b"\1" * 16, b"\2" * 16, b"\3" * 16):
@@ -374,7 +375,9 @@ async def test_forks_of_one_comparison_are_recorded_within_a_limit(
         async with comparing(plant, idmz) as (comparer, _):
             found = await comparer.compare(STREAM, repair=True)
         assert len(found.forks) == 3
-        assert sum(one.count for one in idmz.incidents() if one.kind == "fork") == 2
+        forks = [one for one in idmz.incidents() if one.kind == "fork"]
+        assert {one.subject for one in forks} == {f"{STREAM} of {life} from plant-a" for life, _ in found.forks[:2]}
+        assert [one.count for one in forks] == [1, 1]
 
 
 async def test_artifacts_come_before_the_facts_of_a_gap(tmp_path: Path) -> None:

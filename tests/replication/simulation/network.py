@@ -180,7 +180,7 @@ class World:
             if any(pull.is_fenced_by_a_dead_instance() for pull in node.pulls):
                 node.kill("idle")  # as an operator does: a fenced receiver continues when its process is restarted
                 self.started_by_hand += 1
-        left = list(self._left())
+        left = list(self._left()) or list(self._unsaid())
         if left and self.now_ms > FAULTS_END_MS + CONVERGED_WITHIN_MS:
             raise Violation(f"converges: not within {CONVERGED_WITHIN_MS} ms: {'; '.join(left)}")
         self._is_over = not left
@@ -199,6 +199,12 @@ class World:
         if self.faults.anti_entropy_ms and not self._are_equal():
             yield self._unequal
         yield from self.check.lost_at_home(self.nodes)
+
+    def _unsaid(self) -> Iterator[str]:
+        """What a node lacks of its own and has not said yet: its next comparison brings it home, or finds the fork. At
+        the bound the judge decides."""
+        if self.values is not None and self.now_ms <= FAULTS_END_MS + CONVERGED_WITHIN_MS - LOOK_MS:
+            yield from (text for kind, text in self.values.missing(self.nodes) if kind == "home")
 
     def _are_equal(self) -> bool:
         """Whether anti-entropy has nothing left to repair; checked once between two rounds, because it reads all

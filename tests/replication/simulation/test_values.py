@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from agent.fact_store.inbound import Inbound
 from agent.message import Sample
 from agent.replication.pulling.receiver import Receiver
 from tests.replication.simulation import pulling
 from tests.replication.simulation.broken import ConfirmsTooEarly
 from tests.replication.simulation.checkers import STREAM
-from tests.replication.simulation.faults import Faults
+from tests.replication.simulation.faults import NAMED, Faults
 from tests.replication.simulation.network import TOPOLOGIES, World
 from tests.replication.simulation.node import Node
 from tests.replication.simulation.values import ValueJudge
@@ -89,3 +90,22 @@ def test_a_value_released_before_it_was_read_is_found(memory: Path) -> None:
     faults = Faults(crash_ms=400, retention_bytes=1_500, append_ms=100, slow_consumer_ms_max=500)
     found = (judged(seed, faults, memory, "chain_2", ConfirmsTooEarly).found for seed in range(60, 60 + SCHEDULES_MAX))
     assert any(one["unread"] for one in found)
+
+
+@pytest.mark.parametrize("is_said", [True, False])
+def test_what_collides_within_a_life_is_excused_only_where_the_node_says_so(
+    is_said: bool, monkeypatch: pytest.MonkeyPatch, memory: Path
+) -> None:
+    """A plant whose memory was put back numbers other facts under a life and sequences that its reader holds already.
+    The reader refuses them by name, and the plant's next comparison finds what it lacks itself. Where that records no
+    incident, facts are missing at home."""
+    note = Inbound.note
+
+    def without_forks(self: Inbound, kind: str, *about: str) -> Any:
+        return note(self, "other" if kind == "fork" else kind, *about)
+
+    if not is_said:
+        monkeypatch.setattr(Inbound, "note", without_forks)
+    found = judged(3415427802, NAMED["resumed_memory"], memory, "both_ways")
+    assert found.found["refused"]
+    assert found.examples.keys() == ({"refused"} if is_said else {"refused", "home"})

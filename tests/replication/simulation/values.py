@@ -5,9 +5,10 @@ the product gives to a batch can hide that a fact was lost, stored twice or rele
     home        the same, for values of the node's own zone that a restore or a wiped disk has taken from it
     doubled     no store holds a value twice
     unread      what is released because every consumer has confirmed it was durable at each of them, or reported to it
-    refused     a value is missing because the node holds others under sequences of its batch, and has said so
+    refused     a value is missing because the node holds others under sequences of its batch, of one life that ran
+                twice, and an incident of the node names that life as refused or forked
 
-It knows no life and no fork, and excuses nothing for them. Values that were only on a disk that is gone are gone.
+It excuses nothing else for a life or a fork. Values that were only on a disk that is gone are gone.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ END""",
 )
 _ROWS = """SELECT b.first_offset, b.body, b.digest FROM {} b JOIN stream s ON s.id = b.stream
 WHERE s.name = ? AND b.first_offset > ? ORDER BY b.first_offset"""
+
+_FORKED = {"refused", "fork"}
 
 Values = dict[int, int]
 """Values of one store by offset, released ones included."""
@@ -141,22 +144,24 @@ class ValueJudge:
 
     def check_end(self, nodes: list[Node]) -> None:
         """Everything has converged: each node has what its peers hold intact."""
-        intact = {node.name: {value for _, value in _values(node, "batch", 0)} for node in nodes}
+        for kind, text in self.missing(nodes):
+            self._report(kind, text)
+
+    def missing(self, nodes: list[Node]) -> Iterator[tuple[str, str]]:
+        """The values that a node lacks and a peer holds intact: lost, home, or refused and said so."""
         spans = {node.name: _spans(node) for node in nodes}
         for node in nodes:
-            present = self._present[node.name]
+            here, present = set(spans[node.name].values()), self._present[node.name]
+            forks = [f"{one.subject} {one.detail}" for one in node.running.incidents() if one.kind in _FORKED]
             for pull in node.pulls:
-                if pull.is_fenced:
-                    continue
-                missing = {value for value in intact[pull.peer.name] - self.told if not present[value]}
-                for value in sorted(missing):
+                theirs = {} if pull.is_fenced else spans[pull.peer.name]
+                for value in sorted(value for value in theirs.keys() - self.told if not present[value]):
                     kind = "home" if self.zone_of[value] == node.zone else "lost"
-                    is_said = any(one.kind in {"refused", "fork"} for one in node.running.incidents())
-                    origin, first, last = spans[pull.peer.name][value]
-                    here = set(spans[node.name].values())
+                    origin, first, last = theirs[value]
+                    is_said = any(str(origin) in fork for fork in forks)
                     if is_said and any(one[0] == origin and one[1] <= last and first <= one[2] for one in here):
                         kind = "refused"
-                    self._report(kind, f"{node.name} lacks value {value}, which {pull.peer.name} holds")
+                    yield kind, f"{node.name} lacks value {value}, which {pull.peer.name} holds"
 
 
 def _spans(node: Node) -> dict[int, tuple[Origin, int, int]]:
