@@ -20,7 +20,6 @@ from agent.cli import bsfg
 from agent.config import load
 from agent.fact_store.divergence.witness import read_json
 from agent.ingest.errors import TagMapError
-from agent.ingest.modbus.refused_spans import parse_refused
 from agent.ingest.tags.foreign import ignition
 from agent.ingest.tags.foreign.translation import Options
 from agent.local_socket.messages import REQUEST_DECODERS
@@ -72,7 +71,6 @@ PARSERS: dict[str, Callable[[bytes], object]] = {
     "request": lambda inner: decode_request(b'{"protocol":"bsfg.replication","version":"1.0","x":%s}' % inner),
     "answer": answer,
     "local request": local_request,
-    "refused spans": lambda inner: parse_refused(b'{"version":1,"refused":[],"x":%s}' % inner),
     "definition": lambda inner: TagDefinition.from_json(b'{"subject":"tag:a/b","x":%s}' % inner),
     "Ignition": lambda inner: list(ignition._from_json("x", b'{"tags":%s}' % inner, MODBUS, [])),
     "object": lambda inner: message.parse_json("object_json", b'{"x":%s}' % inner),

@@ -84,10 +84,9 @@ CORES = tuple(
         "agent/health": "brief consumer_lag flash metrics problems samples verdict watchdog",
         "agent/ingest": "clock completeness gap lifecycle probe_result sampling",
         "agent/ingest/modbus": (
-            "address block columns counters decode no_value plan poll_grid refusal refusal_search refused_spans "
-            "sweep units"
+            "address block columns counters decode no_value plan poll_grid refusal refusal_search sweep units"
         ),
-        "agent/ingest/modbus/explore": "interpretation register_scan register_text request_plan",
+        "agent/ingest/modbus/explore": "interpretation register_scan register_text",
         "agent/ingest/modbus/line": "answers frames",
         "agent/ingest/opcua": "address columns decode publishing reconnect",
         "agent/ingest/opcua/events": "conditions event_fields event_loss event_message",

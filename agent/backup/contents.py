@@ -20,9 +20,9 @@ FILES_MAX = 50_000
 """An authority keeps a file for each certificate that it ever signed: a thousand zones for decades."""
 BACKUP_BYTES_MAX = 64 * 1024 * 1024
 """Tag files of 100,000 tags take 10 MB. The whole file is in memory."""
-STATE_FOLDERS = ("opcua", "learned")
-"""What is saved of the state folder: our OPC UA identity with the trusted servers, and what the sources know of their
-devices. Nothing else is restored there: a node.toml may name any folder as its state folder."""
+STATE_FOLDERS = ("opcua",)
+"""What is saved of the state folder: our OPC UA identity with the trusted servers. Nothing else is restored there: a
+node.toml may name any folder as its state folder."""
 NAME_BYTES_MAX, PART_BYTES_MAX = 1024, 240  # Linux allows 4096 and 255; a temporary name is a little longer
 
 

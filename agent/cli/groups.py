@@ -42,7 +42,6 @@ modbus = LazyGroup(
         "scan": "agent.cli.modbus.scan:scan",
         "read": "agent.cli.modbus.read:read",
         "probe": "agent.cli.modbus.probe:probe",
-        "plan": "agent.cli.modbus.plan:plan",
     },
 )
 pki = LazyGroup(

@@ -30,7 +30,6 @@ from agent.ingest.lifecycle import Newest, State
 from agent.ingest.ports import RemovedTag
 from agent.ingest.probe_result import WITHOUT_VALUE, ProbeStep, TagReading, accept_part
 from agent.ingest.quality import TAG_REMOVED
-from agent.ingest.source_memory import LEARNED, SourceMemory
 from agent.ingest.source_probe import (
     is_read_by_node,
     judge_readings_of_node,

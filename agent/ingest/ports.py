@@ -1,5 +1,4 @@
-"""The ports of ingest: the parts of a store that it uses, which the fact store implements directly, and a memory for
-each source.
+"""The ports of ingest: the parts of a store that it uses, which the fact store implements directly.
 
 A store refuses an append for the moment by raising one of the exception types in `Refusals`, from the call or through
 the future. A refused append is repeated until the store accepts it. Meanwhile the source waits, and what it cannot
@@ -67,14 +66,3 @@ class StoredFacts(Protocol):
 
     def open_outages(self, source: str) -> Sequence[int]:
         """The first times of the declared outages of a source that were not filled from history."""
-
-
-class MemoryPort(Protocol):
-    """Keeps a small document for each source across restarts. Neither call raises: the source learns the content of a
-    lost document again."""
-
-    def load(self, source: str) -> bytes | None:
-        """The document that was saved last; None if there is none."""
-
-    def save(self, source: str, document: bytes) -> None:
-        """Replace the document of a source."""

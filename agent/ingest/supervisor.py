@@ -41,7 +41,7 @@ from agent.ingest.lifecycle import (
     State,
     next_state,
 )
-from agent.ingest.ports import MemoryPort, Refusals, StoredFacts, StorePort
+from agent.ingest.ports import Refusals, StoredFacts, StorePort
 from agent.ingest.probe_result import ReadTags, TagReading
 from agent.ingest.recorder import Recorder
 from agent.ingest.removal import FindRemoved, record_removed
@@ -188,7 +188,6 @@ class Source(Protocol):
 def source_maker(
     settings: SourceSettings,
     stored: StoredFacts | None,
-    memory: MemoryPort | None,
     recorder: Recorder,
     endpoints: Callable[[], Endpoints] | None,
 ) -> Callable[[Delivery], Source]:
@@ -199,7 +198,7 @@ def source_maker(
         from agent.ingest.modbus.line import Endpoints
         from agent.ingest.modbus.source import ModbusSource
 
-        return partial(ModbusSource, settings, memory, (endpoints or Endpoints)())
+        return partial(ModbusSource, settings, (endpoints or Endpoints)())
     from agent.ingest.opcua import session
     from agent.ingest.opcua.events import EVENTS_LOST, EventCollector
     from agent.ingest.opcua.history import HistoryBackfill
@@ -230,12 +229,11 @@ class SourceSupervisor:
         tags: TagMap,
         recorder: Recorder,
         stored: StoredFacts | None = None,
-        memory: MemoryPort | None = None,
         endpoints: Callable[[], Endpoints] | None = None,
     ) -> None:
         self.settings = settings
         self._tags, self._recorder, self._stored = tags, recorder, stored
-        self._source_from = source_maker(settings, stored, memory, recorder, endpoints)
+        self._source_from = source_maker(settings, stored, recorder, endpoints)
         self._state = State.IDLE
         self._source: Source | None = None
         self._delivery: Delivery | None = None
@@ -549,7 +547,6 @@ class Ingest:
         operational_stream: str = "facts.operational",
         watch_times: WatchTimes = PATIENT,
         stored: StoredFacts | None = None,
-        memory: MemoryPort | None = None,
         find_removed: FindRemoved | None = None,
         problems: Mapping[str, Sequence[Problem]] = MappingProxyType({}),
         keep_files: KeepFiles = lambda _: None,
@@ -561,7 +558,7 @@ class Ingest:
         self._recorder_of = partial(
             Recorder, zone=zone, store=store, refusals=refusals, operational_stream=operational_stream, doubted=doubted
         )
-        self._stored, self._memory, self._watch_times = stored, memory, watch_times
+        self._stored, self._watch_times = stored, watch_times
         self._find_removed, self._keep_files = find_removed, keep_files
         self._by_name = {s.name: self._supervisor(s, tag_maps[s.name]) for s in sources}
         for name, found in problems.items():
@@ -647,7 +644,7 @@ class Ingest:
 
     def _supervisor(self, settings: SourceSettings, tags: TagMap) -> SourceSupervisor:
         recorder = self._recorder_of(settings.name)
-        return SourceSupervisor(settings, tags, recorder, self._stored, self._memory, lambda: self._endpoints)
+        return SourceSupervisor(settings, tags, recorder, self._stored, lambda: self._endpoints)
 
     def _offer(self, source: str, tags: TagMap) -> None:
         self._by_name[source].offer(tags)

@@ -28,7 +28,7 @@ from agent.config import ConfigFile, InForce
 from agent.errors import BsfgError
 from agent.fact_store import FactStore, StoreBusy, StoreFull, StoreLocked
 from agent.health import notify
-from agent.ingest import LEARNED, Ingest, RemovedTag, SourceMemory, TagFile
+from agent.ingest import Ingest, RemovedTag, TagFile
 from agent.local_socket.serving import RequestHandler, open_store, serve
 from agent.node import compare
 from agent.node.broker_runtime import BrokerRuntime, SharedParts
@@ -118,7 +118,6 @@ class Node:
             store.appends,
             _SOURCE_RETRIES,
             stored=stored,
-            memory=SourceMemory(settings.node.state_dir / LEARNED),
             find_removed=self._find_removed,
             problems=start.tag_problems,
             keep_files=self._in_force.keep_files,

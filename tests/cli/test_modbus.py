@@ -192,25 +192,6 @@ def test_each_form_of_a_device(bsfg: Bsfg, device: str, tmp_path: Path) -> None:
     assert (done.returncode, "may this user open it" in done.stderr) == (1, True)
 
 
-def test_plan_shows_requests_and_why(bsfg: Bsfg, tmp_path: Path) -> None:
-    """Of a tag file alone: each request with its reason, the limits as tried; no device is asked."""
-    rows = [*range(130), 140, 200]
-    lines = ["tag,table,register,type", *(f"a/{n},holding,{n},uint16" for n in rows), "a/c,coil,5,bool"]
-    (tmp_path / "t.csv").write_text("\n".join(lines))
-    done = bsfg("modbus", "plan", "--tags", "t.csv", "--base", "0", "--json")
-    found = json.loads(done.stdout)
-    requests = found["requests"]
-    assert [(one["table"], one["address"], one["count"], one["used"], one["cut"]) for one in requests] == [
-        ("coil", 5, 1, 1, "last"),
-        ("holding", 0, 125, 125, "limit"),
-        ("holding", 125, 16, 6, "hole"),
-        ("holding", 200, 1, 1, "last"),
-    ]
-    done = bsfg("modbus", "plan", "--tags", "t.csv", "--base", "0", "--hole-max", "0")
-    assert "133 tags every 1,000 ms: 5 requests\n5 requests when all are due: 133 registers read, 133" in done.stdout
-    assert "the next tag is 10 registers on, and hole_max is 0" in done.stdout
-
-
 @pytest.mark.parametrize(
     "arguments, why",
     [
@@ -227,8 +208,6 @@ def test_plan_shows_requests_and_why(bsfg: Bsfg, tmp_path: Path) -> None:
         (("read", "tcp://h", "--base", "40001", "x"), "is no register; write"),
         (("scan", "tcp://h", "--units", "0-999"), "write numbers from 0 to 255"),
         (("scan", "tcp://h", "holding:0-9"), "--base is missing"),
-        (("plan",), "name a SOURCE of node.toml, or a tag file"),
-        (("plan", "--tags", "t.csv"), "--base is missing"),
     ],
 )
 def test_wrong_words_are_usage_errors(bsfg: Bsfg, arguments: tuple[str, ...], why: str) -> None:

@@ -7,8 +7,7 @@ others. If there is only one connection (a serial line, `connections_max = 1`, o
 gateway waits for the silent unit meanwhile, it is asked rarely over that one, at the end of a poll.
 
 A life ends with SourceLost when the connection is gone or no unit answers. A new tag map is taken over between two
-polls. Missed polls become a gap fact. The refused spans are saved for the next process. The source never writes to a
-device.
+polls. Missed polls become a gap fact. The source never writes to a device.
 """
 
 from __future__ import annotations
@@ -31,52 +30,21 @@ from agent.ingest.modbus.address import Register
 from agent.ingest.modbus.counters import CounterTracker, fall_message
 from agent.ingest.modbus.explore.tag_values import read_tags_over
 from agent.ingest.modbus.line import Endpoints, Line, ReadRefused, UnitGarbled, UnitSilent
-from agent.ingest.modbus.plan import Limits, Read, Span
+from agent.ingest.modbus.plan import Limits, Read
 from agent.ingest.modbus.poll_grid import MS, Missed, PollGrid
 from agent.ingest.modbus.refusal import quality_of, reason
-from agent.ingest.modbus.refused_spans import parse_refused, refused_document
 from agent.ingest.modbus.sweep import Question, Sweep
 from agent.ingest.modbus.units import Pauses, Unit
-from agent.ingest.ports import MemoryPort
 from agent.ingest.probe_result import ReadTags
 from agent.settings.sources import ModbusSourceSettings
 
 log = logging.getLogger(__name__)
 
-SAVE_INTERVAL_S = 60.0  # refusals that come and go must not wear out the disk
 FIRST_POLL_NS = 10 * 10**9  # time for the first poll of a life, search included
 MISSES_MAX = 2  # polls in a row without an answer, until a unit counts as silent
 HOLD_PART = 20  # a silent unit that holds the line is asked at most in this part of the time
 UNITS_ASKED_AGAIN = 3  # before all count as silent: each costs a time-out
 SEARCH_PART = 0.8  # part of the time up to the next slot that the search may take, so that the next poll begins in time
-
-
-class RefusedMemory:
-    """The refused spans that an earlier process learned, and the document in which they are kept."""
-
-    def __init__(self, source: str, memory: MemoryPort | None) -> None:
-        self._source, self._memory = source, memory
-        self._version, self._saved_s = 0, time.monotonic() - SAVE_INTERVAL_S
-        self._learned: Mapping[Span, int] = {}
-        document = None if memory is None else memory.load(source)
-        try:
-            self._learned = {} if document is None else parse_refused(document)
-        except ValueError as error:  # they are learned again in one poll
-            extra = {"action": "refused_spans_unusable", "source": source, "why": str(error)}
-            log.warning("the saved refused spans cannot be used; they are learned again", extra=extra)
-
-    def of(self, unit_id: int) -> dict[Span, int]:
-        """Those of a unit."""
-        return {span: code for span, code in self._learned.items() if span.unit_id == unit_id}
-
-    async def save(self, units: Sequence[Unit], interval_s: float = 0.0) -> None:
-        """Save the refused spans of these units if they have changed, and the last time was so long ago."""
-        version = sum(unit.refused_version for unit in units)
-        if self._memory is None or version == self._version or time.monotonic() - self._saved_s < interval_s:
-            return
-        self._version, self._saved_s = version, time.monotonic()
-        learned = {span: code for unit in units for span, code in unit.refused_spans().items()}
-        await asyncio.to_thread(self._memory.save, self._source, refused_document(learned))
 
 
 class ModbusSource:
@@ -87,7 +55,6 @@ class ModbusSource:
     def __init__(
         self,
         settings: ModbusSourceSettings,
-        memory: MemoryPort | None,
         endpoints: Endpoints,
         delivery: Delivery,
     ) -> None:
@@ -97,7 +64,6 @@ class ModbusSource:
         self._asked_silent_ns = 0  # when a silent unit was last asked over the main connection
         self._holders_logged: frozenset[int] = frozenset()
         self._missing_logged = set[int]()  # units that missed a request in this life
-        self._learned = RefusedMemory(settings.name, memory)
         self._units = self._units_for(delivery.points, [])
         self._counters = CounterTracker(self._moduli(), lambda tag: delivery.sampler.last(tag)[1:3])
         self._read_samples: list[SampleColumns] = []  # read and not yet delivered
@@ -159,9 +125,8 @@ class ModbusSource:
                 group.create_permanent(self._probe(line), name=f"{settings.name} probe")
 
     async def finish(self) -> None:
-        """Deliver what was read, and save what was learned."""
+        """Deliver what was read."""
         await self._flush()
-        await self._learned.save(self._units)
 
     # --- units and what is known of them ------------------------------------------------------------------------------
 
@@ -179,7 +144,6 @@ class ModbusSource:
                 units[unit_id].want_registers(part)
             else:
                 units[unit_id] = Unit(unit_id, part, limits, pauses)
-                units[unit_id].learn_refused(self._learned.of(unit_id))
         return [units[unit_id] for unit_id in sorted(by_unit)]
 
     def _moduli(self) -> dict[int, int | float]:
@@ -251,7 +215,6 @@ class ModbusSource:
         await self._delivery.deliver_due(self.now_ns())
         if self.complete is not None:
             await self._delivery.note_complete({"": Stored(self.complete.time_ns)})
-        await self._learned.save(self._units, SAVE_INTERVAL_S)
 
     async def _ask(
         self, line: Line, unit: Unit, sweep: Sweep, next_question: Callable[[], Question | None], end_ns: int

@@ -2,8 +2,7 @@
 
 The spans of addresses that a unit refuses are kept with their exceptions, and no read covers one. A value whose own
 span is refused is *parked*: it is requested alone, after pauses that double. Any other refused span is requested once
-an hour. A refused span is forgotten when the unit answers it. Refused spans survive new tag maps, and restarts through
-`refused_spans` and `learn`.
+an hour. A refused span is forgotten when the unit answers it. Refused spans survive new tag maps.
 
 A value that was refused together with others and not yet alone is *suspect*: it is not in the plan until a `sweep` has
 searched it. A unit that does not answer is *silent*: it is not polled, but asked separately.
@@ -74,7 +73,6 @@ class Unit:
         self.is_silence_logged = False  # since it last gave values
         self.misses = 0  # polls in a row without an answer
         self.answered_ns: int | None = None  # time of its last values; None: none yet
-        self.refused_version = 0  # increments when a refused span is learned or forgotten
         self._pauses = pauses
         self._refused: dict[Span, RefusedSpan] = {}
         self._places: dict[Span, Place] = {}
@@ -204,17 +202,6 @@ class Unit:
         """The number of parked places."""
         return sum(span in self._places for span in self._refused)
 
-    def refused_spans(self) -> dict[Span, int]:
-        """The refused spans with their exceptions."""
-        return {span: refused.code for span, refused in self._refused.items()}
-
-    def learn_refused(self, refused: Mapping[Span, int]) -> None:
-        """Take over the refused spans of an earlier process. Each is requested again soon."""
-        for span, code in refused.items():
-            self._refused[span] = RefusedSpan(code, 0, 0)
-        self.mark_parked_again()
-        self.replan()
-
     def mark_parked_again(self) -> None:
         """Record the status of each parked value again, because its tag is new or another loss was recorded since."""
         self._unmarked = {span for span in self._refused if span in self._places}
@@ -236,10 +223,8 @@ class Unit:
             return False
         pause_ns = self._pauses.after(0 if known is None else known.pause_ns) if is_needed else SPAN_RETRY_NS
         self._refused[span] = RefusedSpan(finding.code, now_ns + pause_ns, pause_ns)
-        if known is None or known.code != finding.code:
-            self.refused_version += 1
-            if is_needed:
-                self._unmarked.add(span)
+        if is_needed and (known is None or known.code != finding.code):
+            self._unmarked.add(span)
         return known is None and is_needed
 
     def forget_refused(self, span: Span) -> bool:
@@ -247,7 +232,6 @@ class Unit:
         if self._refused.pop(span, None) is None:
             return False
         self._unmarked.discard(span)
-        self.refused_version += 1
         return True
 
     def refuses(self, span: Span) -> bool:

@@ -70,27 +70,12 @@ class Device:
         return struct.pack(f">{read.count}H", *words)
 
 
-class Memory:
-    """Satisfies MemoryPort."""
-
-    def __init__(self, document: bytes | None = None) -> None:
-        self.document = document
-
-    def load(self, source: str) -> bytes | None:
-        assert source == "meter"
-        return self.document
-
-    def save(self, source: str, document: bytes) -> None:
-        assert source == "meter"
-        self.document = document
-
-
-async def made(store: FakeStore, memory: Memory | None = None, tags: Sequence[Tag] = TAGS) -> ModbusSource:
+async def made(store: FakeStore, tags: Sequence[Tag] = TAGS) -> ModbusSource:
     """A source of these registers that is connected to nothing."""
     recorder = Recorder("meter", "plant-a", store, (Busy,), "facts.operational")
     numbers = await recorder.define([tag.definition for tag in tags])
     settings = ModbusSourceSettings("meter", Path("t.csv"), 0, host="meter")
-    return ModbusSource(settings, memory, Endpoints(), Delivery("meter", tags, numbers, recorder))
+    return ModbusSource(settings, Endpoints(), Delivery("meter", tags, numbers, recorder))
 
 
 async def poll(source: ModbusSource, device: Device) -> None:
@@ -214,23 +199,6 @@ async def test_the_log_names_refused_tags_as_the_file_does(caplog: pytest.LogCap
     (line,) = [record for record in caplog.records if getattr(record, "action", "") == "tags_parked"]
     assert (line.count, line.why) == (2, "illegal data address (2)")  # type: ignore[attr-defined]
     assert line.tags == "a/1 (row 7, unit 1 holding 40900), a/2 (row 8, unit 1 holding 40901)"  # type: ignore[attr-defined]
-
-
-async def test_what_was_learned_outlives_the_process() -> None:
-    """The next source is given the document, and asks for what is refused by itself only. A damaged one is ignored."""
-    memory = Memory()
-    source = await made(FakeStore(), memory)
-    await poll(source, Device({2: 2}))
-    await source.finish()
-    assert memory.document is not None
-    device = Device({2: 2})
-    store = FakeStore()
-    await poll(await made(store, memory), device)
-    assert device.asked == [(1, 1), (2, 1)]
-    assert qualities(store) == {"1": [0], "2": [BAD_NODE_ID_UNKNOWN]}
-    store = FakeStore()
-    await poll(await made(store, Memory(b"{")), Device())
-    assert qualities(store) == {"1": [0], "2": [0]}
 
 
 async def live(source: ModbusSource, device: Device) -> None:

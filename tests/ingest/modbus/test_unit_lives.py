@@ -29,10 +29,7 @@ class Life:
         self.device = Device()
         self.change()
         self.now_ns = 0
-        self.unit = self.made()
-
-    def made(self) -> Unit:
-        return Unit(1, dict(enumerate(self.wanted, 1)), self.limits, PAUSES)
+        self.unit = Unit(1, dict(enumerate(self.wanted, 1)), self.limits, PAUSES)
 
     def registers(self, count: int) -> list[Register]:
         """Values of one to four words."""
@@ -56,16 +53,9 @@ class Life:
         self.unit.want_registers(dict(enumerate(self.wanted, self.now_ns)))
         self.device.bad.clear()
 
-    def restart(self) -> None:
-        """Another process, with what this one has learned."""
-        refused = self.unit.refused_spans()
-        self.unit = self.made()
-        self.unit.learn_refused(refused)
-        self.device.bad.clear()
-
     def trouble(self) -> None:
         """Now and then, one thing or another."""
-        for chance, happen in ((0.06, self.change), (0.05, self.edit), (0.03, self.restart)):
+        for chance, happen in ((0.06, self.change), (0.05, self.edit)):
             if self.random.random() < chance:
                 happen()
         if self.random.random() < 0.03:

@@ -65,19 +65,15 @@ def test_a_refused_value_is_parked_once_and_asked_for_after_growing_pauses() -> 
     unit = unit_of([A, B], APART)
     assert refused(unit, A)
     assert unit.take_unmarked() == [((A,), 2)]
-    assert unit.refused_version == 1
     assert unit.parked_count == 1
     assert unit.due_refused(2 * S - 1, 9) == []
     assert unit.due_refused(2 * S, 9) == [span_of(A)]
     assert not refused(unit, A, now_ns=2 * S)
     assert unit.take_unmarked() == []
-    assert unit.refused_version == 1
     assert unit.due_refused(6 * S - 1, 9) == []
     assert unit.due_refused(6 * S, 9) == [span_of(A)]
     assert not refused(unit, A, code=4, now_ns=6 * S)
     assert unit.take_unmarked() == [((A,), 4)]
-    assert unit.refused_version == 2
-    assert unit.refused_spans() == {span_of(A): 4}
 
 
 def test_a_span_that_no_tag_has_is_asked_for_once_an_hour() -> None:
@@ -103,8 +99,8 @@ def test_a_device_that_refuses_at_random_fills_no_memory(monkeypatch: pytest.Mon
         unit.note_finding(Finding(span_of(register(first), 2), 2), 0)
     assert not unit.refuses(span_of(register(50), 2))
     assert unit.refuses(span_of(register(40), 2))
-    unit.note_finding(Finding(span_of(register(40), 2), 3), 0)
-    assert unit.refused_spans()[span_of(register(40), 2)] == 3
+    unit.note_finding(Finding(span_of(register(40), 2), 3), 9)
+    assert span_of(register(40), 2) not in unit.due_refused(SPAN_RETRY_NS, 9)
     assert refused(unit, B)
 
 
@@ -112,10 +108,8 @@ def test_a_span_that_is_answered_is_forgotten() -> None:
     """A refusal that is over is neither recorded nor asked for; one that was never known changes nothing."""
     unit = unit_of([A])
     assert not unit.forget_refused(span_of(A))
-    assert unit.refused_version == 0
     refused(unit, A)
     assert unit.forget_refused(span_of(A))
-    assert unit.refused_version == 2
     assert unit.take_unmarked() == []
     assert unit.due_refused(2**62, 9) == []
 
@@ -138,16 +132,6 @@ def test_a_read_that_is_never_answered_waits_for_the_longest_pause() -> None:
     refused(unit, B, now_ns=30 * S)
     assert unit.due_refused(60 * S - 1, 9) == [span_of(B)]
     assert unit.due_refused(60 * S, 9) == [span_of(A), span_of(B)]
-
-
-def test_what_an_earlier_process_learned_is_recorded_and_asked_for_at_once() -> None:
-    """The device may have been mended meanwhile, and no read covers the spans until then."""
-    unit = unit_of([register(0), register(1), register(2)])
-    unit.plan(DUE)
-    unit.learn_refused({span_of(register(1)): 2, span_of(C): 3})
-    assert unit.take_unmarked() == [((register(1),), 2)]
-    assert set(unit.due_refused(0, 9)) == {span_of(register(1)), span_of(C)}
-    assert [read.read.registers for read in unit.plan(DUE)] == [(register(0),), (register(2),)]
 
 
 def test_a_new_tag_map_has_parked_values_recorded_again() -> None:
