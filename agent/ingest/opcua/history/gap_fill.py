@@ -4,19 +4,18 @@ Everything up to `after_ns` was delivered before the gap, and everything from `b
 strictly between are missing. They are read forward, many tags in one call, each tag page after page by continuation
 point, or from the last value read if the server gives none.
 
-Each value is accepted once. A page that begins at the last value read repeats values of that instant, which are
-recognised by time, value and status. `stored` has the times that are already in the store.
+Each value is accepted once: one that is read again is recognised by time, value and status. `stored` has the times that
+are already in the store.
 
 The pages of one reading may not be in the order of time: a server whose clock was set back may return its values as it
-recorded them (node-opcua). So a value is new if it is after the beginning of the reading, not after the last value
-read, and only the server decides that there are no more.
+recorded them (node-opcua). So only the server decides that there are no more, and a reading that ends early begins
+again.
 
 Core: takes answers, returns samples.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -29,7 +28,7 @@ from agent.message import Sample, Value
 TICK_NS = 100  # resolution of a DateTime
 READS_PER_TAG_FAILED_MAX = 3  # a node that fails this often is given up
 PAGES_STILL_MAX = 100  # in a row, of a node, without a new value and with more to come: the server never ends
-TIMES_TAKEN_MAX = 100_000  # kept of one tag, in case its reading begins again; for 20 tags in one call 16 MB
+VALUES_KNOWN_MAX = 50_000  # of one tag, by which a repeated value is recognised; for 20 tags in one call 70 MB
 
 
 class HistoryRange(NamedTuple):
@@ -87,45 +86,26 @@ _NO_DATA = frozenset({0x809B_0000, 0x80D7_0000})  # BadNoData, BadBoundNotFound:
 class _Cursor:
     """The progress of one tag."""
 
-    start_ns: int
+    start_ns: int  # of the next reading: the newest value read
     continuation_point: bytes | None = None
     call_start_ns: int | None = None  # of the call that returned the continuation point
-    last: set[tuple[str, int]] = field(default_factory=set)  # value and status of the values read at `start_ns`
-    begun_ns: int = 0  # `start_ns` and `last` at the beginning of the present reading
-    begun: frozenset[tuple[str, int]] = frozenset()
-    taken: array[int] = field(default_factory=lambda: array("q"))  # times read since then
-    known: set[int] = field(default_factory=set)  # times read before the reading began again
+    known: set[int] = field(default_factory=set)  # digests of time, value and status of the values read
+    knows_all: bool = True  # otherwise only those of the newest instants
     failures: int = 0
-    pages: set[int] = field(default_factory=set)  # digests of the pages of the present reading
     still: int = 0  # pages in a row without a new value
 
-    def begin(self) -> None:
-        """A reading begins at `start_ns`."""
-        self.begun_ns, self.begun = self.start_ns, frozenset(self.last)
-        self.taken = array("q")
-        self.pages.clear()
-
-    def begin_again(self) -> None:
-        """The reading ended early, and the rest may be anywhere after its start. If it brought more times than are
-        kept, it continues from the newest value."""
-        if len(self.known) + len(self.taken) < TIMES_TAKEN_MAX:
-            self.known.update(self.taken)
-            self.start_ns, self.last = self.begun_ns, set(self.begun)
-
-    def takes(self, time_ns: int, known: tuple[str, int]) -> bool:
+    def takes(self, value: HistoryValue) -> bool:
         """Note a value that was read. True if it is new."""
-        if time_ns < self.begun_ns or (time_ns == self.begun_ns and known in self.begun) or time_ns in self.known:
+        if value.source_time_ns > self.start_ns:
+            if len(self.known) >= VALUES_KNOWN_MAX:
+                self.known, self.knows_all = set(), False
+            self.start_ns = value.source_time_ns
+        elif value.source_time_ns < self.start_ns and not self.knows_all:
             return False
-        if time_ns == self.start_ns and known in self.last:
-            return False
-        if time_ns > self.start_ns:
-            self.start_ns = time_ns
-            self.last.clear()
-        if time_ns == self.start_ns:
-            self.last.add(known)
-        if len(self.taken) < TIMES_TAKEN_MAX:
-            self.taken.append(time_ns)
-        return True
+        digest = hash((value.source_time_ns, repr(value.value), value.quality))
+        is_new = digest not in self.known
+        self.known.add(digest)
+        return is_new
 
 
 class GapFill:
@@ -179,8 +159,8 @@ class GapFill:
             self._break_off(cursor)
 
     def _break_off(self, cursor: _Cursor) -> None:
-        if cursor.continuation_point is not None and not self._is_ordered:
-            cursor.begin_again()
+        if cursor.continuation_point is not None and not self._is_ordered and cursor.knows_all:
+            cursor.start_ns = self._after_ns  # the rest may be anywhere
         cursor.continuation_point = cursor.call_start_ns = None
 
     def give_up(self, outcome: Outcome, tags: Collection[int] | None = None) -> None:
@@ -200,12 +180,7 @@ class GapFill:
             if quality.is_bad(page.status) and page.status & quality.CODE_BITS not in _NO_DATA:
                 self._refused(asked.tag, cursor, page.status, is_alone=len(ranges) == 1)
                 continue
-            if asked.continuation_point is None:
-                cursor.begin()
-            digest = hash(tuple((value.source_time_ns, repr(value.value)) for value in page.values))
-            taken = self._taken(cursor, page) if digest not in cursor.pages else []  # the same page again
-            cursor.pages.add(digest)
-            stored = self._stored[asked.tag]
+            taken, stored = self._taken(cursor, page), self._stored[asked.tag]
             missing += [Sample(asked.tag, *one) for one in taken if one.source_time_ns not in stored]
             has_moved = bool(taken)
             if has_moved:  # otherwise a reading that begins again and again would count as a success
@@ -214,7 +189,8 @@ class GapFill:
             cursor.continuation_point = page.continuation_point or None
             cursor.call_start_ns = asked.start_ns if page.continuation_point else None
             if cursor.continuation_point is None and len(page.values) < self.values_max:
-                self._end(asked.tag, Outcome.FILLED)
+                has_all = self._is_ordered or cursor.knows_all
+                self._end(asked.tag, Outcome.FILLED if has_all else Outcome.FAILED)
             elif cursor.still >= PAGES_STILL_MAX:
                 self._end(asked.tag, Outcome.ENDLESS)
             elif cursor.continuation_point is None and not has_moved:
@@ -225,12 +201,8 @@ class GapFill:
     def _taken(self, cursor: _Cursor, page: HistoryPage) -> list[HistoryValue]:
         """The new values of a page within the gap, in the order of time. The cursor moves past them."""
         values, read_ns = sorted(page.values, key=_time), cursor.start_ns
-        found = [
-            one
-            for one in values
-            if self._after_ns < one.source_time_ns < self.before_ns
-            and cursor.takes(one.source_time_ns, (repr(one.value), one.quality))
-        ]
+        within = [one for one in values if self._after_ns < one.source_time_ns < self.before_ns]
+        found = [one for one in within if cursor.takes(one)]
         is_late = bool(found) and found[0].source_time_ns < read_ns
         self._is_ordered &= not is_late and [*map(_time, values)] == [*map(_time, page.values)]
         return found
