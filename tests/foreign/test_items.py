@@ -82,17 +82,17 @@ async def test_elements_and_filters(server: ForeignServer, tmp_path: Path) -> No
         {"name": "level", "type": "Double", "value": 1.0},
         {"name": "again", "type": "Int32", "value": 5},
     )
-    rows = [("list[2]", "", ""), ("list[0:1]", "", ""), ("list[9]", "", ""), ("level", "0.5", "")]
-    rows += [("again", "", "status_value_timestamp")]
-    tags = "tag,address,server_deadband,trigger\n"
-    tags += "".join(f"f/{name},{server.address(name)},{deadband},{trigger}\n" for name, deadband, trigger in rows)
+    rows = [(f"list{part}", "list", part, "", "") for part in ("2", "0:1", "9")]
+    rows += [("level", "level", "", "0.5", ""), ("again", "again", "", "", "status_value_timestamp")]
+    tags = "tag,address,index_range,server_deadband,trigger\n"
+    tags += "".join(f"f/{name},{server.address(node)},{','.join(more)}\n" for name, node, *more in rows)
     async with ingesting(opcua(server, tmp_path, tags=tags)) as run:
-        await run.wait_good("f/list[2]")
-        await run.wait_good("f/list[0:1]")
-        assert run.store.good("f/list[2]")[0].value == 12
-        assert repr(run.store.good("f/list[0:1]")[0].value) == "Json(b'[10,11]')"
-        await wait_until_async(lambda: run.store.of("f/list[9]"), "the element that is not there")
-        assert run.store.of("f/list[9]")[-1].quality >> 31
+        await run.wait_good("f/list2")
+        await run.wait_good("f/list0:1")
+        assert run.store.good("f/list2")[0].value == 12
+        assert repr(run.store.good("f/list0:1")[0].value) == "Json(b'[10,11]')"
+        await wait_until_async(lambda: run.store.of("f/list9"), "the element that is not there")
+        assert run.store.of("f/list9")[-1].quality >> 31
         for name, value in (("level", 1.2), ("level", 2.0), ("again", 5)):
             await server.set(name, value)
         await run.wait_good("f/again", 1)

@@ -122,7 +122,9 @@ async def test_an_outage_is_filled(tmp_path: Path) -> None:
         {"name": "array", "type": "Int32", "period_ms": 50, "length": 4, "history": True},
     ]
     async with foreign_server(tmp_path / "server", OPEN62541, variables=variables) as server:
-        tags = server.tags(*KEPT, "plain") + f"f/element,{server.address('array')}[2]\n"
+        rows = [*((name, name, "") for name in (*KEPT, "plain")), ("element", "array", "2")]
+        tags = "tag,address,index_range\n"
+        tags += "".join(f"f/{name},{server.address(node)},{part}\n" for name, node, part in rows)
         async with storing(opcua(server, tmp_path, tags=tags), tmp_path) as run:
             for name in ("plain", "element"):
                 await run.wait_good(f"f/{name}", 20)

@@ -1,9 +1,5 @@
-"""Reads the address column of a tag map: a node, or elements of its array, and how it is monitored.
-
-An index in brackets at the end, `i=2001[3]`, selects elements of an array; the server cuts them out (OPC 10000-4,
-7.27). A text identifier may itself end with brackets (`s="DB"."values"[3]` at Siemens). Then the node with that
-identifier is read if the server has one, otherwise the element of the array. Core.
-"""
+"""Reads the OPC UA columns of a tag map: a node, or elements of its array, and how it is monitored. The server cuts the
+elements out (OPC 10000-4, 7.27). Core."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ from agent.ingest.tags.sheet import CellError
 from agent.ingest.tags.tag_map import SHARED_MAX, Cells, Dialect
 from agent.settings.opcua_address import STANDARD_URI, NodeAddress, parse_node_address
 
-INDEX = re.compile(r"(?P<node>.*[^=])\[(?P<range>\d{1,9}(?::\d{1,9})?(?:,\d{1,9}(?::\d{1,9})?)*)\]", re.DOTALL)
+INDEX_RANGE = re.compile(r"\d{1,9}(?::\d{1,9})?(?:,\d{1,9}(?::\d{1,9})?)*")
 SAMPLING_INTERVAL_MS_MAX = 3_600_000
 
 
@@ -36,31 +32,15 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class TagPoint:
-    """Where the value of a tag is and how it is monitored. `readings` are tried in order."""
+    """Where the value of a tag is and how it is monitored."""
 
-    readings: tuple[Reading, ...]
+    reading: Reading
     monitoring: Monitoring = AS_THE_SOURCE_SAYS
 
     @classmethod
     def of(cls, address: NodeAddress) -> TagPoint:
         """A whole node, monitored by the settings of its source."""
-        return cls((Reading(address),))
-
-
-def parse_readings(text: str) -> tuple[Reading, ...]:
-    """The possible readings of an address, in the order in which they are tried. Raises ValueError with what to
-    write."""
-    match = INDEX.fullmatch(text)
-    if match is None:
-        return (Reading(parse_node_address(text)),)
-    for bounds in match["range"].split(","):
-        first, _, last = bounds.partition(":")
-        if last and int(first) >= int(last):
-            raise ValueError(f"has the range {bounds}, whose end is not above its begin")
-    element = Reading(parse_node_address(match["node"]), match["range"])
-    if isinstance(element.address.identifier, str):
-        return Reading(parse_node_address(text)), element
-    return (element,)
+        return cls(Reading(address))
 
 
 _shared_monitoring = lru_cache(SHARED_MAX)(Monitoring)  # thousands of tags have the same
@@ -72,15 +52,15 @@ def dialect() -> Dialect:
         columns=COLUMNS,
         required=("tag", "address"),
         read_point=_read_point,
-        identity=lambda point: point.readings,
+        identity=lambda point: point.reading,
         examples=EXAMPLE_ROWS,
     )
 
 
 def _read_point(cells: Cells) -> tuple[TagPoint, str, str]:
-    text = cells.text("address")
+    text, index_range = cells.text("address"), _index_range(cells)
     try:
-        readings = parse_readings(text)
+        reading = Reading(parse_node_address(text), index_range)
     except ValueError as error:
         raise CellError("address", str(error)) from error
     sampling_ms = None
@@ -95,7 +75,19 @@ def _read_point(cells: Cells) -> tuple[TagPoint, str, str]:
         deadband_is_percent=deadband.endswith("%"),
         trigger=Trigger[trigger.upper()],
     )
-    return TagPoint(readings, monitoring), text, cells.text("data_type")
+    written = f"{text}[{index_range}]" if index_range else text
+    return TagPoint(reading, monitoring), written, cells.text("data_type")
+
+
+def _index_range(cells: Cells) -> str:
+    text = cells.text("index_range")
+    if text and not INDEX_RANGE.fullmatch(text):
+        raise CellError("index_range", "is not an index; write 3, 1:3 or, of a matrix, 2,0")
+    for bounds in text.split(","):
+        first, _, last = bounds.partition(":")
+        if last and int(first) >= int(last):
+            raise CellError("index_range", f"has the range {bounds}, whose end is not above its begin")
+    return text
 
 
 def _deadband(cells: Cells, text: str) -> float:

@@ -8,9 +8,10 @@ from agent.ingest.tags.columns import Column, Kind
 COLUMNS = (
     Column(
         "address",
-        "the node id with the namespace by URI; [3] at the end reads one element of an array",
+        "the node id with the namespace by URI",
         "nsu=urn:vendor:plc;s=Oven.Temperature",
     ),
+    Column("index_range", "the element of an array that is read; 1:3: several of them, 2,0: one of a matrix", "3"),
     Column("data_type", "the type at the server, as `bsfg opcua browse` writes it; decides nothing", "Double"),
     Column(
         "sampling_interval_ms",
@@ -51,7 +52,12 @@ EXAMPLE_ROWS = (
         "address": "nsu=urn:vendor:plc;s=Oven.Mode",
         "enumeration": "0=Off|1=Manual|7=Automatic",
     },
-    {"tag": "line1/oven.zone4", "address": "nsu=urn:vendor:plc;i=2001[3]", "sampling_interval_ms": "1000"},
+    {
+        "tag": "line1/oven.zone4",
+        "address": "nsu=urn:vendor:plc;i=2001",
+        "index_range": "3",
+        "sampling_interval_ms": "1000",
+    },
     {"template": "drive", "tag": "{tag}/speed", "address": "nsu=urn:vendor:plc;s={address}.Speed", "unit": "1/min"},
     {"template": "drive", "tag": "{tag}/current", "address": "nsu=urn:vendor:plc;s={address}.Current", "unit": "A"},
     {"use": "drive", "tag": "line1/drive1", "address": "Drives[1]"},

@@ -21,7 +21,6 @@ from agent.ingest.completeness import Moment, Stored
 from agent.ingest.delivery import Delivery
 from agent.ingest.errors import SourceLost
 from agent.ingest.gap import POLLS_MISSED, STORE_REFUSED
-from agent.ingest.opcua.address import Reading
 from agent.ingest.opcua.decode import Change, DecodeError
 from agent.ingest.opcua.history import HistoryBackfill
 from agent.ingest.opcua.security.client import SessionKey
@@ -52,7 +51,6 @@ class OpcuaPollSource:
         self._key: SessionKey | None = None  # of the last session
         self._started: object = None  # StartTime of its server
         self._namespaces: list[str] = []
-        self._reading_numbers: dict[int, int] = {}  # the reading of a tag that is tried, if it is not the first
         self._bad: dict[int, int] = {}  # tags without a value in the last poll, with the status
         self._unread: set[int] = set()  # tags whose value could not be read in the last poll even alone
         self._size = settings.items_per_call_max  # nodes in a call
@@ -110,13 +108,11 @@ class OpcuaPollSource:
             group.create_permanent(self.backfill.run(session), name=f"{self._settings.name} backfill")
         limits = await session.limits()
         self._size = min(self._settings.items_per_call_max, limits.nodes_per_read or self._size)
-        self._reading_numbers.clear()
         group.create_permanent(self._poll(session, on_up), name=f"{self._settings.name} poll")
         raise await session.lost
 
     async def _take_over_map(self) -> None:
         if self._delivery.take_over_map(self.now_ns()):
-            self._reading_numbers.clear()
             self._bad = {tag: status for tag, status in self._bad.items() if tag in self._delivery.points}
             await self._delivery.recorder.settle()
 
@@ -192,7 +188,7 @@ class OpcuaPollSource:
     async def _ask(
         self, session: Session, part: Sequence[int], *, with_clock: bool
     ) -> tuple[ClockReading, list[Change]]:
-        readings = [self._reading(tag) for tag in part]
+        readings = [self._delivery.points[tag].reading for tag in part]
         if with_clock:
             return await session.read_with_clock(readings, self._namespaces)
         return ClockReading(0, 0), await session.read_values(readings, self._namespaces)
@@ -202,11 +198,6 @@ class OpcuaPollSource:
         read."""
         self._unread.update(part)
         return ClockReading(0, 0), [Change(0, None, status, 0, 0) for _ in part]
-
-    def _reading(self, tag: int) -> Reading:
-        readings = self._delivery.points[tag].readings
-        found: Reading = readings[self._reading_numbers.get(tag, 0) % len(readings)]
-        return found
 
     def _note_clock(self, clock: ClockReading, least_ns: int | None) -> Moment | None:
         """Take in the clock of a call. Returns a moment on it that is not later than the reading of the values; None:
@@ -223,8 +214,6 @@ class OpcuaPollSource:
         for tag, (_, value, status, source_ns, server_ns) in zip(tags, found, strict=True):
             if quality.is_bad(status):
                 bad[tag] = status
-                if status & quality.CODE_BITS in quality.GONE and len(self._delivery.points[tag].readings) > 1:
-                    self._reading_numbers[tag] = self._reading_numbers.get(tag, 0) + 1
             else:
                 samples.append(Sample(tag, source_ns or server_ns or now_ns, value, status))
         await self._delivery.deliver(SampleColumns.of(samples), now_ns)

@@ -353,10 +353,9 @@ class OpcuaSource:
 
     # --- what arrives ------------------------------------------------------------------------------------------------
 
-    async def _decode(self, session: Session, header: Header, body: bytes) -> Publication:
+    async def _decode(self, session: Session, _: Header, body: bytes) -> Publication:
         """The values of a publication."""
-        one = self._subscriptions.get(header.subscription_id)
-        return await session.decode(body, () if one is None else one.items.elements)
+        return await session.decode(body, self._subscriptions.elements)
 
     async def _take(self, session: Session, header: Header, publication: Publication) -> None:
         """Called for each publication in order. It is acknowledged when this returns."""

@@ -13,7 +13,7 @@ from agent.ingest.delivery import Delivery
 from agent.ingest.errors import SourceLost
 from agent.ingest.gap import CLOCK_SET_BACK, TagGap
 from agent.ingest.opcua import poll_source
-from agent.ingest.opcua.address import TagPoint, parse_readings
+from agent.ingest.opcua.address import Reading, TagPoint
 from agent.ingest.opcua.poll_source import OpcuaPollSource
 from agent.ingest.opcua.server_clock import ClockReading
 from agent.ingest.opcua.session import Ending
@@ -28,6 +28,7 @@ from agent.ingest.recorder import Recorder
 from agent.ingest.sampling import SamplingRule
 from agent.ingest.tags.tag_map import Tag
 from agent.message import Sample, TagDefinition
+from agent.settings.opcua_address import NodeAddress
 from agent.settings.sources import OpcuaSourceSettings
 from tests.ingest.fakes import Busy, FakeStore
 from tests.ingest.opcua.fake_session import FakeSession, living, opening
@@ -37,7 +38,7 @@ pytestmark = pytest.mark.virtual_time
 
 
 S = 1_000_000_000
-NAMES = ("a", "b", "array[3]")
+NAMES = ("a", "b", "array", "gone")
 
 
 def good(value: object, time_ns: int) -> tuple[object, int, int, int]:
@@ -48,9 +49,9 @@ def good(value: object, time_ns: int) -> tuple[object, int, int, int]:
 async def polled(store: FakeStore, *names: str) -> OpcuaPollSource:
     """A source of tags with these names, polled all the time."""
     tags = [
-        Tag(n, "facts.telemetry", TagDefinition(f"tag:a/{name}"), SamplingRule(), TagPoint(readings))
+        Tag(n, "facts.telemetry", TagDefinition(f"tag:a/{name}"), SamplingRule(), TagPoint(reading))
         for n, name in enumerate(names, 1)
-        for readings in [parse_readings(f"nsu=urn:x;s={name}")]
+        for reading in [Reading(NodeAddress("urn:x", name), "3" if name == "array" else "")]
     ]
     recorder = Recorder("plc", "plant-a", store, (Busy,), "facts.operational")
     numbers = await recorder.define([tag.definition for tag in tags])
@@ -60,7 +61,7 @@ async def polled(store: FakeStore, *names: str) -> OpcuaPollSource:
 
 async def test_values_are_read_in_intervals(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """In calls the server takes, also if it only enforces its limit. A value with the old time is none; a bad one is
-    recorded and logged once, and comes back; an element of an array is found and recorded as one value."""
+    recorded and logged once, and comes back; an element of an array is recorded as one value."""
     store = FakeStore()
     source = await polled(store, *NAMES)
     session = FakeSession(ServerLimits(nodes_per_read=3))
@@ -68,7 +69,7 @@ async def test_values_are_read_in_intervals(monkeypatch: pytest.MonkeyPatch, cap
     session.values = {
         ("a", ""): good(1.0, 10 * S),
         ("b", ""): (None, 0x808C_0000, 0, 11 * S),
-        ("array[3]", ""): (None, BAD_NODE_ID_UNKNOWN, 0, 11 * S),
+        ("gone", ""): (None, BAD_NODE_ID_UNKNOWN, 0, 11 * S),
         ("array", "3"): good(7, 10 * S),
     }
     monkeypatch.setattr(poll_source, "open_session", opening(session))
@@ -76,7 +77,7 @@ async def test_values_are_read_in_intervals(monkeypatch: pytest.MonkeyPatch, cap
     with caplog.at_level(logging.WARNING, "agent.ingest"):
         async with TaskGroup() as group:
             life = group.create_task(source.run(lambda: up.append(True)), name="life")
-            await wait_until_async(lambda: store.good("a/array[3]"), "the element")
+            await wait_until_async(lambda: store.good("a/array"), "the element")
             session.values["a", ""] = good(2.0, 12 * S)
             session.values["b", ""] = good(3.0, 5 * S)
             await wait_until_async(lambda: len(store.good("a/a")) == 2, "the next value")
@@ -86,9 +87,9 @@ async def test_values_are_read_in_intervals(monkeypatch: pytest.MonkeyPatch, cap
     assert (session.reads[0], max(session.reads[1:])) == (3, 2)
     assert store.of("a/a") == [Sample(1, 10 * S, 1.0), Sample(1, 12 * S, 2.0)]
     assert [s.quality for s in store.of("a/b")] == [0x808C_0000, 0]
-    assert [s.value for s in store.of("a/array[3]")] == [None, 7]
+    assert [s.value for s in store.of("a/array")] == [7]
     lines = {record.status: record.tags for record in caplog.records if hasattr(record, "tags")}
-    assert lines == {"BadSensorFailure": "a/b (row 2, )", "BadNodeIdUnknown": "a/array[3] (row 3, )"}
+    assert lines == {"BadSensorFailure": "a/b (row 2, )", "BadNodeIdUnknown": "a/gone (row 4, )"}
     assert source.complete is not None
 
 

@@ -2,13 +2,12 @@ import asyncio
 import logging
 import math
 import struct
-from collections.abc import Sequence
 
 import pytest
 
 from agent.ingest.completeness import Moment
 from agent.ingest.gap import TagGap
-from agent.ingest.opcua.address import TagPoint, parse_readings
+from agent.ingest.opcua.address import Reading, TagPoint
 from agent.ingest.opcua.decode import Change
 from agent.ingest.opcua.session import HEARTBEAT_HANDLE, ItemRequest
 from agent.ingest.opcua.source import OpcuaSource
@@ -17,10 +16,10 @@ from agent.ingest.opcua.subscriptions.plan import Created
 from agent.ingest.quality import (
     BAD_DECODING_ERROR,
     BAD_INDEX_RANGE_INVALID,
-    BAD_NODE_ID_UNKNOWN,
     TAG_REMOVED,
 )
 from agent.message import Json, Sample
+from agent.settings.opcua_address import NodeAddress
 from tests.ingest.fakes import FakeStore
 from tests.ingest.opcua.fake_session import (
     FakeSession,
@@ -59,7 +58,7 @@ async def test_as_many_values_as_the_queue_holds_may_be_the_rest_of_more(burst: 
     store = FakeStore()
     source, recorder = await made(store, sampling_interval_ms=0)
     (subscription,) = source._subscriptions
-    request = ItemRequest(1, TAGS[0].point.readings[0].address, 1, "", 0.0, 3, Monitoring())
+    request = ItemRequest(1, TAGS[0].point.reading.address, 1, "", 0.0, 3, Monitoring())
     subscription._note_created(request, Created(0, 11, 60_000.0, 3), TAGS[0].point)
     await take(source, Change(1, 0.0, 0, 10 * S, 10 * S))
     subscription.liveness.complete = Moment(9 * S)
@@ -156,20 +155,17 @@ async def test_a_malformed_value_costs_its_own_tag(monkeypatch: pytest.MonkeyPat
     assert fact["tags"] == ["tag:a/1", "tag:a/2"]
 
 
-async def test_an_address_with_an_index_is_a_node_or_an_element(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node of that very name wins. Where there is none the array is read, and its one element is the value; where
-    there is neither, the tag is bad."""
+async def test_an_element_of_an_array_is_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number or text by itself, where a whole array of one element is an array. An element that does not exist is
+    bad."""
     store = FakeStore()
-    points = [TagPoint(parse_readings(f"nsu=urn:x;s={name}[3]")) for name in ("node", "array", "nothing")]
+    points = [TagPoint(Reading(NodeAddress("urn:x", n), part)) for n, part in ((1, ""), (2, "3"), (3, "3"))]
     source, _ = await made(store, [tag(n, point) for n, point in enumerate(points, 1)])
     session = FakeSession()
-    session.refusals = {(name, ""): BAD_NODE_ID_UNKNOWN for name in ("array[3]", "nothing[3]")}
-    session.refusals["nothing", "3"] = 0x8036_0000  # BadIndexRangeInvalid
+    session.refusals[3, "3"] = BAD_INDEX_RANGE_INVALID
     async with living(monkeypatch, source, session):
         await wait_until_async(lambda: store.of("a/3"), "the bad tag")
-        assert store.of("a/3")[0].quality == BAD_NODE_ID_UNKNOWN
-        asked = {(item.address.identifier, item.index_range) for item in session.items[1].values()}
-        assert asked == {("node[3]", ""), ("array", "3")}
+        assert store.of("a/3")[0].quality == BAD_INDEX_RANGE_INVALID
         double, int64, text = struct.Struct("<Bid").pack, struct.Struct("<Biq").pack, struct.Struct("<Bii3s").pack
         arrays = (double(0x8B, 1, 1.5), double(0x8B, 1, math.nan), int64(0x88, 1, 2**60), text(0x8C, 1, 3, b"NaN"))
         values = [(1 if n == 0 else 2, array, S + n) for n, array in enumerate(arrays)]
@@ -184,7 +180,7 @@ async def test_an_address_with_an_index_is_a_node_or_an_element(monkeypatch: pyt
 async def test_a_server_without_index_ranges_gives_no_element(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would send the whole array with a good status; the tag is bad instead, and others are monitored."""
     store = FakeStore()
-    points = [TagPoint(parse_readings(f"nsu=urn:x;i={address}")) for address in ("7", "7[3]", "7[1:2]")]
+    points = [TagPoint(Reading(NodeAddress("urn:x", 7), part)) for part in ("", "3", "1:2")]
     source, _ = await made(store, [tag(n, point) for n, point in enumerate(points, 1)])
     session = FakeSession()
     session.has_no_ranges = True
@@ -192,25 +188,6 @@ async def test_a_server_without_index_ranges_gives_no_element(monkeypatch: pytes
         await wait_until_async(lambda: store.of("a/3"), "the bad tags")
         assert [store.of(f"a/{n}")[0].quality for n in (2, 3)] == [BAD_INDEX_RANGE_INVALID] * 2
         assert session.handles(1) == {1}
-
-
-async def test_a_value_ahead_of_the_answer_is_read_as_the_element_that_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first value of an item may come before the answer to its creation."""
-    store = FakeStore()
-    source, _ = await made(store, [tag(1, TagPoint(parse_readings("nsu=urn:x;i=7[3]")))])
-    session = FakeSession()
-    create = session.create_items
-
-    async def answered_late(subscription_id: int, items: Sequence[ItemRequest]) -> list[Created]:
-        found = await create(subscription_id, items)
-        session.answers.put_nowait(answer_of(subscription_id, 1, (1, struct.pack("<Bid", 0x8B, 1, 1.5), S)))
-        await wait_until_async(lambda: store.of("a/1"), "the value")
-        return found
-
-    monkeypatch.setattr(session, "create_items", answered_late)
-    async with living(monkeypatch, source, session):
-        await wait_until_async(lambda: store.of("a/1"), "the value")
-    assert store.of("a/1") == [Sample(1, S, 1.5)]
 
 
 async def test_history_and_events_run_within_the_life(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 from agent.ingest.completeness import Moment, Stored
 from agent.ingest.gap import ITEM_GONE
 from agent.ingest.opcua import source as source_module
-from agent.ingest.opcua.address import TagPoint, parse_readings
+from agent.ingest.opcua.address import TagPoint
 from agent.ingest.opcua.decode import Change
 from agent.ingest.opcua.subscriptions.monitoring import Monitoring
 from agent.ingest.opcua.subscriptions.plan import Created
@@ -187,7 +187,7 @@ async def test_what_a_tag_map_says_of_an_item(
     """Its interval and queue; without, those of the source, and a queue that lasts through a stall. The log says once
     that it does not, at the interval that the server revised. A row that changes only there has its item created anew,
     under its number."""
-    own = TagPoint(parse_readings("nsu=urn:x;i=1"), Monitoring(sampling_interval_ms=50, queue_size=7))
+    own = replace(tag(1).point, monitoring=Monitoring(sampling_interval_ms=50, queue_size=7))
     source, _ = await made(FakeStore(), [tag(1, own), tag(2), tag(3)])
     session = FakeSession()
     session.revised = 20.0, 3
@@ -195,7 +195,7 @@ async def test_what_a_tag_map_says_of_an_item(
         await wait_until_async(lambda: session.asked, "the items")
         assert [(item.sampling_ms, item.queue_size) for item in session.asked] == [(50, 7), (250, 43), (250, 43)]
         session.answers.put_nowait(answer(1, 1, (1, 1.0, S)))
-        other = TagPoint(own.readings, Monitoring(deadband=0.5))
+        other = TagPoint(own.reading, Monitoring(deadband=0.5))
         source._delivery.offer_map([tag(1, other), tag(2), tag(3)], [1, 2, 3])
         await wait_until_async(lambda: len(session.asked) == 4, "the item created anew")
         assert session.asked[3].monitoring.deadband == 0.5

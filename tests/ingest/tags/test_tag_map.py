@@ -4,13 +4,13 @@ import pytest
 
 from agent.ingest.errors import Problem, TagMapError
 from agent.ingest.modbus.address import Register, Table
-from agent.ingest.opcua.address import TagPoint
+from agent.ingest.opcua.address import Reading, TagPoint
 from agent.ingest.opcua.subscriptions.monitoring import Monitoring, Trigger
 from agent.ingest.sampling import SamplingRule
 from agent.ingest.tags import csv_rows
 from agent.ingest.tags.file import load_tag_map, load_tag_maps, parse_tag_file
 from agent.ingest.tags.tag_map import TagMap
-from agent.settings.opcua_address import NodeAddress
+from agent.settings.opcua_address import STANDARD_URI, NodeAddress
 from agent.settings.sources import ModbusSourceSettings, OpcuaSourceSettings
 
 OPCUA_HEADER = "tag,address\n"
@@ -63,9 +63,9 @@ def test_how_an_item_is_monitored(tmp_path: Path) -> None:
     ]
     assert [one.has_filter for one in found] == [True, True, True]
     with pytest.raises(TagMapError) as refused:
-        opcua(tmp_path, header + "a/1,i=1,-1,,,\na/2,i=2,,0,,\na/3,i=3,,,101%,\na/4,i=4,,,,values\na/5,i=1[4:2],,,,\n")
+        opcua(tmp_path, header + "a/1,i=1,-1,,,\na/2,i=2,,0,,\na/3,i=3,,,101%,\na/4,i=4,,,,values\n")
     assert [problem.column for problem in refused.value.problems] == [
-        *("sampling_interval_ms", "queue_size", "server_deadband", "trigger", "address"),
+        *("sampling_interval_ms", "queue_size", "server_deadband", "trigger"),
     ]
 
 
@@ -74,7 +74,20 @@ def test_one_node_is_one_tag_however_it_is_monitored(tmp_path: Path) -> None:
     header = "tag,address,sampling_interval_ms\n"
     with pytest.raises(TagMapError, match="is read the same way in row 2"):
         opcua(tmp_path, header + "a/1,i=1,100\na/2,i=1,200\n")
-    assert len(opcua(tmp_path, header + "a/1,i=1[0],\na/2,i=1[1],\n").tags) == 2
+
+
+def test_an_index_range_selects_elements_of_an_array(tmp_path: Path) -> None:
+    """Each is a value of its own, and a single one is no array. Brackets in an address belong to the name of the
+    node."""
+    header, name = "tag,address,index_range\n", "s=a[3]"
+    rows = ["", "0", "1:3", "2,0:1", "0:1"]
+    found = opcua(tmp_path, header + "".join(f'a/{n},{name},"{text}"\n' for n, text in enumerate(rows))).tags
+    assert [tag.point.reading for tag in found] == [Reading(NodeAddress(STANDARD_URI, "a[3]"), text) for text in rows]
+    assert [tag.point.reading.is_element for tag in found] == [False, True, False, False, False]
+    assert found[2].definition.address == "s=a[3][1:3]"
+    with pytest.raises(TagMapError) as refused:
+        opcua(tmp_path, header + "a/1,i=1,3:3\na/2,i=2,x\n")
+    assert [(one.column, one.value) for one in refused.value.problems] == [("index_range", "3:3"), ("index_range", "x")]
 
 
 @pytest.mark.parametrize(

@@ -20,16 +20,7 @@ async def read_tags(settings: OpcuaSourceSettings, tags: Sequence[Tag]) -> list[
     async with open_session(settings) as session:
         namespaces = await session.namespaces()
         size = min(settings.items_per_call_max, (await session.limits()).nodes_per_read or settings.items_per_call_max)
-        found = await read_in_parts(session, [tag.point.readings[0] for tag in tags], namespaces, size)
-        # A name that ends with an index may mean an element of an array: the second reading of the address.
-        again = [
-            place
-            for place, (tag, change) in enumerate(zip(tags, found, strict=True))
-            if change.quality & quality.CODE_BITS in quality.GONE and len(tag.point.readings) > 1
-        ]
-        others = await read_in_parts(session, [tags[place].point.readings[1] for place in again], namespaces, size)
-        for place, change in zip(again, others, strict=True):
-            found[place] = change
+        found = await read_in_parts(session, [tag.point.reading for tag in tags], namespaces, size)
     times_ns = [change.source_time_ns or change.server_time_ns for change in found]
     return [
         TagReading.of(tag, change.value, change.quality, source_time_ns=time_ns)

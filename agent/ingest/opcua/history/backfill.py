@@ -61,9 +61,6 @@ STORED_TIMES_MAX = 2_000_000  # some 150 MB; a slice with more is halved
 RETRY_S, RETRY_MAX_S = 1.0, 60.0  # after a call that failed as a whole
 CALLS_FAILED_MAX = 8  # calls that fail for some four minutes
 
-# open62541 denies access to the history of an unknown node.
-MAY_NOT_EXIST = quality.GONE | {quality.BAD_USER_ACCESS_DENIED}
-
 
 class HistorySession(Protocol):
     """The part of a session that is used here."""
@@ -143,7 +140,6 @@ class HistoryBackfill:
         self._delivery, self._recorder, self._stored = delivery, recorder, stored
         self._rate = values_per_s_max
         self._jobs: deque[_Job] = deque()  # bounded by JOBS_MAX through `_add`
-        self._reading_numbers: dict[int, int] = {}  # the reading of a tag that has history, if it is not the first
         self._sampler = Sampler()
         self._ruled: Mapping[int, Tag] | None = None  # the tag map whose rules the sampler uses
         self._numbers: dict[int, int] = {}  # by tag: the number under which values from history are recorded
@@ -306,36 +302,19 @@ class HistoryBackfill:
         self._holes.append(hole)
 
     async def _read(self, session: HistorySession, call: list[HistoryRange], values_max: int) -> list[HistoryPage]:
-        """Read history. A tag that is not in the tag map or at the server has none. If an address may mean two nodes,
-        the second is read if the first does not exist."""
+        """Read history. A tag that is not in the tag map or at the server has none."""
         namespaces = await session.namespaces()
-        pages: dict[HistoryRange, HistoryPage] = {}
-        left = call
-        while nodes := {asked: node for asked in left if (node := self._node(asked.tag, namespaces)) is not None}:
-            found = await session.read_history(list(nodes), list(nodes.values()), values_max)
-            pages.update(zip(nodes, found, strict=True))
-            gone = [asked for asked in nodes if pages[asked].status & quality.CODE_BITS in MAY_NOT_EXIST]
-            left = [asked for asked in gone if self._try_next_reading(asked.tag)]
+        nodes = {asked: node for asked in call if (node := self._node(asked.tag, namespaces)) is not None}
+        found = await session.read_history(list(nodes), list(nodes.values()), values_max) if nodes else []
+        pages = dict(zip(nodes, found, strict=True))
         return [pages.get(asked, HistoryPage(quality.BAD_NOT_SUPPORTED)) for asked in call]
 
     def _node(self, tag: int, namespaces: Sequence[str]) -> tuple[Reading, int] | None:
-        """The reading of a tag that is tried now, with its namespace index."""
+        """The reading of a tag with its namespace index."""
         point = self._delivery.points.get(self._delivery.number(tag))
-        readings: Sequence[Reading] = () if point is None else point.readings
-        for reading in readings[self._reading_numbers.get(tag, 0) :]:
-            index = reading.address.index(namespaces)
-            if index is not None:
-                return reading, index
-        return None
-
-    def _try_next_reading(self, tag: int) -> bool:
-        """The node of a tag does not exist. True if another reading is tried; otherwise the first is tried next
-        time."""
-        turn, point = self._reading_numbers.pop(tag, 0) + 1, self._delivery.points.get(self._delivery.number(tag))
-        if point is None or turn >= len(point.readings):
-            return False
-        self._reading_numbers[tag] = turn
-        return True
+        if point is None or (index := point.reading.address.index(namespaces)) is None:
+            return None
+        return point.reading, index
 
     async def _slice_fill(self, piece: _Slice) -> GapFill | None:
         """The fill of a slice, with the times that the store has; None if these are too many."""

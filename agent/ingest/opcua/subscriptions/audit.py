@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from agent.ingest import quality
 from agent.ingest.completeness import Moment
 from agent.ingest.errors import SourceLost
-from agent.ingest.opcua.address import Reading, TagPoint
+from agent.ingest.opcua.address import TagPoint
 from agent.ingest.opcua.decode import Change, DecodeError
 from agent.ingest.opcua.session import TOO_LARGE_STATUSES, CallTooLarge, Session
 from agent.ingest.opcua.subscriptions.monitoring import Monitoring, Trigger
@@ -129,7 +129,7 @@ class Audit:
             part = waiting.pop()
             try:
                 namespaces = await self._session.namespaces()
-                values = await self._session.read_values([_reading(one, tag, points[tag]) for tag in part], namespaces)
+                values = await self._session.read_values([points[tag].reading for tag in part], namespaces)
             except CallTooLarge:
                 half = len(part) // 2
                 if half:
@@ -187,7 +187,7 @@ class Audit:
         asked = self._now()
         try:
             namespaces = await self._session.namespaces()
-            found = await self._session.read_values([_reading(one, tag, points[tag]) for tag in tags], namespaces)
+            found = await self._session.read_values([points[tag].reading for tag in tags], namespaces)
         except DecodeError:
             return {}  # proves nothing
         except (CallTooLarge, SourceLost):  # a lost session is noticed elsewhere
@@ -217,11 +217,6 @@ def is_missed(sampler: Sampler, tag: int, change: Change, monitoring: Monitoring
     if monitoring.deadband and monitoring.deadband_is_percent and published is not None:
         return False  # percent of a range that only the server knows
     return _has_moved(change.value, published, monitoring.deadband)
-
-
-def _reading(one: Subscription, tag: int, point: TagPoint) -> Reading:
-    """The reading that the item of a tag monitors."""
-    return one.items.parts.get(tag, point.readings[0])
 
 
 def _has_moved(value: Any, published: Any, deadband: float) -> bool:

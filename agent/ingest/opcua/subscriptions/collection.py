@@ -48,6 +48,7 @@ class Subscriptions:
         self._groups = Groups(ServerLimits(), settings.items_per_subscription_max)
         self._limits, self._calls = ServerLimits(), CallSize(settings.items_per_call_max)
         self.points: Mapping[int, TagPoint] = dict(delivery.points)  # as the present items are monitored
+        self.elements = frozenset[int]()  # tags whose value is one element of an array
         self.absences = Absences()
         self._complete_before: Moment | None = None  # of the subscriptions before
         self._alive_before_s = 0.0
@@ -187,6 +188,7 @@ class Subscriptions:
             return
         other = [tag for tag, point in points.items() if tag in self.points and self.points[tag] != point]
         self.points = points
+        self.elements = frozenset(tag for tag, point in points.items() if point.reading.is_element)
         before, groups = self._groups.unplaced, self._groups.want(points)
         while len(self._all) < len(groups):
             try:
@@ -309,7 +311,7 @@ class Subscriptions:
         extra = {"action": "values_too_large", "source": self._settings.name, **self._delivery.named(list(news))}
         log.warning(
             "the values of these tags are too large; they are not read any more: take them out of the tag file, or give"
-            " their addresses an index range, or make the values smaller and run `bsfg source retry`",
+            " them an index_range, or make the values smaller and run `bsfg source retry`",
             extra=extra,
         )
 

@@ -17,7 +17,7 @@ from agent.ingest import quality
 from agent.ingest.completeness import Moment
 from agent.ingest.delivery import Delivery
 from agent.ingest.errors import SourceLost
-from agent.ingest.opcua.address import Reading, TagPoint
+from agent.ingest.opcua.address import TagPoint
 from agent.ingest.opcua.decode import Change
 from agent.ingest.opcua.session import HEARTBEAT_INTERVAL_MS, CallTooLarge, ItemRequest, Session
 from agent.ingest.opcua.subscriptions.liveness import Liveness
@@ -46,24 +46,11 @@ class RevisedItems:
     """How the server monitors the items of a subscription, by handle."""
 
     def __init__(self) -> None:
-        self.elements: set[int] = set()  # whose value is one element of an array
-        self.parts: dict[int, Reading] = {}  # the reading of items on elements of an array
         self.queue_sizes: dict[int, int] = {}
         self.queue_size_least = sys.maxsize  # of the queues that hold more than one value
         self.unqueued: set[int] = set()  # whose queue holds one value, so that older ones are lost unnoticed
         self.sampling_ms: dict[int, float] = {}  # the revised interval, if it is not the requested one
         self.are_queues_short = False
-
-    def expect(self, handle: int, reading: Reading, index_range: str) -> None:
-        """An item is requested with this reading. Noted before the request, because a value may arrive before the
-        answer."""
-        if reading.is_element:
-            self.elements.add(handle)
-        else:
-            self.elements.discard(handle)
-        self.parts.pop(handle, None)
-        if index_range:
-            self.parts[handle] = reading
 
     def note_created(self, handle: int, asked_ms: float, created: Created) -> None:
         """An item was created."""
@@ -243,39 +230,23 @@ class Subscription:
     async def _create(
         self, handles: Sequence[int], points: Mapping[int, TagPoint], namespaces: Sequence[str]
     ) -> dict[int, Created]:
-        """Create items with their first reading. If that node does not exist, the next reading is tried."""
         # The default is for namespaces that the server does not have.
         results = dict.fromkeys(handles, Created(quality.BAD_NODE_ID_UNKNOWN))
-        left, turn = list(handles), 0
-        while left:
-            requests = [
-                request
-                for handle in left
-                if (request := self._request(handle, points[handle], points[handle].readings[turn], namespaces))
-            ]
-            if any(one.index_range for one in requests) and await self._session.ignores_ranges():
-                # These are refused, because their values would be whole arrays.
-                whole = [one.handle for one in requests if one.index_range]
-                results |= dict.fromkeys(whole, Created(quality.BAD_INDEX_RANGE_INVALID))
-                requests = [one for one in requests if not one.index_range]
-            for request in requests:
-                self.items.expect(request.handle, points[request.handle].readings[turn], request.index_range)
-            answers = await self._session.create_items(self.id, requests) if requests else []
-            found = {request.handle: answer for request, answer in zip(requests, answers, strict=True)}
-            for request in requests:
-                self._note_created(request, found[request.handle], points[request.handle])
-            # If no reading has a node, the status of the first one counts, because that is the address as written.
-            results |= found if turn == 0 else {h: one for h, one in found.items() if not quality.is_bad(one.status)}
-            turn += 1
-            left = [
-                handle
-                for handle in left
-                if results[handle].status & quality.CODE_BITS in quality.GONE and turn < len(points[handle].readings)
-            ]
+        requests = [one for handle in handles if (one := self._request(handle, points[handle], namespaces))]
+        if any(one.index_range for one in requests) and await self._session.ignores_ranges():
+            # These are refused, because their values would be whole arrays.
+            whole = [one.handle for one in requests if one.index_range]
+            results |= dict.fromkeys(whole, Created(quality.BAD_INDEX_RANGE_INVALID))
+            requests = [one for one in requests if not one.index_range]
+        answers = await self._session.create_items(self.id, requests) if requests else []
+        for request, created in zip(requests, answers, strict=True):
+            results[request.handle] = created
+            self._note_created(request, created, points[request.handle])
         return results
 
-    def _request(self, handle: int, point: TagPoint, reading: Reading, namespaces: Sequence[str]) -> ItemRequest | None:
+    def _request(self, handle: int, point: TagPoint, namespaces: Sequence[str]) -> ItemRequest | None:
         """The item to create; None if the server does not have the namespace."""
+        reading = point.reading
         index = reading.address.index(namespaces)
         if index is None:
             return None

@@ -79,8 +79,6 @@ class FakeHistory:
         self.calls: list[tuple[int, int]] = []
         self.names = "abc"  # of the tags, in the order of their numbers
         self.is_gone = False
-        self.missing: set[str] = set()
-        self.missing_status = quality.BAD_NODE_ID_UNKNOWN
         self.now_ns = 0
         self.answers: asyncio.Semaphore | None = None  # how many it may give, if not any number
 
@@ -102,8 +100,6 @@ class FakeHistory:
             raise self.refusal
         if self.is_gone:
             return [HistoryPage(quality.BAD_NODE_ID_UNKNOWN) for _ in ranges]
-        if any(one.address.identifier in self.missing for one, _ in nodes):
-            return [HistoryPage(self.missing_status) for _ in ranges]
         start, end = min(r.start_ns for r in ranges), max(r.end_ns for r in ranges)
         times = range(-(-start // S) * S, end, S)[:values_max]
         return [HistoryPage(quality.GOOD, [HistoryValue(t, t // S, 0) for t in times]) for _ in ranges]

@@ -7,13 +7,10 @@ import asyncio
 import pytest
 
 from agent.columns import SampleColumns
-from agent.ingest import quality
 from agent.ingest.errors import HistoryRefused
 from agent.ingest.gap import SERVER_QUEUE_OVERFLOW
-from agent.ingest.opcua.address import Reading, TagPoint
 from agent.ingest.opcua.history import backfill
 from agent.message import Sample
-from agent.settings.opcua_address import STANDARD_URI, NodeAddress
 from tests.ingest.opcua.history.filling import FakeHistory, FakeStored, SlowStore, filling, prepared
 from tests.ingest.test_delivery import S
 from tests.waiting import wait_until_async
@@ -155,18 +152,3 @@ async def test_a_range_asked_for_by_hand_ends_before_what_may_still_arrive() -> 
         it.fill.request(980 * S, 2_000 * S)
         await it.filled()
     assert it.times() == list(range(980, 990))
-
-
-@pytest.mark.parametrize("status", [quality.BAD_NODE_ID_UNKNOWN, quality.BAD_USER_ACCESS_DENIED])
-async def test_the_second_meaning_of_an_address_has_the_history(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`s=a[3]` is a node of that name or an element of the array `a`; where the node does not exist, the array is read,
-    also at a server (open62541) that denies access to a node that it has not."""
-    whole, element = (Reading(NodeAddress(STANDARD_URI, node), part) for node, part in (("a[3]", ""), ("a", "3")))
-    monkeypatch.setattr(TagPoint, "of", lambda _: TagPoint((whole, element)))
-    async with filling() as it:
-        it.history.missing, it.history.missing_status = {"a[3]"}, status
-        await it.value(100)
-        await it.outage()
-        await it.filled()
-    assert it.fills()[0]["tags_filled"] == 1
-    assert it.times() == list(range(100, 111))

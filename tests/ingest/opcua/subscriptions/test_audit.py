@@ -8,7 +8,7 @@ import pytest
 
 from agent.ingest.completeness import Moment
 from agent.ingest.errors import SourceLost
-from agent.ingest.opcua.address import Reading, TagPoint, parse_readings
+from agent.ingest.opcua.address import Reading
 from agent.ingest.opcua.decode import Change
 from agent.ingest.opcua.session import CallTooLarge
 from agent.ingest.opcua.source import OpcuaSource
@@ -19,7 +19,6 @@ from agent.ingest.opcua.subscriptions.plan import Created
 from agent.ingest.quality import BAD_ENCODING_LIMITS_EXCEEDED, BAD_NODE_ID_UNKNOWN, BAD_USER_ACCESS_DENIED
 from agent.message import Json, Value
 from tests.ingest.fakes import FakeStore
-from tests.ingest.opcua.fake_session import FakeSession
 from tests.ingest.opcua.sources import S, made, tag, take
 
 NOTHING = Findings({}, [], {})
@@ -41,7 +40,7 @@ class Readable:
         return ["urn:x"]
 
     async def read_values(self, readings: Sequence[Reading], _: Sequence[str]) -> list[Change]:
-        nodes: list[Any] = [one.index_range or one.address.identifier for one in readings]
+        nodes: list[Any] = [one.address.identifier for one in readings]
         self.reads.append([*nodes])
         if len(nodes) > self.nodes_max or not self.too_large.isdisjoint(nodes):
             raise self.refusal
@@ -273,20 +272,6 @@ async def test_what_a_filter_holds_back_is_not_missed(monkeypatch: pytest.Monkey
     values = {1: (9.0, 0), 2: (1.0, uncertain), 3: (9.0, overflowed)}
     source, audit, _ = await audited(monkeypatch, values, monitoring=Monitoring(trigger=Trigger.STATUS))
     assert [found.dead for found in await looks(source, audit, 2)] == [[], [2]]
-
-
-async def test_the_meaning_of_an_address_that_is_monitored_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`array[3]` may be a node of that name or an element of an array: what the item was created on is compared."""
-    source, audit, server = await audited(monkeypatch, {1: (1.0, 0)})
-    point = TagPoint(parse_readings("nsu=urn:x;s=array[3]"))
-    session = FakeSession()
-    session.refusals["array[3]", ""] = BAD_NODE_ID_UNKNOWN
-    (one,) = source._subscriptions
-    one.id, one._session = (await session.create_subscription()).id, session  # type: ignore[assignment]
-    await one._create([1], {1: point}, ["urn:x"])
-    server.values, server.times_ns = {"3": (2.0, 0)}, {"3": 9 * S}
-    assert [(await audit.check(one, {1: point})).dead for _ in range(2)] == [[], [1]]
-    assert server.reads == [["3"], ["3"]]
 
 
 async def test_long_values_are_read_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
