@@ -476,8 +476,9 @@ class Checkers:
             keys = self.logs[node.name].keys
             for pull in [pull for pull in node.pulls if not pull.is_fenced]:
                 theirs = self.logs[pull.peer.name].keys
-                own = {key for key in theirs - keys if key.origin.zone == node.zone} & _intact(pull.peer.running)
-                if lost := {key for key in own if not self._has_reported(node.name, key)}:
+                own = {key for key in theirs - keys if key.origin.zone == node.zone}
+                own = {key for key in own if not self._has_reported(node.name, key)}
+                if own and (lost := own & _intact(pull.peer.running)):
                     name = pull.peer.name
                     yield f"home: {node.name} lacks {len(lost)} batches of its own at {name}: {min(lost, key=str)}"
 
