@@ -68,7 +68,6 @@ CORES = tuple(
     for folder, names in {
         "agent": "append_contract batch columns counter escaping lease message pages positions status_codes",
         "agent/backup": "container contents",
-        "agent/cli/prepare": "differences",
         "agent/client": "opened",
         "agent/config": "sections_text start_settings",
         "agent/fact_store/append": "acks admission checkpoint group_commit",

@@ -386,6 +386,12 @@ class SourceStatus:
     ] = None
     events: EventStatus | None = None
     """None if no events are asked for."""
+    state: str = ""
+    """What it does now: waiting, connecting, connected, ..."""
+    service_level: int | None = None
+    """Of its OPC UA server, 0 to 255."""
+    remarks: str = ""
+    """What was learned about the device."""
 
 
 @dataclass(frozen=True, slots=True)

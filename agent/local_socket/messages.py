@@ -56,10 +56,6 @@ class Reload(msgspec.Struct, frozen=True, tag="Reload", tag_field="operation"):
     """Read node.toml again and take over what can be while the node runs."""
 
 
-class ListSources(msgspec.Struct, frozen=True, tag="ListSources", tag_field="operation"):
-    """The sources that the node reads, with their state."""
-
-
 class ReadSource(msgspec.Struct, frozen=True, tag="ReadSource", tag_field="operation"):
     """Read tags over the connection that the node has to a Modbus device, which may take no other, without recording
     them."""
@@ -175,30 +171,6 @@ class Reloaded(msgspec.Struct, frozen=True, tag="Reload", tag_field="operation")
     needs_restart: list[str]
 
 
-class SourceEntry(msgspec.Struct, frozen=True):
-    """A source. `service_level`: of its OPC UA server, 0 to 255. `trouble`: why it is not connected. `remarks`: what
-    was learned about the device. `tags_problem`: why its tag file, as it stands, is not in force."""
-
-    name: str
-    kind: str
-    state: str
-    tags: int
-    tags_bad: int
-    tags_silent: int
-    values_total: int
-    last_value_unix_ms: int | None
-    service_level: int | None
-    trouble: str
-    remarks: str
-    tags_problem: str
-
-
-class SourceEntries(msgspec.Struct, frozen=True, tag="ListSources", tag_field="operation"):
-    """The sources, in the order of node.toml."""
-
-    sources: list[SourceEntry]
-
-
 class TagValue(msgspec.Struct, frozen=True):
     """A tag as read: its value as in messages, its OPC UA status, and what the device answered in place of a value."""
 
@@ -241,15 +213,14 @@ Request = (
     | ComparePeer
     | Reload
     | RetrySource
-    | ListSources
     | ReadSource
     | BackfillSource
     | ReadStatus
     | ReadLatest
 )
-NODE_REQUESTS = (Reload, RetrySource, ListSources, ReadSource, BackfillSource, ReadStatus, ReadLatest)
+NODE_REQUESTS = (Reload, RetrySource, ReadSource, BackfillSource, ReadStatus, ReadLatest)
 """Only a running node can answer these. The others can be answered from the store too."""
-LOOKING_REQUESTS = (ListSources, ListConsumers, ReadStatus, ReadLatest)
+LOOKING_REQUESTS = (ListConsumers, ReadStatus, ReadLatest)
 """These change nothing, so members of the node's group may make them, as all of the protocol that change nothing. The
 others are for its user and root."""
 Answer = (
@@ -259,7 +230,6 @@ Answer = (
     | Compared
     | Reloaded
     | SourceRetried
-    | SourceEntries
     | SourceRead
     | BackfillQueued
     | NodeStatus

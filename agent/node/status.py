@@ -173,6 +173,7 @@ class StatusCollector:
                 _status(
                     SourceStatus,
                     one,
+                    state=one.state.value,
                     last_value_unix_ms=one.last_value_unix_ms or None,
                     **self._source_certificate(one.name),
                     trouble="" if one.connected else one.last_error,

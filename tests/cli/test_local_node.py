@@ -22,7 +22,7 @@ def settings(tmp_path: Path) -> NodeSettings:
 @pytest.mark.parametrize(
     "request_",
     [
-        *(local_socket.Reload(), local_socket.RetrySource("m"), local_socket.ListSources()),
+        *(local_socket.Reload(), local_socket.RetrySource("m")),
         local_socket.BackfillSource("m", 0, 1),
     ],
 )

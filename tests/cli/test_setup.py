@@ -119,14 +119,15 @@ def test_answers_that_differ_from_what_is_there(
     command_module.Setup(given, file, asks=asks).run()
     assert "the answer is" not in capsys.readouterr().out
     given["modbus"] = [{**source, "host": "10.9.9.9", "tags": source["tags"].replace("0.1,V", "0.1,mV")}]
-    with pytest.raises(SetupFailed, match="2 answers differ"):
+    with pytest.raises(SetupFailed, match="3 answers differ"):
         command_module.Setup(given, file, asks=asks).run()
     assert ran == [f"bsfg check --config {file}"] * 2
-    *_, before, first, second = capsys.readouterr().out.splitlines()
+    *_, before, first, second, third = capsys.readouterr().out.splitlines()
     assert before.endswith("correct these lines or the answers, and run setup again:")
-    assert first.strip() == f'{file}:7: host = "127.0.0.1"  # moved in May; the answer is: host = "10.9.9.9"'
+    assert first.strip() == f'{file}: [[modbus]] boiler: host is "127.0.0.1"; the answer is "10.9.9.9"'
     row = "boiler/voltage,1,input,0,uint16,0.1"
-    assert second.strip() == f"{tags_file}:2: {row},V; the answer is: {row},mV"
+    assert second.strip() == f"{tags_file}: {row},V is not in the answer"
+    assert third.strip() == f"{tags_file}: the answer has {row},mV"
     assert (file.read_text(), tags_file.read_text()) == (text, source["tags"])
 
 
@@ -149,9 +150,10 @@ def test_a_connection_that_differs_stays(tmp_path: Path) -> None:
     }
     run = command_module.Setup({"zone": "plant-a", **given}, tmp_path / "node.toml")
     run._connect(given["broker"], given["peer"])
-    assert [(one.line, one.answer) for one in run.differing] == [
-        (5, 'host = "10.0.0.2"'),
-        (12, 'exports = ["facts.telemetry", "facts.operational"]'),
+    head, streams = f"{tmp_path / 'node.toml'}: ", '["facts.telemetry"]'
+    assert run.differing == [
+        f'{head}[[broker]] broker: host is "10.0.0.1"; the answer is "10.0.0.2"',
+        f'{head}[[peer]] idmz: exports is {streams}; the answer is {streams[:-1]}, "facts.operational"]',
     ]
     assert [path.name for path in tmp_path.iterdir()] == ["node.toml"]
 

@@ -2,7 +2,6 @@
 
 import asyncio
 from contextlib import closing
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from agent import local_socket
 from agent.fact_store import FactStore, StoreReader
 from agent.fact_store.log.errors import UnknownConsumer
-from agent.ingest import SourceStatistics, State, TagReading
+from agent.ingest import TagReading
 from agent.local_socket.serving import RequestHandler
 from agent.message import Fact
 from agent.replication.protocol.messages import (
@@ -203,17 +202,6 @@ async def test_acks_through_the_socket(tmp_path: Path) -> None:
         assert [(entry.outcome, entry.offset) for entry in unsure.outcomes] == [("queued", 0)]
 
 
-STATISTICS = SourceStatistics(
-    **{
-        one.name: "" if one.type == "str" else 0
-        for one in fields(SourceStatistics)
-        if one.name not in ("state", "tags_bad")
-    },  # type: ignore[arg-type]
-    state=State.CONNECTED,
-    tags_bad=3,
-)
-
-
 def answered(handler: RequestHandler, asked: local_socket.Request) -> Any:
     """The answer of a handler."""
     return asyncio.run(handler.answer(asked)).answer
@@ -234,9 +222,6 @@ def test_a_source_is_asked_for_by_name(tmp_path: Path) -> None:
             asked.append((name, first_ns, last_ns))
             return 1
 
-        def statistics(self) -> list[SourceStatistics]:
-            return [replace(STATISTICS, state=State.WAITING, last_error="SourceLost: gone")]
-
         async def read_tags(self, name: str, names: list[str]) -> list[TagReading]:
             asked.append((name, names))
             return [TagReading("a/b", "i=1", float("nan"), 0), TagReading("a/c", "i=2", None, 0x80340000, why="no")]
@@ -253,12 +238,7 @@ def test_a_source_is_asked_for_by_name(tmp_path: Path) -> None:
         assert "no node runs" in alone.error.message
         filling = answered(handler, local_socket.BackfillSource("plc", 5, 9))
         assert filling == local_socket.BackfillQueued(1)
-        (entry,) = answered(handler, local_socket.ListSources()).sources
-        assert (entry.state, entry.tags_bad, entry.last_value_unix_ms) == ("waiting", 3, None)
-        assert entry.trouble == "SourceLost: gone"
         read = answered(handler, local_socket.ReadSource("plc", ["a/b", "a/c"]))
         values = [local_socket.TagValue("a/b", "NaN", 0, ""), local_socket.TagValue("a/c", None, 0x80340000, "no")]
         assert read == local_socket.SourceRead(values)
-        alone = answered(RequestHandler(store), local_socket.ListSources())
-        assert isinstance(alone, ErrorAnswer)
     assert asked == ["plc", "plx", ("plc", 5, 9), ("plc", ["a/b", "a/c"])]

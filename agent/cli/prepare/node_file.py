@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from agent.cli.prepare import answers, differences, unit
+from agent.cli.prepare import answers, unit
 from agent.config import ConfigError, load_sections
 
 
@@ -21,7 +21,7 @@ class NodeFile:
 
     def __init__(self, path: Path) -> None:
         self.path, self.is_of_unit = path, unit.is_of_unit(path)
-        self.differing: list[differences.Difference] = []
+        self.differing: list[str] = []
 
     def table(self) -> dict[str, Any]:
         """The settings as they are written. Raises ConfigError if a part is not TOML."""
@@ -54,9 +54,21 @@ class NodeFile:
         return sections.node.state_dir
 
     def compare(self, section: str, key: str, name: str, given: Mapping[str, Any]) -> None:
-        """Note where a section differs from the answers."""
-        text = self.path.read_text("utf-8")
-        self.differing += differences.of_section(self.path, text, section, key, name, given)
+        """Note the answers that a section does not have: it is edited by hand, too, so it is not changed."""
+        found = next(table for table in self.table()[section] if table.get(key) == name)
+        for setting, value in given.items():
+            if found.get(setting) != value:
+                there = answers.toml(setting, found[setting]) if setting in found else "nothing"
+                answer = answers.toml(setting, value)
+                self.differing.append(
+                    f"{self.path}: [[{section}]] {name}: {setting} is {there}; the answer is {answer}"
+                )
+
+    def compare_rows(self, file: Path, answer: str) -> None:
+        """Note the rows that are in a tag file or in the answer, not in both."""
+        there, wanted = file.read_text("utf-8").splitlines(), answer.splitlines()
+        self.differing += [f"{file}: {row} is not in the answer" for row in there if row not in wanted]
+        self.differing += [f"{file}: the answer has {row}" for row in wanted if row not in there]
 
     def add_section(self, section: str, settings: Mapping[str, Any]) -> None:
         """Add a section. Raises ConfigError, and adds nothing, if the file would have a problem."""

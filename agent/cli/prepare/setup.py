@@ -2,7 +2,7 @@
 
 Each step runs one of those commands or adds lines to node.toml, and prints them. Existing settings are not changed, so
 setup can be run again when a certificate has arrived, or for the next source. If an answer differs from an existing
-setting, setup names the line and fails at its end. The answers come from a file, or from questions; then they are saved
+setting, setup names both and fails at its end. The answers come from a file, or from questions; then they are saved
 in a file. At its end setup prints the first values and what is left to do.
 """
 

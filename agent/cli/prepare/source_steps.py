@@ -16,7 +16,6 @@ from typing import Any
 import click
 
 from agent.cli.opcua import PINNED, SECTION_BEGINS, SECTION_ENDS
-from agent.cli.prepare import differences
 from agent.cli.prepare.node_file import NodeFile
 from agent.cli.prepare.steps import SetupFailed, Steps
 from agent.config import load_sections
@@ -72,8 +71,7 @@ class SourceSteps:
         self._file.compare(kind, "name", name, {key: value for key, value in source.items() if key not in OWN})
         for tags_file in [known.tags_file for known in load_sections(file).sources if known.name == name]:
             if "tags" in source:
-                there = tags_file.read_text("utf-8")
-                self._file.differing += differences.of_rows(tags_file, there, str(source["tags"]))
+                self._file.compare_rows(tags_file, str(source["tags"]))
             elif "glob" in source:
                 words = ["bsfg", "opcua", "browse", name, "--glob", source["glob"], "--config", str(file)]
                 click.echo(f"# its tags are those of {tags_file}; to see what the server has: {shlex.join(words)}")

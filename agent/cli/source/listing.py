@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
-import msgspec
 
-from agent import local_socket
 from agent.cli import config_option, json_option
 from agent.cli.node_settings import load_settings
 from agent.cli.table import lines
+from agent.client import Client, NodeSilent
 from agent.escaping import printable
 from agent.health.verdict import duration
 from agent.ingest import TagMapError, load_tag_map
 from agent.settings.node import NodeSettings
 from agent.settings.sources import ModbusSourceSettings, SourceSettings
 
+Entries = dict[str, dict[str, Any]]
 COLUMNS = ("name", "protocol", "endpoint", "state", "tags", "good", "bad", "silent", "level", "last value", "")
 
 
@@ -30,7 +30,7 @@ COLUMNS = ("name", "protocol", "endpoint", "state", "tags", "good", "bad", "sile
 def list_command(config_file: Path, as_json: bool) -> None:
     """List the sources: endpoint, state in the running node, tags with and without a value, age of the last value."""
     settings = load_settings(config_file)
-    entries = asyncio.run(_entries(settings))
+    entries = _entries(settings)
     if as_json:
         for source in settings.sources:
             click.echo(json.dumps(_json_object(source, entries), ensure_ascii=False))
@@ -44,18 +44,16 @@ def list_command(config_file: Path, as_json: bool) -> None:
         click.echo("no node runs here: this is what node.toml and the tag files say", err=True)
 
 
-async def _entries(settings: NodeSettings) -> dict[str, local_socket.SourceEntry] | None:
-    """The sources of the running node by name; None when no node runs. Raises LocalError."""
+def _entries(settings: NodeSettings) -> Entries | None:
+    """The sources of the running node by name, as its status has them; None when no node runs."""
     try:
-        answer = await local_socket.ask(settings.node.state_dir, local_socket.ListSources())
-    except (FileNotFoundError, ConnectionRefusedError):
+        found = Client(settings.node.state_dir).status(everything=True)
+    except NodeSilent:
         return None
-    return {entry.name: entry for entry in local_socket.accepted(answer, local_socket.SourceEntries).sources}
+    return {source["name"]: source for source in found["sources"]}
 
 
-def _rows(
-    sources: Sequence[SourceSettings], entries: dict[str, local_socket.SourceEntry] | None
-) -> Iterator[tuple[object, ...]]:
+def _rows(sources: Sequence[SourceSettings], entries: Entries | None) -> Iterator[tuple[object, ...]]:
     for source in sources:
         head = (source.name, _protocol(source), source.where)
         entry = None if entries is None else entries.get(source.name)
@@ -65,12 +63,11 @@ def _rows(
             remark = problem if entries is None else "the running node does not read it; restart the node"
             yield *head, state, count, *("",) * 4, "", remark
             continue
-        good = entry.tags - entry.tags_bad - entry.tags_silent
-        age_s = None if entry.last_value_unix_ms is None else max(0.0, time.time() - entry.last_value_unix_ms / 1000)
-        age = "never" if age_s is None else f"{duration(age_s)} ago"
-        remark = entry.trouble or entry.tags_problem or entry.remarks
-        level = "" if entry.service_level is None else entry.service_level
-        yield *head, entry.state, entry.tags, good, entry.tags_bad, entry.tags_silent, level, age, remark
+        last_ms, tags, bad, silent = (entry[name] for name in ("last_value_unix_ms", "tags", "tags_bad", "tags_silent"))
+        age = "never" if last_ms is None else f"{duration(time.time() - last_ms / 1000)} ago"
+        remark = entry["trouble"] or entry["tags_problem"] or entry["remarks"]
+        level = "" if entry["service_level"] is None else entry["service_level"]
+        yield *head, entry["state"], tags, tags - bad - silent, bad, silent, level, age, remark
 
 
 def _tags(source: SourceSettings) -> tuple[int | str, str]:
@@ -85,7 +82,7 @@ def _protocol(source: SourceSettings) -> str:
     return "modbus" if isinstance(source, ModbusSourceSettings) else "opcua"
 
 
-def _json_object(source: SourceSettings, entries: dict[str, local_socket.SourceEntry] | None) -> dict[str, object]:
+def _json_object(source: SourceSettings, entries: Entries | None) -> dict[str, object]:
     entry = None if entries is None else entries.get(source.name)
     basics: dict[str, object] = {
         "name": source.name,
@@ -96,5 +93,4 @@ def _json_object(source: SourceSettings, entries: dict[str, local_socket.SourceE
     if entry is None:
         count, problem = _tags(source)
         return {**basics, "state": None, "tags": count or None, "tags_problem": problem}
-    known = {name: value for name, value in msgspec.structs.asdict(entry).items() if name != "kind"}
-    return {**basics, **known, "tags_good": entry.tags - entry.tags_bad - entry.tags_silent}
+    return {**basics, **entry, "tags_good": entry["tags"] - entry["tags_bad"] - entry["tags_silent"]}

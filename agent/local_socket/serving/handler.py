@@ -58,9 +58,6 @@ class Sources(Protocol):
     def retry(self, source: str) -> str:
         """Connect to a source now. Returns its state before. Raises a BsfgError that names the known sources."""
 
-    def statistics(self) -> Sequence[Any]:
-        """Each source, with the attributes of `SourceEntry`; an unknown time is 0, an error `last_error`."""
-
     async def read_tags(self, source: str, names: Collection[str]) -> Sequence[Any]:
         """Tags read over the source's connection, with the attributes of `TagValue`. Raises a BsfgError."""
 
@@ -201,7 +198,7 @@ class RequestHandler:
                 if self._reload is None:
                     raise NoNode
                 return await self._reload()
-            case messages.RetrySource() | messages.BackfillSource() | messages.ListSources() | messages.ReadSource():
+            case messages.RetrySource() | messages.BackfillSource() | messages.ReadSource():
                 if self._sources is None:
                     raise NoNode
                 return await _of_sources(self._sources, request)
@@ -233,15 +230,13 @@ async def _of_reading(reading: Reading | None, request: messages.ReadStatus | me
 
 async def _of_sources(
     sources: Sources,
-    request: messages.RetrySource | messages.BackfillSource | messages.ListSources | messages.ReadSource,
+    request: messages.RetrySource | messages.BackfillSource | messages.ReadSource,
 ) -> Answer:
     match request:
         case messages.RetrySource():
             return messages.SourceRetried(sources.retry(request.source))
         case messages.BackfillSource():
             return messages.BackfillQueued(sources.backfill(request.source, request.first_ns, request.last_ns))
-        case messages.ListSources():
-            return messages.SourceEntries([_source_entry(source) for source in sources.statistics()])
         case messages.ReadSource():
             read = await sources.read_tags(request.source, request.tags)
             return messages.SourceRead(
@@ -250,23 +245,6 @@ async def _of_sources(
                     for reading in read
                 ]
             )
-
-
-def _source_entry(source: Any) -> messages.SourceEntry:
-    return messages.SourceEntry(
-        name=source.name,
-        kind=source.kind,
-        service_level=source.service_level,
-        state=source.state.value,
-        tags=source.tags,
-        tags_bad=source.tags_bad,
-        tags_silent=source.tags_silent,
-        values_total=source.values_total,
-        last_value_unix_ms=source.last_value_unix_ms or None,
-        trouble="" if source.connected else source.last_error,
-        remarks=source.remarks,
-        tags_problem=source.tags_problem,
-    )
 
 
 def consumer_entries(store: FactStore) -> list[ConsumerEntry]:
