@@ -53,7 +53,6 @@ pki = LazyGroup(
         "sign": "agent.cli.pki.requests:sign",
         "import": "agent.cli.pki.requests:import_command",
         "issue": "agent.cli.pki.authority:issue",
-        "renew": "agent.cli.pki.authority:renew",
         "revoke": "agent.cli.pki.authority:revoke",
         "crl": "agent.cli.pki.authority:crl",
         "list": "agent.cli.pki.authority:list_command",

@@ -127,11 +127,11 @@ class Problem(Enum):
     )
     CERTIFICATE_ENDED = _broken(
         "The certificate with which this node connects to its brokers has expired; they refuse it.",
-        "at the authority: bsfg pki renew {zone} --same-key; copy the new certificate over that file",
+        "at the authority: bsfg pki sign {zone}; copy the new certificate over that file",
     )
     CERTIFICATE_ENDS = _broken(
         "The certificate with which this node connects to its brokers expires soon.",
-        "at the authority: bsfg pki renew {zone} --same-key; copy the new certificate over that file",
+        "at the authority: bsfg pki sign {zone}; copy the new certificate over that file",
     )
     # ------------------------------------------------------------------------------------------------------------ sources
     SERVER_CERTIFICATE_CHANGED = _broken(

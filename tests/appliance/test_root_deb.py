@@ -282,7 +282,8 @@ def test_the_node_can_read_what_root_imports(gateway: Gateway, deb: Path) -> Non
         carried = "--cert /srv/authority/zones/plant-a.pem --ca /srv/authority/ca.pem"
         gateway.run(f"bsfg pki import plant-a {carried} --pki /etc/bsfg/pki {force}")
         gateway.run(f"bsfg check {CONFIG} && runuser -u bsfg -- cat /etc/bsfg/pki/zones/plant-a.key")
-    gateway.run(f"bsfg pki renew plant-a --rollback --pki /etc/bsfg/pki && bsfg check {CONFIG}")
+    former = "--cert zones/previous/plant-a.pem --key zones/previous/plant-a.key --ca ca.pem --pki . --force"
+    gateway.run(f"cd /etc/bsfg/pki && bsfg pki import plant-a {former} && bsfg check {CONFIG}")
     assert gateway.try_("runuser -u nobody -- cat /etc/bsfg/pki/zones/plant-a.key").status != 0
 
 

@@ -164,5 +164,5 @@ def test_a_certificate_that_ends_soon_is_a_note(bsfg: Bsfg, tmp_path: Path) -> N
             shutil.copy(issued.cert_file, site / f"zones/{own}.pem")
             shutil.copy(issued.key_file, site / f"zones/{own}.key")
         found = [line for line in bsfg("check").stdout.splitlines() if line.startswith("note: ")]
-        said = "pki/zones/{}.pem: ends in 3 days; at the authority: bsfg pki renew plant-a"
+        said = "pki/zones/{}.pem: ends in 3 days; at the authority: bsfg pki sign plant-a"
         assert [said.format(own) in note for own, note in zip(noted, found, strict=True)] == [True] * len(noted)

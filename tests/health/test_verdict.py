@@ -423,7 +423,7 @@ def test_a_certificate_says_what_is_left_of_it(healthy: NodeSnapshot, days: floa
     """Which file, what is left of it, also that nothing is, and the command that renews it."""
     (reason,) = assess(replace(healthy, certificate_days_left=days, certificate_file="/etc/bsfg/idmz.pem")).reasons
     assert reason.text == f"/etc/bsfg/idmz.pem {text}"
-    assert reason.hint.startswith("at the authority: bsfg pki renew idmz")
+    assert reason.hint.startswith("at the authority: bsfg pki sign idmz")
 
 
 def test_what_a_start_left_out(healthy: NodeSnapshot) -> None:

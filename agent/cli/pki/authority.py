@@ -1,4 +1,4 @@
-"""`bsfg pki`, at the authority: create it, renew and revoke what it issued, and list it.
+"""`bsfg pki`, at the authority: create it, revoke what it issued, and list it.
 
 `issue` makes the key as well, for trials and tests; with `requests` no key leaves its machine.
 """
@@ -96,44 +96,6 @@ def issue(
         print_issued(name, issued, as_json=as_json)
     if not as_json and not for_broker:
         click.echo(f"next: copy .pem, .key and {pki_folder / 'ca.pem'} to each zone's node over a secure channel")
-
-
-@click.command()
-@click.argument("name", metavar="NAME")
-@broker_option
-@click.option("--same-key", is_flag=True, help="Keep the present key: only the certificate has to be copied.")
-@click.option("--rollback", is_flag=True, help="Restore the identity from before the last renewal.")
-@authority_option
-@passphrase_option
-@days_option(authority.LEAF_DAYS)
-@json_option
-def renew(
-    name: str,
-    for_broker: bool,
-    same_key: bool,
-    rollback: bool,
-    pki_folder: Path,
-    passphrase_file: Path | None,
-    days: int,
-    as_json: bool,
-) -> None:
-    """Issue the next certificate of NAME. The current one stays valid until it expires.
-
-    A node uses new files without a restart if they are complete and valid.
-    """
-    now = datetime.now(UTC)
-    if rollback:
-        issued = authority.roll_back(pki_folder, name, now, broker=for_broker)
-    else:
-        passphrase = passphrase_of(pki_folder, passphrase_file)
-        issued = authority.renew(
-            pki_folder, name, now, broker=for_broker, same_key=same_key, days=days, passphrase=passphrase
-        )
-    print_issued(name, issued, as_json=as_json)
-    if not as_json:
-        what = "the .pem" if same_key and not rollback else ".pem and .key"
-        then = "run bsfg broker config again, and bsfg broker reload" if for_broker else "copy to the zone's node"
-        click.echo(f"next: {what}: {then}; the previous identity is in {issued.cert_file.parent / 'previous'}")
 
 
 @click.command()

@@ -48,7 +48,12 @@ def request(name: str, for_broker: bool, hosts: tuple[str, ...], pki_folder: Pat
 @click.command()
 @click.argument("name", metavar="NAME")
 @broker_option
-@click.option("--request", "request_file", type=FILE, required=True, help="The request, made by bsfg pki request.")
+@click.option(
+    "--request",
+    "request_file",
+    type=FILE,
+    help="The request, made by bsfg pki request.  [default: none, for the key of the present certificate]",
+)
 @authority_option
 @passphrase_option
 @days_option(authority.LEAF_DAYS)
@@ -56,13 +61,14 @@ def request(name: str, for_broker: bool, hosts: tuple[str, ...], pki_folder: Pat
 def sign(
     name: str,
     for_broker: bool,
-    request_file: Path,
+    request_file: Path | None,
     pki_folder: Path,
     passphrase_file: Path | None,
     days: int,
     as_json: bool,
 ) -> None:
-    """Sign the request of zone or broker NAME at the authority.
+    """Sign the request of zone or broker NAME at the authority, or without --request the next certificate for the key
+    that it has. The current one stays valid until it expires.
 
     Compare the fingerprint with the one that bsfg pki request printed: equal ones prove the origin of the request.
     """

@@ -98,7 +98,9 @@ def _own_identity(access: BrokerTarget) -> Diagnostic:
     what = f"zone {access.zone}, certificate {facts.serial} valid for {facts.days_left} days"
     figures: Figures = {"serial": facts.serial, "days_left": facts.days_left}
     if facts.days_left < pki.WARN_DAYS:
-        return note(what, f"renew it: bsfg pki renew {access.zone}", step="configuration", figures=figures)
+        return note(
+            what, f"renew it, at the authority: bsfg pki sign {access.zone}", step="configuration", figures=figures
+        )
     return good(what, step="configuration", figures=figures)
 
 

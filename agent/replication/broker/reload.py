@@ -167,7 +167,7 @@ def _certificate_diagnostics(cert_file: Path, key_file: Path, ca_file: Path, now
     if problems:
         return
     left = pki.describe(pki.load_certificates(cert_file)[0], now).days_left
-    yield _ends("the broker's certificate", left, "bsfg pki renew --broker NAME, and bsfg broker config again")
+    yield _ends("the broker's certificate", left, "bsfg pki sign --broker NAME, and bsfg broker config again")
     if pki.check_broker_identity(cert_file, key_file, ca_file, now=now):
         # Zones and broker may have different authorities. If it is a mistake, every node refuses the broker.
         what = f"the broker's certificate was not issued by the zones' authority ({ca_file})"

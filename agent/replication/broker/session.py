@@ -110,7 +110,7 @@ def _handshake_done(channel: ssl.SSLSocket) -> Diagnostic:
     facts = pki.describe(x509.load_der_x509_certificate(shown), datetime.now(UTC))
     what = f"{channel.version()}, {facts.subject} by {facts.issuer}, {facts.days_left} days left"
     if facts.days_left < pki.WARN_DAYS:
-        return note(what, "renew the broker's certificate: bsfg pki renew --broker NAME")
+        return note(what, "renew the broker's certificate: bsfg pki sign --broker NAME")
     return good(what)
 
 

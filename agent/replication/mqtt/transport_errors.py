@@ -30,11 +30,11 @@ REFUSED_HINT = "Is our certificate revoked, expired, or of another authority tha
 _ALERTS = {
     "SSLV3_ALERT_CERTIFICATE_REVOKED": (
         "it is on the broker's revocation list",
-        "Was the zone denied on purpose? If not: bsfg pki renew, and copy the new certificate to this node.",
+        "Was the zone denied on purpose? If not: bsfg pki sign at the authority, and copy the new certificate to this node.",
     ),
     "SSLV3_ALERT_CERTIFICATE_EXPIRED": (
         "it has expired, or the broker's revocation list has, by the broker's clock",
-        "If every zone is refused, renew the list (bsfg pki crl) or set the broker's clock; otherwise bsfg pki renew.",
+        "If every zone is refused, renew the list (bsfg pki crl) or set the broker's clock; otherwise bsfg pki sign.",
     ),
     "TLSV1_ALERT_UNKNOWN_CA": (
         "its authority is not known to the broker, or the broker has no revocation list of that authority",

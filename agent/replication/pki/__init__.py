@@ -14,7 +14,7 @@ On a node, and on the broker's machine, a folder of the same form has the key be
 
     zones/ZONE.pem .key             identity of a node, used together with ca.pem; brokers/NAME.pem .key of a broker
     */requested/                    a new key and its request, until the certificate is imported
-    */next/  */previous/            during a renewal, and for rolling back
+    */next/  */previous/            during a replacement, and what was in force before
     signers/ZONE.pem .key           the key that signs facts; a facts authority, in a folder of its own, issues for it
 
 Guarantees: a key file is never readable by others; a file is replaced whole or not at all; an existing file is
@@ -25,8 +25,8 @@ Not supported: passphrases on keys other than an authority's (a gateway starts u
 site's own are accepted).
 
 `files` reads and writes PEM; `certificates` describes certificates, `checks` finds their problems; `authority` issues
-them, for `requests`; `crl` and `revocation` make revocation lists; `renewal` replaces an identity; `signers` makes
-those that sign facts; `rotation` and `identity` use an identity in a node.
+them, for `requests`; `crl` and `revocation` make revocation lists; `renewal` replaces and imports an identity;
+`signers` makes those that sign facts; `rotation` and `identity` use an identity in a node.
 """
 
 from agent.file_replace import write_file
@@ -69,7 +69,7 @@ from agent.replication.pki.files import (
 )
 from agent.replication.pki.identity import Identity, IdentityWatcher
 from agent.replication.pki.problem import PkiError, Problem
-from agent.replication.pki.renewal import GivenFiles, import_identity, renew, roll_back
+from agent.replication.pki.renewal import GivenFiles, import_identity
 from agent.replication.pki.requests import Request, make_request, request_fingerprint, sign_request
 from agent.replication.pki.revocation import IssuedRecord, list_issued, reissue_crl, revoke
 from agent.replication.pki.signers import (

@@ -1,8 +1,8 @@
-"""Renewal of an identity: a new certificate replaces the old one in two renames, and can be rolled back.
+"""Replaces an identity: a new certificate takes the place of the old one in two renames.
 
     zones/ZONE.pem .key             in force
     zones/next/ZONE.pem .key        new; exists only during a renewal, or after one that was interrupted
-    zones/previous/ZONE.pem .key    in force before, for `roll_back`
+    zones/previous/ZONE.pem .key    in force before; importing them restores them
 
 The old certificate stays valid until it expires or is revoked, so its node may change over later. A power failure
 between the two renames leaves a key that does not match its certificate; the next renewal completes the interrupted one
@@ -16,22 +16,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric import ec
-
 from agent.file_replace import sync_folder, write_file
 from agent.replication.pki.authority import (
-    LEAF_DAYS,
-    CertificateSubject,
     Issued,
     check_zone,
-    host_names,
-    load_authority,
-    sign,
-    subject_of_broker,
-    subject_of_zone,
 )
-from agent.replication.pki.certificates import describe, extension_of, key_matches, key_pem
+from agent.replication.pki.certificates import describe, key_matches
 from agent.replication.pki.checks import check_broker_identity, check_identity
 from agent.replication.pki.crl import check_crl, check_not_revoked
 from agent.replication.pki.files import (
@@ -41,7 +31,6 @@ from agent.replication.pki.files import (
     load_certificates,
     load_key,
     make_folder,
-    pem_of,
     read_file,
     refuse_existing,
 )
@@ -113,68 +102,6 @@ def identity_files(folder: Path, name: str, *, broker: bool) -> IdentityFiles:
     """The files of a zone, or of a broker."""
     check_zone(name, "broker" if broker else "zone")
     return IdentityFiles(folder / ("brokers" if broker else "zones"), name)
-
-
-def renew(
-    folder: Path,
-    name: str,
-    now: datetime,
-    *,
-    broker: bool = False,
-    same_key: bool = False,
-    days: int = LEAF_DAYS,
-    passphrase: bytes | None = None,
-) -> Issued:
-    """Sign a new certificate for zone or broker `name`, with a new key or the present one, and replace the old. Raises
-    PkiError."""
-    files = identity_files(folder, name, broker=broker)
-    authority = load_authority(folder, passphrase)
-    with disk_errors(folder):
-        files.finish_renewal()
-    flag = "--broker " if broker else ""
-    if not files.cert_file.exists():
-        hint = f"the first one: bsfg pki request {flag}{name}, and bsfg pki sign"
-        raise PkiError(f"there is no {files.cert_file} to renew", hint)
-    if not same_key and not files.key_file.exists():
-        raise PkiError(
-            f"the key of {name} is not here, because it was made where it is used",
-            f"there: bsfg pki request {flag}{name}; here: bsfg pki sign. Or keep its key: --same-key",
-        )
-    old = load_certificates(files.cert_file)[0]
-    subject = certificate_subject(files.cert_file, name, extension_of(old, x509.SubjectAlternativeName), broker=broker)
-    key = None if same_key else ec.generate_private_key(ec.SECP256R1())
-    certificate = sign(authority, subject, old.public_key() if key is None else key.public_key(), now, days)
-    with disk_errors(folder):
-        files.replace(pem_of(certificate), None if key is None else key_pem(key))
-    return files.issued(now)
-
-
-def certificate_subject(
-    file: Path, name: str, hosts: x509.SubjectAlternativeName | None, *, broker: bool
-) -> CertificateSubject:
-    """What a certificate of zone or broker `name` names, with the hosts that `file` names. Raises PkiError."""
-    if not broker:
-        return subject_of_zone(name)
-    if hosts is None:
-        hint = f"request it again: bsfg pki request --broker {name} --host HOST"
-        raise PkiError(f"{file} contains no host name", hint)
-    return subject_of_broker(name, host_names([str(host.value) for host in hosts]))
-
-
-def roll_back(folder: Path, name: str, now: datetime, *, broker: bool = False) -> Issued:
-    """Restore the previous identity if it is still valid; the present one becomes the previous. Raises PkiError."""
-    files = identity_files(folder, name, broker=broker)
-    with disk_errors(folder):
-        files.finish_renewal()
-    previous = files.in_subfolder("previous")
-    if not previous.cert_file.exists():
-        raise PkiError(f"there is no previous identity of {name}", "only a renewal or an import keeps one")
-    problems = _problems(previous.cert_file, previous.key_file, folder / "ca.pem", name, now, broker=broker)
-    problems += check_not_revoked(previous.cert_file, folder / "ca.crl")
-    _refuse(problems, "the previous identity is no longer valid")
-    with disk_errors(folder):
-        files.replace(read_file(previous.cert_file), read_file(previous.key_file))
-    return files.issued(now)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,7 @@ from agent.replication.pki.files import (
     RSA_BITS_MIN,
     Key,
     disk_errors,
+    load_certificates,
     load_key,
     make_folder,
     pem_of,
@@ -53,7 +54,7 @@ from agent.replication.pki.files import (
     refuse_existing,
 )
 from agent.replication.pki.problem import PkiError
-from agent.replication.pki.renewal import IdentityFiles, certificate_subject, identity_files
+from agent.replication.pki.renewal import IdentityFiles, identity_files
 from agent.signing.certificates import common_name_in
 
 
@@ -96,20 +97,39 @@ def write_request(files: IdentityFiles, subject: CertificateSubject, key: Key, *
 def sign_request(
     folder: Path,
     name: str,
-    request_file: Path,
+    request_file: Path | None,
     now: datetime,
     *,
     broker: bool = False,
     days: int = LEAF_DAYS,
     passphrase: bytes | None = None,
 ) -> Issued:
-    """Sign the request of zone or broker `name`, and write its certificate to the authority's folder. Raises
-    PkiError."""
+    """Sign the request of zone or broker `name`, and write its certificate to the authority's folder. Without a
+    request, the next certificate for the key of the present one. Raises PkiError."""
     files = identity_files(folder, name, broker=broker)
-    request = load_request(request_file, subject_of_broker(name, []).common_name if broker else name)
-    hosts = extension_of(request, x509.SubjectAlternativeName)
-    subject = certificate_subject(request_file, name, hosts, broker=broker)
-    return issue_requested(load_authority(folder, passphrase), files, subject, request.public_key(), now, days)
+    if request_file is None and not files.cert_file.exists():
+        hint = f"request the first one: bsfg pki request {'--broker ' if broker else ''}{name}"
+        raise PkiError(f"there is no {files.cert_file} to renew", hint)
+    asked: x509.Certificate | x509.CertificateSigningRequest
+    if request_file is None:
+        asked = load_certificates(files.cert_file)[0]
+    else:
+        asked = load_request(request_file, subject_of_broker(name, []).common_name if broker else name)
+    hosts = extension_of(asked, x509.SubjectAlternativeName)
+    subject = certificate_subject(request_file or files.cert_file, name, hosts, broker=broker)
+    return issue_requested(load_authority(folder, passphrase), files, subject, asked.public_key(), now, days)
+
+
+def certificate_subject(
+    file: Path, name: str, hosts: x509.SubjectAlternativeName | None, *, broker: bool
+) -> CertificateSubject:
+    """What a certificate of zone or broker `name` names, with the hosts that `file` names. Raises PkiError."""
+    if not broker:
+        return subject_of_zone(name)
+    if hosts is None:
+        hint = f"request it again: bsfg pki request --broker {name} --host HOST"
+        raise PkiError(f"{file} contains no host name", hint)
+    return subject_of_broker(name, host_names([str(host.value) for host in hosts]))
 
 
 def issue_requested(
@@ -124,6 +144,7 @@ def issue_requested(
     certificate = sign(authority, subject, key, now, days)
     with disk_errors(authority.folder):
         make_folder(files.folder)
+        files.finish_renewal()
         files.replace(pem_of(certificate), None)
         if files.key_file.exists() and not key_matches(certificate, load_key(files.key_file)):
             files.key_file.unlink()  # the key of the former certificate; both are in previous/

@@ -116,7 +116,7 @@ def test_renewed_broker_certificate(tmp_path: Path) -> None:
             plant = Node.open(broker, "plant-a", tmp_path / "store")
             plant.serve({"idmz": [STREAM]})
             async with plant.running():
-                pki.renew(broker.pki_folder, "private", NOW, broker=True)
+                pki.sign_request(broker.pki_folder, "private", None, NOW, broker=True)
                 write_broker(broker.files.folder, broker.pki_folder, "private", LINKS)
                 diagnostics = await asyncio.to_thread(reload, broker)
                 assert bad(diagnostics) == []
@@ -242,7 +242,7 @@ def test_expiry_is_announced_a_month_ahead(broker: Mosquitto) -> None:
     assert ["the broker's certificate ends in 9 days" in note.what or "10 days" in note.what for note in notes] == [
         True
     ]
-    assert "bsfg pki renew" in notes[0].hint
+    assert "bsfg pki sign" in notes[0].hint
 
 
 # --- shut out ---------------------------------------------------------------------------------------------------------

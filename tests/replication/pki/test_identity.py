@@ -57,8 +57,8 @@ class Files:
 
 
 async def test_renewed_under_load(broker: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """While facts flow the receiver's identity is renewed three times (new key, same key, rolled back): one reconnect
-    each, every fact once and in order; no restart, and the serving side keeps its connection."""
+    """While facts flow the receiver's identity is renewed three times (new key, same key, the previous certificate
+    again): one reconnect each, every fact once and in order; no restart, and the serving side keeps its connection."""
     caplog.set_level("INFO", "agent.replication")
     mine = Files(broker, "idmz", tmp_path / "idmz")
     plant = Node.open(broker, "plant-a", tmp_path / "plant")
@@ -66,10 +66,12 @@ async def test_renewed_under_load(broker: Mosquitto, tmp_path: Path, caplog: pyt
     idmz = Node.open(broker, "idmz", tmp_path / "store")
     idmz.link = mine.link
     idmz.pull("plant-a")
+    previous = mine.site / "zones/previous"
+    former = pki.GivenFiles(previous / "idmz.pem", mine.site / "ca.pem", previous / "idmz.key")
     acts: list[Callable[[], pki.Issued]] = [
-        lambda: pki.renew(mine.site, "idmz", NOW),
-        lambda: pki.renew(mine.site, "idmz", NOW, same_key=True),
-        lambda: pki.roll_back(mine.site, "idmz", NOW),
+        lambda: pki.issue_zone(mine.site, "idmz", NOW, force=True),
+        lambda: pki.sign_request(mine.site, "idmz", None, NOW),
+        lambda: pki.import_identity(mine.site, "idmz", former, NOW, force=True),
     ]
     async with mine.running(), plant.running(), idmz.running():
         for number, act in enumerate(acts, 1):
@@ -94,7 +96,7 @@ async def test_renewed_under_load(broker: Mosquitto, tmp_path: Path, caplog: pyt
 
 
 def _half(files: Files) -> None:
-    shutil.copy(pki.renew(files.site, files.zone, NOW).cert_file, files.cert)
+    shutil.copy(pki.issue_zone(files.site, files.zone, NOW, force=True).cert_file, files.cert)
 
 
 def _all_of_another_authority(files: Files) -> None:

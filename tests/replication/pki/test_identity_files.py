@@ -44,7 +44,7 @@ def test_a_file_that_changes_while_it_is_loaded_is_not_offered(
     """What was loaded may be of two different certificates: the node goes on with the identity in force, and takes the
     new files when they stay the same."""
     load = tested.client_context
-    pki.renew(folder, "idmz", datetime.now(UTC))
+    pki.issue_zone(folder, "idmz", datetime.now(UTC), force=True)
 
     def replaced(ca_file: Path, cert_file: Path, key_file: Path) -> ssl.SSLContext:
         context = load(ca_file, cert_file, key_file)

@@ -100,7 +100,7 @@ def test_write_is_private_from_its_first_moment_and_whole(tmp_path: Path, monkey
 
 
 def test_files_of_an_identity_are_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A power cut after an identity was issued or renewed leaves it whole: files are synced before they get their
+    """A power cut after an identity was issued or imported leaves it whole: files are synced before they get their
     names, and the names after."""
     calls = DiskCalls(monkeypatch)
     pki.create_authority(tmp_path, NOW)
@@ -108,11 +108,12 @@ def test_files_of_an_identity_are_durable(tmp_path: Path, monkeypatch: pytest.Mo
     for file in (tmp_path / "ca.key", issued.key_file, issued.cert_file):
         calls.check_durable(file)
     renewed = DiskCalls(monkeypatch)
-    pki.renew(tmp_path, "idmz", NOW)
-    for file in (issued.key_file, issued.cert_file):
+    given = pki.GivenFiles(issued.cert_file, issued.ca_file, issued.key_file)
+    mine = pki.import_identity(tmp_path / "node", "idmz", given, NOW)
+    for file in (mine.key_file, mine.cert_file):
         renewed.check_durable(file, is_content_new=False)  # it was synced under its name in next/
         renewed.check_durable(file.parent / "next" / file.name)
-    assert renewed.position(issued.key_file) < renewed.position(issued.cert_file)
+    assert renewed.position(mine.key_file) < renewed.position(mine.cert_file)
 
 
 def test_a_full_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

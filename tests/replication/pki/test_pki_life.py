@@ -1,4 +1,4 @@
-"""Certificates after they were issued: renewed, rolled back, revoked, imported; and the revocation list."""
+"""Certificates after they were issued: renewed, revoked, imported; and the revocation list."""
 
 import contextlib
 import shutil
@@ -35,15 +35,18 @@ def _good(folder: Path, zone: str = "idmz", now: datetime = LATER) -> list[str]:
 # --- renewing ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("same_key", [False, True])
-def test_renewed_zone(folder: Path, *, same_key: bool) -> None:
-    """The new certificate is in force with a matching key, the old one is kept and still valid, and both are
-    recorded."""
+def renew(folder: Path, name: str, now: datetime, *, broker: bool = False) -> pki.Issued:
+    """The next certificate for the key of the present one."""
+    return pki.sign_request(folder, name, None, now, broker=broker)
+
+
+def test_renewed_zone(folder: Path) -> None:
+    """The new certificate is in force for the same key, the old one is kept and still valid, and both are recorded."""
     cert_file, key_file = folder / "zones/idmz.pem", folder / "zones/idmz.key"
     old, old_key = _serial(cert_file), key_file.read_bytes()
-    issued = pki.renew(folder, "idmz", LATER, same_key=same_key)
+    issued = renew(folder, "idmz", LATER)
     assert issued.certificate.days_left == pki.LEAF_DAYS
-    assert (key_file.read_bytes() == old_key) is same_key
+    assert key_file.read_bytes() == old_key
     assert key_file.stat().st_mode & 0o777 == 0o600
     assert _good(folder) == []
     assert _serial(folder / "zones/previous/idmz.pem") == old
@@ -55,7 +58,7 @@ def test_renewed_zone(folder: Path, *, same_key: bool) -> None:
 def test_renewed_broker_keeps_its_hosts(folder: Path) -> None:
     """A broker is renewed with its host names, as a server."""
     before = pki.describe(pki.load_certificates(folder / "brokers/b1.pem")[0], NOW)
-    renewed = pki.renew(folder, "b1", LATER, broker=True).certificate
+    renewed = renew(folder, "b1", LATER, broker=True).certificate
     assert (renewed.hosts, renewed.purposes, renewed.subject) == (before.hosts, before.purposes, before.subject)
     assert (
         pki.check_broker_identity(folder / "brokers/b1.pem", folder / "brokers/b1.key", folder / "ca.pem", now=LATER)
@@ -66,55 +69,20 @@ def test_renewed_broker_keeps_its_hosts(folder: Path) -> None:
 def test_ended_certificate_can_be_renewed(folder: Path) -> None:
     """An expired certificate can be renewed."""
     late = NOW + timedelta(days=pki.LEAF_DAYS + 10)
-    pki.renew(folder, "idmz", late)
+    renew(folder, "idmz", late)
     assert _good(folder, now=late) == []
 
 
-def test_rollback_restores_the_previous_pair(folder: Path) -> None:
-    """Roll back, and roll back again: both pairs survive complete."""
-    cert_file = folder / "zones/idmz.pem"
-    old = _serial(cert_file)
-    pki.renew(folder, "idmz", LATER)
-    new = _serial(cert_file)
-    pki.roll_back(folder, "idmz", LATER)
-    assert (_serial(cert_file), _good(folder)) == (old, [])
-    pki.roll_back(folder, "idmz", LATER)
-    assert (_serial(cert_file), _good(folder)) == (new, [])
-
-
-def _expire(_folder: Path) -> datetime:
-    return NOW + timedelta(days=pki.LEAF_DAYS + 1)
-
-
-def _revoke_previous(folder: Path) -> datetime:
-    pki.revoke(folder, _serial(folder / "zones/previous/idmz.pem"), LATER)
-    return LATER
-
-
-def _lose_previous(folder: Path) -> datetime:
-    (folder / "zones/previous/idmz.pem").unlink()
-    return LATER
-
-
-@pytest.mark.parametrize(
-    "spoil,says",
-    [(_expire, "expired at"), (_revoke_previous, "was revoked at"), (_lose_previous, "no previous identity of idmz")],
-)
-def test_rollback_refuses_what_is_not_good(folder: Path, spoil: Callable[[Path], datetime], says: str) -> None:
-    """An expired or revoked identity is not restored; the identity in force stays."""
-    pki.renew(folder, "idmz", LATER)
-    now = spoil(folder)
-    new = _serial(folder / "zones/idmz.pem")
-    with pytest.raises(PkiError, match=says):
-        pki.roll_back(folder, "idmz", now)
-    assert _serial(folder / "zones/idmz.pem") == new
-
-
-@pytest.mark.parametrize("step", range(1, 12))
-def test_renewal_cut_short_at_any_step(folder: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """Whichever rename fails, the next renewal ends with a complete pair in force and no partial files."""
-    renames = 0
-    replace = Path.replace
+@pytest.mark.parametrize("step", range(1, 14))
+def test_an_import_cut_short_at_any_step(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """Whichever rename fails, the next import ends with a complete pair in force, a complete previous one, and no
+    partial files."""
+    node, renames, replace = tmp_path / "node", 0, Path.replace
+    given = pki.GivenFiles(folder / "zones/idmz.pem", folder / "ca.pem", folder / "zones/idmz.key")
+    pki.import_identity(node, "idmz", given, LATER)
+    pki.issue_zone(folder, "idmz", LATER, force=True)
 
     def cut(self: Path, target: Path) -> Path:
         nonlocal renames
@@ -126,20 +94,21 @@ def test_renewal_cut_short_at_any_step(folder: Path, monkeypatch: pytest.MonkeyP
     with monkeypatch.context() as patched:
         patched.setattr(Path, "replace", cut)
         with contextlib.suppress(PkiError):  # the last steps lie beyond the last rename
-            pki.renew(folder, "idmz", LATER)
-    assert (folder / "zones/idmz.pem").exists()
-    assert (folder / "zones/idmz.key").exists()
-    pki.renew(folder, "idmz", LATER)
-    assert _good(folder) == []
-    assert not [file for file in (folder / "zones/next").iterdir() if not file.name.startswith(".")]
-    pki.roll_back(folder, "idmz", LATER)
-    assert _good(folder) == []
+            pki.import_identity(node, "idmz", given, LATER, force=True)
+    assert (node / "zones/idmz.pem").exists()
+    assert (node / "zones/idmz.key").exists()
+    pki.import_identity(node, "idmz", given, LATER, force=True)
+    assert _good(node) == []
+    assert not [file for file in (node / "zones/next").iterdir() if not file.name.startswith(".")]
+    previous = node / "zones/previous"
+    files = previous / "idmz.pem", previous / "idmz.key", node / "ca.pem"
+    assert pki.check_identity(*files, "idmz", now=LATER) == []
 
 
 def test_an_unknown_name_is_not_renewed(folder: Path) -> None:
     """A name without a certificate is not renewed."""
     with pytest.raises(PkiError, match="to renew") as caught:
-        pki.renew(folder, "plant-b", NOW)
+        renew(folder, "plant-b", NOW)
     assert "bsfg pki request plant-b" in caught.value.hint
 
 
@@ -154,7 +123,7 @@ def test_revoke_by_name_takes_all_that_are_good(folder: Path) -> None:
     """A zone's name revokes its present and its previous certificate, because both are accepted, and no certificate of
     another zone."""
     first = _serial(folder / "zones/idmz.pem")
-    pki.renew(folder, "idmz", NOW)
+    renew(folder, "idmz", NOW)
     second = _serial(folder / "zones/idmz.pem")
     records = pki.revoke(folder, "idmz", NOW, reason="key-compromise")
     assert {record.serial for record in records} == {first, second} == _revoked(folder)
@@ -184,7 +153,7 @@ def test_a_list_of_another_authority_revokes_nothing(folder: Path, tmp_path: Pat
 def test_revoke_by_serial_takes_one(folder: Path) -> None:
     """A serial number revokes that certificate only."""
     first = _serial(folder / "zones/idmz.pem")
-    pki.renew(folder, "idmz", NOW)
+    renew(folder, "idmz", NOW)
     pki.revoke(folder, first, NOW, reason="superseded")
     assert _revoked(folder) == {first}
 
@@ -290,8 +259,8 @@ def test_a_new_authority_begins_a_list_of_its_own(folder: Path) -> None:
 
 
 def test_import_of_a_sites_own(made: Path, tmp_path: Path) -> None:
-    """Identity, root and list are stored like our own, with our file modes; a second import is a renewal that can be
-    rolled back."""
+    """Identity, root and list are stored like our own, with our file modes; a second import
+    keeps the former identity."""
     folder = tmp_path / "taken"
     source = shutil.copytree(made, tmp_path / "site")
     (source / "zones/idmz.pem").chmod(0o600)
@@ -307,11 +276,9 @@ def test_import_of_a_sites_own(made: Path, tmp_path: Path) -> None:
     with pytest.raises(PkiError, match="exist already"):
         take()
     old = _serial(folder / "zones/idmz.pem")
-    pki.renew(source, "idmz", NOW)
+    pki.issue_zone(source, "idmz", NOW, force=True)
     take(force=True)
     assert _serial(folder / "zones/previous/idmz.pem") == old != _serial(folder / "zones/idmz.pem")
-    pki.roll_back(folder, "idmz", NOW)
-    assert _serial(folder / "zones/idmz.pem") == old
 
 
 def test_import_refuses_what_could_not_be_used(made: Path, tmp_path: Path) -> None:

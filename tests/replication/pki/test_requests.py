@@ -47,7 +47,8 @@ def test_a_key_never_leaves_its_node(folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_renewal_keeps_what_is_in_force_until_the_import(folder: Path, tmp_path: Path) -> None:
-    """A second request changes nothing on the node; its import keeps the former identity, which rolls back."""
+    """A second request changes nothing on the node; its import keeps the former identity, which can be imported
+    again."""
     node = tmp_path / "node"
     for attempt in range(2):
         made = pki.make_request(node, "idmz")
@@ -56,22 +57,20 @@ def test_a_renewal_keeps_what_is_in_force_until_the_import(folder: Path, tmp_pat
         assert sorted(file.read_bytes() for file in (node / "zones").glob("idmz.*")) == before
         pki.import_identity(node, "idmz", pki.GivenFiles(issued.cert_file, issued.ca_file), NOW, force=attempt > 0)
     second = (node / "zones/idmz.key").read_bytes()
-    back = pki.roll_back(node, "idmz", NOW)
+    former = pki.GivenFiles(node / "zones/previous/idmz.pem", folder / "ca.pem", node / "zones/previous/idmz.key")
+    back = pki.import_identity(node, "idmz", former, NOW, force=True)
     assert back.key_file.read_bytes() != second
     assert pki.check_identity(back.cert_file, back.key_file, back.ca_file, "idmz", now=NOW) == []
 
 
 def test_the_authority_keeps_no_key_of_a_former_certificate(folder: Path, tmp_path: Path) -> None:
     """A zone whose first key was made at the authority changes to a key of its own: the old key goes to previous/
-    there, and a renewal with a new key is refused with a hint."""
+    there. Without a request, the key of the zone gets the next certificate."""
     made = pki.make_request(tmp_path, "idmz")
     issued = pki.sign_request(folder, "idmz", made.request_file, NOW)
     assert not issued.key_file.exists()
     assert (folder / "zones/previous/idmz.key").exists()
-    with pytest.raises(pki.PkiError, match="the key of idmz is not here") as caught:
-        pki.renew(folder, "idmz", NOW)
-    assert "bsfg pki request idmz" in caught.value.hint
-    renewed = pki.renew(folder, "idmz", NOW, same_key=True)
+    renewed = pki.sign_request(folder, "idmz", None, NOW)
     assert renewed.certificate.key_sha256 == made.fingerprint_sha256
 
 
@@ -151,7 +150,7 @@ def test_every_signature_needs_the_passphrase(locked: Path) -> None:
     for passphrase, why in ((None, "protected by a passphrase"), (b"wrong horse battery", "does not open")):
         for attempt in (
             lambda given=passphrase: pki.issue_zone(folder, "plant-a", NOW, passphrase=given),
-            lambda given=passphrase: pki.renew(folder, "idmz", NOW, passphrase=given),
+            lambda given=passphrase: pki.sign_request(folder, "idmz", None, NOW, passphrase=given),
             lambda given=passphrase: pki.revoke(folder, "idmz", NOW, passphrase=given),
             lambda given=passphrase: pki.reissue_crl(folder, NOW, passphrase=given),
         ):
@@ -174,7 +173,7 @@ def test_the_passphrase_is_asked_for_or_read(locked: Path) -> None:
     assert run("issue", "idmz", "--passphrase-file", str(file))[0] == 0
     assert run("revoke", "idmz", "--passphrase-file", str(file))[0] == 0
     assert run("crl", "--passphrase-file", str(file))[0] == 0
-    assert run("renew", "plant-a", "--passphrase-file", str(file))[0] == 0
+    assert run("sign", "plant-a", "--passphrase-file", str(file))[0] == 0
     assert "does not open" in run("issue", "idmz", "--force", typed="wrong horse battery\n")[1]
     assert "give --passphrase-file" in run("issue", "idmz", "--force")[1]
     file.chmod(0o644)
