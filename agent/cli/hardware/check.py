@@ -20,7 +20,7 @@ from agent.cli import json_option
 from agent.errors import BsfgError
 from agent.hardware.fit import Disk, Fit, Load, assess
 from agent.hardware.machine import Machine, MeasuredDisk, measure_disk, read_machine
-from agent.hardware.profile import ARCHITECTURES, Profile, Storage, choose, parse_profile
+from agent.hardware.profile import ARCHITECTURES, Profile, choose, parse_profile, parse_profiles
 
 _POSITIVE = click.FloatRange(min=0, min_open=True)
 
@@ -35,7 +35,7 @@ class UnknownProfile(BsfgError):
 def list_() -> None:
     """List the gateway profiles that come with the program."""
     for profile in shipped_profiles():
-        click.echo(f"{profile.gateway.name:26}{profile.gateway.title}")
+        click.echo(f"{profile.name:26}{profile.title}")
 
 
 @click.command()
@@ -93,7 +93,7 @@ def check(
         records = {"machine": machine, "disk": measured}
         plain = {name: record and dataclasses.asdict(record) for name, record in records.items()}
         judged = dataclasses.asdict(dataclasses.replace(fit, concerns=concerns))
-        click.echo(json.dumps({"profile": found and found.gateway.name, **plain, **judged}))
+        click.echo(json.dumps({"profile": found and found.name, **plain, **judged}))
     else:
         for line in _lines(found, machine, measured, fit, facts_per_s):
             click.echo(line)
@@ -106,14 +106,13 @@ def check(
 
 def shipped_profiles() -> list[Profile]:
     """The profiles that come with the program, by name."""
-    files = sorted(resources.files("agent.hardware").joinpath("profiles").iterdir(), key=lambda file: file.name)
-    return [parse_profile(file.read_text(encoding="utf-8"), file.name) for file in files if file.name.endswith(".toml")]
+    return parse_profiles(resources.files("agent.hardware").joinpath("profiles.toml").read_text(encoding="utf-8"))
 
 
 def _named(name: str) -> Profile:
     """A profile by its name, or from a file."""
     for profile in shipped_profiles():
-        if profile.gateway.name == name:
+        if profile.name == name:
             return profile
     if not Path(name).is_file():
         raise UnknownProfile(f"no gateway profile is called {name}")
@@ -124,23 +123,23 @@ def _disk(
     profile: Profile | None, measured: MeasuredDisk | None, erase_cycles: int | None, write_amplification: float | None
 ) -> Disk:
     """The measured figures, and from the profile those that cannot be measured."""
-    storage = profile.storage if profile else Storage()
-    capacity = (measured or storage).capacity_bytes
-    free = None if capacity is None else capacity - (storage.system_bytes or 0)
+    known = profile or Profile("", "", "amd64")
+    capacity = (measured or known).capacity_bytes
+    free = None if capacity is None else capacity - (known.system_bytes or 0)
     return Disk(
         capacity_bytes=capacity,
         free_bytes=measured.free_bytes if measured else free,
-        erase_cycles=erase_cycles or storage.erase_cycles,
-        write_amplification=write_amplification or storage.write_amplification,
-        sync_p99_ms=(measured or storage).sync_p99_ms,
-        wears=storage.kind != "virtual",
+        erase_cycles=erase_cycles or known.erase_cycles,
+        write_amplification=write_amplification or known.write_amplification,
+        sync_p99_ms=(measured or known).sync_p99_ms,
+        wears=known.kind != "virtual",
     )
 
 
 def _lines(
     profile: Profile | None, machine: Machine | None, measured: MeasuredDisk | None, fit: Fit, facts_per_s: float
 ) -> Iterator[str]:
-    title = profile.gateway.title if profile else "a machine that no profile describes"
+    title = profile.title if profile else "a machine that no profile describes"
     yield f"{title} at {facts_per_s:g} facts/s:"
     if machine:
         yield f"  {machine.architecture}, {machine.cpu_cores} cores, {machine.memory_bytes / 1e9:,.1f} GB of memory"
@@ -165,7 +164,7 @@ def _lines(
 
 
 def _machine_concerns(profile: Profile | None, machine: Machine | None) -> Iterator[str]:
-    architecture = machine.architecture if machine else profile.gateway.architecture if profile else ""
+    architecture = machine.architecture if machine else profile.architecture if profile else ""
     if architecture not in ARCHITECTURES:
         yield f"there is no package for {architecture}; bsfg runs on {' and '.join(ARCHITECTURES)}"
     if machine and not machine.has_entropy:
@@ -173,14 +172,14 @@ def _machine_concerns(profile: Profile | None, machine: Machine | None) -> Itera
 
 
 def _notes(profile: Profile | None, machine: Machine | None) -> Iterator[str]:
-    if profile and profile.storage.kind != "virtual" and not profile.storage.power_loss_protected:
+    if profile and profile.kind != "virtual" and not profile.power_loss_protected:
         yield "a power cut may undo writes that the disk has reported as synced: power the gateway from a buffered supply"
-    clock = profile.gateway.real_time_clock if profile else None
+    clock = profile.real_time_clock if profile else None
     if clock == "none" or (machine and not machine.has_real_time_clock):
         yield "no battery clock: certificates are refused until the time is set; use a time server or fake-hwclock"
     if machine and not machine.clock_synchronised:
         yield "the clock is not synchronised: the times of facts have its error; name a time server, `timedatectl` shows the state"
-    if not machine.watchdogs if machine else profile and profile.watchdog is None:
+    if not machine.watchdogs if machine else profile and profile.watchdog_s_max is None:
         yield "no hardware watchdog: nothing restarts a gateway whose kernel hangs"
-    elif profile and profile.watchdog and profile.watchdog.timeout_s_max:
-        yield f"RuntimeWatchdogSec in /etc/systemd/system.conf: {profile.watchdog.timeout_s_max:g} s at most"
+    elif profile and profile.watchdog_s_max:
+        yield f"RuntimeWatchdogSec in /etc/systemd/system.conf: {profile.watchdog_s_max:g} s at most"
