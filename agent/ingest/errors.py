@@ -34,7 +34,7 @@ class IngestError(BsfgError):
 class Problem:
     """One mistake in a tag file. `row` is the row of the spreadsheet (the header is 1) or the line of `[[tag]]` in a
     TOML file; 0 stands for the whole file. `template_row` is the row of the template that `row` uses, 0 if it uses
-    none."""
+    none. `more`: it stands for so many that are not listed."""
 
     file: str
     row: int
@@ -42,6 +42,7 @@ class Problem:
     value: str
     why: str
     template_row: int = 0
+    more: int = 0
 
     def __str__(self) -> str:
         _, column = _terms(self.file)
@@ -72,10 +73,11 @@ class TagMapError(IngestError):
     """Tag files cannot be used as they stand; the text lists the first problems, and how many more there are."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
-        listed = tuple(problems)
-        count, left = len(listed), len(listed) - PROBLEMS_MAX
-        if left > 0:
-            listed = (*listed[:PROBLEMS_MAX], Problem(listed[-1].file, 0, "", "", f"and {left:,} more problems"))
+        found = tuple(problems)
+        count = sum(problem.more or 1 for problem in found)
+        listed = tuple(problem for problem in found if not problem.more)[:PROBLEMS_MAX]
+        if left := count - len(listed):
+            listed += (Problem(found[-1].file, 0, "", "", f"and {left:,} more", more=left),)
         self.problems = listed
         super().__init__(
             f"{count} problem{'s' * (count != 1)} in tag files" + "".join(f"\n  {p}" for p in self.problems)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
-from agent.ingest.errors import Problem, TagMapError
+from agent.ingest.errors import PROBLEMS_MAX, Problem, TagMapError
 
 ROWS_MAX = 50_000  # five times the tags of the measured node; MemoryMax of the unit allows no more
 FILE_BYTES_MAX = 16 * 1024 * 1024  # far above ROWS_MAX rows of usual length; a file is read into memory
@@ -51,8 +52,13 @@ def check_size(file: str, data: bytes) -> None:
 
 def unknown_names(names: Iterable[str], known: Iterable[str], noun: str) -> Iterator[tuple[str, str]]:
     """(name, what to do) for each unknown name."""
-    known = list(known)
-    for name in names:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            yield name, f"is not a {noun}; " + (f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}")
+    known = tuple(known)
+    unknown = (name for name in names if name not in known)
+    for place, name in enumerate(unknown):  # a name like it takes a millisecond to find, and only the first are listed
+        yield name, f"is not a {noun}" + (_what_to_do(name, known) if place < PROBLEMS_MAX else "")
+
+
+@lru_cache(PROBLEMS_MAX)  # a mistake is often that of all rows
+def _what_to_do(name: str, known: tuple[str, ...]) -> str:
+    near = difflib.get_close_matches(name, known, 1)
+    return f"; did you mean {near[0]}?" if near else f"; known are {', '.join(known)}"

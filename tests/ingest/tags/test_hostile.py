@@ -11,6 +11,7 @@ from agent.ingest.errors import PROBLEMS_MAX, Problem, TagMapError
 from agent.ingest.tags.file import dialect_of, parse_tag_file
 from agent.ingest.tags.foreign import ignition, kepware, neuron
 from agent.ingest.tags.foreign.translation import Options, tag_file
+from agent.ingest.tags.sheet import unknown_names
 from agent.settings.sources import ModbusSourceSettings, OpcuaSourceSettings
 
 LISTS = Path(__file__).parents[2] / "vectors" / "tag_lists"
@@ -72,13 +73,20 @@ def test_a_tag_file_is_read_or_refused(data: bytes) -> None:
 
 
 def test_a_thousand_mistakes_are_twenty_and_a_count() -> None:
-    """A file whose header is not a header lists the first mistakes, and says how many more there are."""
+    """A file whose header is not a header lists the first mistakes, and says how many more there are, also among the
+    files of a node. Names like the others are looked for as long as they are listed."""
     header = ",".join(f"column{number}" for number in range(1_000))
     with pytest.raises(TagMapError) as caught:
         parse_tag_file(OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv")), f"{header}\n".encode())
-    assert len(caught.value.problems) == PROBLEMS_MAX + 1
-    assert str(caught.value.problems[-1]).endswith("more problems")
-    assert len(str(caught.value)) < 10_000
+    assert "column0" in str(caught.value.problems[0])
+    for error in (caught.value, TagMapError(caught.value.problems), TagMapError([*caught.value.problems] * 2)):
+        assert len(error.problems) == PROBLEMS_MAX + 1
+        assert len(str(error)) < 10_000
+    assert str(caught.value.problems[-1]) == "t.csv: and 982 more"
+    assert str(TagMapError([*caught.value.problems] * 2).problems[-1]) == "t.csv: and 1,984 more"
+    known = ["register"]
+    (first, *_, last) = [why for _, why in unknown_names([f"registe{number}" for number in range(21)], known, "column")]
+    assert (first, last) == ("is not a column; did you mean register?", "is not a column")
 
 
 def changed(data: bytes) -> st.SearchStrategy[bytes]:
