@@ -3,7 +3,9 @@ page as it stands there."""
 
 import shutil
 import subprocess
-from contextlib import ExitStack
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from appliance.packages import Target
@@ -14,6 +16,18 @@ from tests.waiting import wait_until
 
 PLANTS = ("plant-a", "plant-b", "plant-c")
 VALUES_S = 120
+SESSIONS = """
+import sys, time
+from agent.replication import pki
+from tests.security.broker_attacker import Attacker
+context = pki.client_context(*sys.argv[2:])
+context.check_hostname = False
+sessions = [Attacker(sys.argv[1], 8883, context) for _ in range(40)]
+while True:
+    for session in sessions:
+        session.ping()
+    time.sleep(5)
+"""
 BROKER = """
 [[broker]]
 name = "broker"
@@ -76,10 +90,25 @@ class Operator:
         self.type(machine, f"bsfg pki import {who} {carried} --pki {folder}")
 
 
+@contextmanager
+def too_many_sessions(plant: Gateway, zone: str, host: str) -> Iterator[None]:
+    """Forty sessions with the certificate of a plant, from its network."""
+    pki = plant.root / "etc/bsfg/pki"
+    files = [pki / "ca.pem", pki / "zones" / f"{zone}.pem", pki / "zones" / f"{zone}.key"]
+    attacker = subprocess.Popen([*plant.in_network, sys.executable, "-c", SESSIONS, host, *files])
+    try:
+        yield
+        assert attacker.poll() is None, "the sessions are open"
+    finally:
+        attacker.kill()
+        attacker.wait()
+
+
 @ONE
 def test_a_site_of_three_plants(target: Target, gateway: Gateway, deb: Path, tmp_path: Path) -> None:
     """Each plant is connected by the page's commands, without a change at the others; a fact of each arrives in the
-    IDMZ, and all zones are good. Prints how much was typed."""
+    IDMZ, and all zones are good. Then one opens too many sessions: the broker's machine sees it, and its node names the
+    certificate. Prints how much was typed."""
     stick = tmp_path / "stick"
     stick.mkdir()
     with ExitStack() as stack:
@@ -113,6 +142,16 @@ def test_a_site_of_three_plants(target: Target, gateway: Gateway, deb: Path, tmp
         print(f"{operator.commands} commands for {len(PLANTS)} plants")
         asked = "bsfg sql --csv --config /etc/bsfg/idmz.toml \"select zone from facts where subject = 'batch:B-1042'\""
         wait_until(lambda: set(idmz.try_(asked).text.split()) >= set(PLANTS), "a fact of each plant", VALUES_S)
+
+        def wait_good(zone: str) -> None:
+            status = f"bsfg status --config /etc/bsfg/{zone}.toml"
+            wait_until(lambda: machines[zone].try_(status).status == 0, f"{zone} is good", VALUES_S)
+
         for zone in ("idmz", *PLANTS):
-            good = f"bsfg status --config /etc/bsfg/{zone}.toml"
-            wait_until(lambda zone=zone, good=good: machines[zone].try_(good).status == 0, f"{zone} is good", VALUES_S)
+            wait_good(zone)
+        seen = "cat /run/bsfg-broker/abuses.json"
+        wait_until(lambda: idmz.try_(seen).text == "[]", "the unit has seen nothing", VALUES_S)
+        with too_many_sessions(machines["plant-c"], "plant-c", "10.20.3.1"):
+            status = "bsfg status --config /etc/bsfg/idmz.toml"
+            wait_until(lambda: "zone plant-c: has 4" in idmz.try_(status).text, "the node names it", VALUES_S)
+        wait_good("idmz")
