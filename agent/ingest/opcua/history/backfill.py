@@ -16,7 +16,7 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -52,8 +52,7 @@ TICK_S = 0.5  # between checks when there is nothing to fill
 NODES_PER_READ_MAX = 20  # if the server has a lower limit, it refuses, and the call is halved
 VALUES_PER_READ_MAX = 1_000  # of one node; with 20 nodes a page has some 500 kB
 UNDELIVERED_NS_MAX = 10_000_000_000  # how old a live value may be that is not delivered yet
-COMMITTED_S = 10.0  # live values with times of a hole are stored by then
-HOLES_MAX = 10  # waiting holes; beyond it holes are merged
+COMMITTED_S = 10.0  # live values with times of a gap are stored by then
 JOBS_MAX = 100  # waiting gaps; beyond it the newest two are merged
 SLICE_TAGS = 100  # the stored times of a slice are held in memory: 100 tags at 1 Hz for an hour are 360,000
 SLICE_NS = 3_600 * 1_000_000_000
@@ -78,35 +77,6 @@ class HistorySession(Protocol):
 
 
 @dataclass(slots=True)
-class _Hole:
-    """Values of these tags were lost between two times. `over_s`: when the last time is over, on our monotonic
-    clock."""
-
-    first_ns: int
-    last_ns: int
-    tags: set[int]
-    over_s: float
-    outages: tuple[int, ...] = ()  # first times of the outages in it
-
-    def touches(self, later: _Hole) -> bool:
-        """Whether both are to be read together: their times overlap or are close."""
-        return (
-            self.first_ns - UNDELIVERED_NS_MAX <= later.last_ns and later.first_ns - UNDELIVERED_NS_MAX <= self.last_ns
-        )
-
-    def with_all_of(self, earlier: _Hole) -> _Hole:
-        """Both merged."""
-        first_ns, last_ns = min(self.first_ns, earlier.first_ns), max(self.last_ns, earlier.last_ns)
-        return _Hole(
-            first_ns,
-            last_ns,
-            self.tags | earlier.tags,
-            max(self.over_s, earlier.over_s),
-            self.outages + earlier.outages,
-        )
-
-
-@dataclass(slots=True)
 class _Slice:
     """Some tags and a time for which the store is not searched yet."""
 
@@ -117,19 +87,39 @@ class _Slice:
 
 @dataclass(slots=True)
 class _Job:
-    """One gap to fill: slices to be searched in the store, and the fill that is being read."""
+    """One gap to fill: slices to be searched in the store, and the fill that is being read. It waits until live values
+    with its times are stored."""
 
     cause: str  # gap, restart or request
     first_ns: int
-    last_ns: int
-    noted_s: float  # the server's clock had reached the end by then
+    last_ns: int  # excluded
+    tags: set[int] | None = None  # None: all
+    over_s: float = 0.0  # when the last time is over, on our monotonic clock
     outages: tuple[int, ...] = ()  # first times of the outages that this job fills
-    slices: Iterator[_Slice] = field(default_factory=lambda: iter(()))
+    begun_s: float = 0.0  # the server's clock had reached the end by then
+    slices: Iterator[_Slice] | None = None  # None: not begun
     halves: list[_Slice] = field(default_factory=list)  # halves of slices with too many stored times; taken first
     fill: GapFill | None = None
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     not_filled: list[int] = field(default_factory=list)
     values: int = 0
+
+    def touches(self, later: _Job) -> bool:
+        """Whether both are gaps to be read together: their times overlap or are close."""
+        are_gaps = self.cause == later.cause == "gap" and self.slices is None
+        first_ns, last_ns = self.first_ns - UNDELIVERED_NS_MAX, self.last_ns + UNDELIVERED_NS_MAX
+        return are_gaps and first_ns <= later.last_ns and later.first_ns <= last_ns
+
+    def with_all_of(self, earlier: _Job) -> _Job:
+        """Both merged, before either has begun."""
+        return _Job(
+            self.cause,
+            min(self.first_ns, earlier.first_ns),
+            max(self.last_ns, earlier.last_ns),
+            None if self.tags is None or earlier.tags is None else self.tags | earlier.tags,
+            max(self.over_s, earlier.over_s),
+            self.outages + earlier.outages,
+        )
 
 
 class HistoryBackfill:
@@ -143,7 +133,6 @@ class HistoryBackfill:
         self._sampler = Sampler()
         self._ruled: Mapping[int, Tag] | None = None  # the tag map whose rules the sampler uses
         self._numbers: dict[int, int] = {}  # by tag: the number under which values from history are recorded
-        self._holes: list[_Hole] = []  # bounded by HOLES_MAX
         self._endless: set[int] = set()  # tags whose history never ends; it is read again on request
         self._asked_s = 0.0  # when the store was searched for the present slice
         self._unfilled: tuple[int, ...] | None = None  # outages of earlier processes; None: not searched yet
@@ -152,7 +141,7 @@ class HistoryBackfill:
     @property
     def gaps_open(self) -> int:
         """Gaps that are known and not filled."""
-        return len(self._jobs) + len(self._holes)
+        return len(self._jobs)
 
     @property
     def values_total(self) -> int:
@@ -162,37 +151,34 @@ class HistoryBackfill:
     def note_gap(self, gap: TagGap) -> None:
         """Take in a gap."""
         outages = (gap.first_time_ns,) if gap.reason in OUTAGE_REASONS else ()
-        self._add_hole(gap.first_time_ns, gap.last_time_ns, gap.tags, outages)
+        self._add(_Job("gap", gap.first_time_ns, gap.last_time_ns + 1, set(gap.tags), time.monotonic(), outages))
 
     def request(self, first_ns: int, last_ns: int) -> None:
         """Fill what is missing between these times for all tags, up to values that may still arrive."""
         self._endless.clear()
-        self._add(self._sliced("request", first_ns, min(last_ns, self.now_ns() - UNDELIVERED_NS_MAX)))
+        self._add(_Job("request", first_ns, min(last_ns, self.now_ns() - UNDELIVERED_NS_MAX)))
 
     async def run(self, session: HistorySession) -> None:
         """Fill gaps for the length of a session."""
-        for job in self._jobs:
-            if job.fill is not None:
-                job.fill.forget_continuation_points()
+        for begun in self._jobs:
+            if begun.fill is not None:
+                begun.fill.forget_continuation_points()
         if self._unfilled is None:
             await self._look_back()
         begun_s, failures = time.monotonic(), 0
         while True:
             if self._unfilled and time.monotonic() > begun_s + COMMITTED_S:
                 self._add_unfilled()
-            while self._holes and time.monotonic() > self._holes[0].over_s + COMMITTED_S:
-                hole = self._holes.pop(0)
-                job = self._sliced("gap", hole.first_ns, hole.last_ns + 1, hole.tags)
-                self._add(replace(job, outages=hole.outages))
-            if not self._jobs:
+            job = self._next_job()
+            if job is None:
                 await asyncio.sleep(TICK_S)
                 continue
             try:
-                values = await self._step(self._jobs[0], session)
+                values = await self._step(job, session)
                 failures = 0
             except HistoryRefused as error:
                 failures += 1
-                self._refused(self._jobs[0], error, failures)
+                self._refused(job, error, failures)
                 await asyncio.sleep(min(RETRY_S * 2 ** (failures - 1), RETRY_MAX_S))
                 continue
             await asyncio.sleep(values / self._rate)
@@ -204,38 +190,45 @@ class HistoryBackfill:
     def _add_unfilled(self) -> None:
         """Add a job for those outages, after the one for the stop of this node."""
         known = {first_ns for job in self._jobs for first_ns in job.outages}
-        known.update(first_ns for hole in self._holes for first_ns in hole.outages)
         outages = tuple(first_ns for first_ns in self._unfilled or () if first_ns not in known)
         self._unfilled = ()
         if outages:
             last_ns = self.now_ns() - UNDELIVERED_NS_MAX
-            job = self._sliced("restart", min(outages) - UNDELIVERED_NS_MAX, last_ns)
-            self._add(replace(job, outages=outages))
+            self._add(_Job("restart", min(outages) - UNDELIVERED_NS_MAX, last_ns, outages=outages))
 
-    def _sliced(self, cause: str, first_ns: int, last_ns: int, wanted: Collection[int] | None = None) -> _Job:
-        """A job for these tags, by default all, cut into slices whose stored times fit into memory."""
-        numbers = None if wanted is None else {self._delivery.number(tag) for tag in wanted}
+    def _next_job(self) -> _Job | None:
+        """The job that has begun, otherwise the next one that may."""
+        may_begin_s = time.monotonic() - COMMITTED_S
+        for job in self._jobs:
+            if job.slices is not None:
+                return job
+        for job in self._jobs:
+            if not job.over_s or job.over_s < may_begin_s:
+                job.slices, job.begun_s = self._slices(job), time.monotonic()
+                return job
+        return None
+
+    def _slices(self, job: _Job) -> Iterator[_Slice]:
+        """A job cut into slices whose stored times fit into memory."""
+        numbers = None if job.tags is None else {self._delivery.number(tag) for tag in job.tags}
         tags = [tag for tag in self._delivery.tags if numbers is None or tag in numbers]
-        slices = (
-            _Slice(tags[at : at + SLICE_TAGS], start_ns, min(start_ns + SLICE_NS, last_ns))
-            for start_ns in range(first_ns, max(last_ns, first_ns + 1), SLICE_NS)
+        return (
+            _Slice(tags[at : at + SLICE_TAGS], start_ns, min(start_ns + SLICE_NS, job.last_ns))
+            for start_ns in range(job.first_ns, max(job.last_ns, job.first_ns + 1), SLICE_NS)
             for at in range(0, len(tags), SLICE_TAGS)
         )
-        return _Job(cause, first_ns, last_ns, time.monotonic(), slices=slices)
 
     def _add(self, job: _Job) -> None:
-        if len(self._jobs) >= JOBS_MAX:
-            known = self._jobs.pop()
-            first_ns, last_ns = min(known.first_ns, job.first_ns), max(known.last_ns, job.last_ns)
-            outages = known.outages + job.outages
-            merged = self._sliced(job.cause, first_ns, last_ns)
-            merged.outages, merged.values = outages, known.values
-            job = merged
+        for known in reversed(list(self._jobs)):
+            if known.slices is None and (known.touches(job) or len(self._jobs) >= JOBS_MAX):
+                self._jobs.remove(known)
+                job = job.with_all_of(known)
         self._jobs.append(job)
 
     async def _step(self, job: _Job, session: HistorySession) -> int:
         """Make one call of a job, or end it. Returns how many values were read."""
         if job.fill is None:
+            assert job.slices is not None, "it has begun"
             piece = job.halves.pop() if job.halves else next(job.slices, None)
             if piece is None:
                 await self._conclude(job)
@@ -257,7 +250,7 @@ class HistoryBackfill:
             job.fill = None
             return 0
         pages = await self._read(session, call, job.fill.values_max)
-        elapsed_ns = int((time.monotonic() - job.noted_s) * 1e9)
+        elapsed_ns = int((time.monotonic() - job.begun_s) * 1e9)
         now_ns = await session.clock_ns() or self.now_ns()
         while new := self._without_history_number(call):  # the map may change during the await
             await self._history_numbers(new)
@@ -283,23 +276,9 @@ class HistoryBackfill:
         first_ns = now_ns - int((time.monotonic() - self._asked_s) * 1e9) - UNDELIVERED_NS_MAX
         later = [one for one in missing if first_ns <= one.source_time_ns <= last_ns]
         if later:
-            self._add_hole(first_ns, last_ns, {one.tag for one in later}, over_in_s=CLOCK_JUMP_NS / 1e9)
+            over_s = time.monotonic() + CLOCK_JUMP_NS / 1e9
+            self._add(_Job("gap", first_ns, last_ns + 1, {one.tag for one in later}, over_s))
         return [one for one in missing if not first_ns <= one.source_time_ns <= last_ns]
-
-    def _add_hole(
-        self,
-        first_ns: int,
-        last_ns: int,
-        tags: Collection[int],
-        outages: tuple[int, ...] = (),
-        over_in_s: float = 0.0,
-    ) -> None:
-        hole = _Hole(first_ns, last_ns, set(tags), time.monotonic() + over_in_s, outages)
-        for known in reversed(list(self._holes)):
-            if known.touches(hole) or len(self._holes) >= HOLES_MAX:
-                self._holes.remove(known)
-                hole = hole.with_all_of(known)
-        self._holes.append(hole)
 
     async def _read(self, session: HistorySession, call: list[HistoryRange], values_max: int) -> list[HistoryPage]:
         """Read history. A tag that is not in the tag map or at the server has none."""
@@ -420,7 +399,7 @@ class HistoryBackfill:
             "tags": [self._delivery.tags[tag].definition.subject for tag in self._named(job)],
         }
         await self._recorder.append_fact(self._message(job, canonical_json(content)))
-        self._jobs.popleft()
+        self._jobs.remove(job)
         extra = {"action": "history_backfilled", "source": self._delivery.source, **content}
         log.info("history backfilled", extra=extra)
 

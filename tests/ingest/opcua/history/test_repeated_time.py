@@ -96,15 +96,20 @@ async def test_a_time_that_comes_again_is_read_when_its_values_are_stored(monkey
     assert shown_ns[-1] >= last_ns + S // 10
 
 
-async def test_a_bounded_number_of_holes_waits() -> None:
-    """However often a clock is set back while the store is busy. Beyond the limit holes are merged, and no tag or time
+async def test_a_bounded_number_of_gaps_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often a clock is set back while the store is busy. Beyond the limit gaps are merged, and no tag or time
     of one is left out."""
+    monkeypatch.setattr(backfill, "JOBS_MAX", 5)
     delivery = await made(FakeStore(), tag("a"))
     fill = HistoryBackfill(delivery, delivery.recorder, FakeStored(), 1)
-    days = range(1, 3 * backfill.HOLES_MAX)
+    days = range(1, 20)
     for day in days:
-        fill._add_hole(day * 86_400 * S, (day * 86_400 + 1) * S, {day})
-    assert len(fill._holes) == backfill.HOLES_MAX
-    for day in days:
-        first_ns = day * 86_400 * S
-        assert any(day in one.tags and one.first_ns <= first_ns < one.last_ns for one in fill._holes)
+        fill._add(backfill._Job("gap", day * 86_400 * S, day * 86_400 * S + S, {day}))
+        assert fill.gaps_open <= 5
+    covered = {
+        day
+        for day in days
+        for job in fill._jobs
+        if job.first_ns <= day * 86_400 * S < job.last_ns and day in job.tags  # type: ignore[operator]
+    }
+    assert covered == set(days)
