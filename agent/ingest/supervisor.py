@@ -23,7 +23,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 from agent.concurrency import TaskGroup, end_if_cancelled, timeout
 from agent.file_watch import PATIENT, WatchTimes
@@ -42,7 +42,7 @@ from agent.ingest.lifecycle import (
     next_state,
 )
 from agent.ingest.ports import Refusals, StoredFacts, StorePort
-from agent.ingest.probe_result import ReadTags, TagReading
+from agent.ingest.probe_result import TagReading
 from agent.ingest.recorder import Recorder
 from agent.ingest.removal import FindRemoved, record_removed
 from agent.ingest.sampling import Tally
@@ -52,6 +52,11 @@ from agent.settings.sources import ModbusSourceSettings, SourceSettings
 
 if TYPE_CHECKING:
     from agent.ingest.modbus.line import Endpoints
+    from agent.ingest.modbus.source import ModbusSource
+    from agent.ingest.opcua.poll_source import OpcuaPollSource
+    from agent.ingest.opcua.source import OpcuaSource
+
+    Source: TypeAlias = OpcuaSource | OpcuaPollSource | ModbusSource
 
 log = logging.getLogger(__name__)
 
@@ -103,86 +108,6 @@ class SourceStatistics:
     @property
     def connected(self) -> bool:
         return self.state is State.CONNECTED
-
-
-class Backfill(Protocol):
-    """Fills the gaps of a source from its own history, while the source is connected."""
-
-    @property
-    def gaps_open(self) -> int:
-        """Gaps that are known and not filled."""
-
-    @property
-    def values_total(self) -> int:
-        """Values recorded from history since the start of the process."""
-
-    def request(self, first_ns: int, last_ns: int) -> None: ...
-
-
-class Events(Protocol):
-    """Receives the events of a source."""
-
-    def statistics(self) -> tuple[int, int, int, int]:
-        """The fields of EventStatistics."""
-
-    async def end(self) -> None:
-        """This process ends: store up to when the events are complete."""
-
-
-class Source(Protocol):
-    """The interface of a source, for both protocols."""
-
-    polls_missed_total: int
-    polls_late_total: int
-
-    @property
-    def backfill(self) -> Backfill | None:
-        """Fills gaps from the source's own history; None if it has none."""
-
-    @property
-    def events(self) -> Events | None:
-        """Receives its events; None if none are configured."""
-
-    @property
-    def alive_s(self) -> float:
-        """The last proof of life, on our monotonic clock."""
-
-    @property
-    def complete(self) -> Moment | None:
-        """Up to when it has delivered everything, in the time of its samples; None: nothing since the start of the
-        process."""
-
-    def take_missed(self) -> bool:
-        """Whether values of an outage are missing that is over now, and is declared by the caller."""
-
-    @property
-    def read_tags(self) -> ReadTags | None:
-        """Reads tags over the connection of the present life without recording them. None before the first life, and
-        for OPC UA, because a command can open another session."""
-
-    @property
-    def clock_ahead_ns(self) -> int | None:
-        """By how much its clock is ahead of ours; None if it has none, or has not been read."""
-
-    @property
-    def service_level(self) -> int | None:
-        """How well its server serves its clients, by its own account (0 to 255); None if it does not say."""
-
-    @property
-    def remarks(self) -> str:
-        """What was learned about the device that an operator should know."""
-
-    def now(self) -> Moment:
-        """The present moment in the time of its samples."""
-
-    def continue_from(self, stored: Mapping[str, Stored]) -> None:
-        """Continue after an earlier process that was complete up to these times, by part."""
-
-    def retry(self) -> None: ...
-
-    async def run(self, on_up: Callable[[], None]) -> None: ...
-
-    async def finish(self) -> None: ...
 
 
 def source_maker(
