@@ -88,7 +88,7 @@ CORES = tuple(
         "agent/ingest/modbus/explore": "interpretation register_scan register_text",
         "agent/ingest/modbus/line": "answers frames",
         "agent/ingest/opcua": "address columns decode publishing reconnect",
-        "agent/ingest/opcua/events": "conditions event_fields event_loss event_message",
+        "agent/ingest/opcua/events": "conditions event_fields event_message",
         "agent/ingest/opcua/explore": "tag_rows walk",
         "agent/ingest/opcua/history": "gap_fill",
         "agent/ingest/opcua/security": "certificate_facts refusal trust_list",

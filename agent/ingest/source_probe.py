@@ -77,7 +77,7 @@ def judge_readings_of_node(
 async def read_source(settings: SourceSettings, tags: Sequence[Tag]) -> list[TagReading]:
     """Read tags once. The values are in the order of `tags`. Raises SourceError."""
     if isinstance(settings, ModbusSourceSettings):
-        from agent.ingest.modbus.explore.tag_values import read_tags as read_modbus_tags
+        from agent.ingest.modbus.explore.device import read_tags as read_modbus_tags
 
         return await read_modbus_tags(settings, tags)
     from agent.ingest.opcua.explore.tag_values import read_tags

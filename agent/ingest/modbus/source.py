@@ -28,7 +28,7 @@ from agent.ingest.errors import SourceLost
 from agent.ingest.gap import POLLS_MISSED, STORE_REFUSED
 from agent.ingest.modbus.address import Register
 from agent.ingest.modbus.counters import CounterTracker, fall_message
-from agent.ingest.modbus.explore.tag_values import read_tags_over
+from agent.ingest.modbus.explore.device import read_tags_over
 from agent.ingest.modbus.line import Endpoints, Line, ReadRefused, UnitGarbled, UnitSilent
 from agent.ingest.modbus.plan import Limits, Read
 from agent.ingest.modbus.poll_grid import MS, Missed, PollGrid

@@ -21,6 +21,8 @@ from agent.ingest.modbus.explore.register_scan import RegisterScan
 from agent.ingest.modbus.line import Line, ReadRefused, UnitGarbled, UnitSilent
 from agent.ingest.modbus.plan import Limits, Read, plan_reads
 from agent.ingest.modbus.refusal import SILENT, quality_of, reason
+from agent.ingest.probe_result import TagReading
+from agent.ingest.tags.tag_map import Tag
 from agent.message import Value
 from agent.settings.sources import ModbusSourceSettings
 
@@ -212,3 +214,16 @@ def _answers(read: Read, data: bytes) -> Iterator[RegisterAnswer]:
         elif status == quality.BAD_NO_DATA_AVAILABLE:
             why = "the device says that it has no value (no_value)"
         yield RegisterAnswer(register, struct.unpack(f">{len(own) // 2}H", own), value, status, why)
+
+
+async def read_tags(settings: ModbusSourceSettings, tags: Sequence[Tag]) -> list[TagReading]:
+    """Read tags over a new connection. The readings are in the order of `tags`. Raises SourceLost."""
+    async with open_device(settings) as line:
+        return await read_tags_over(line, settings, tags)
+
+
+async def read_tags_over(line: Line, settings: ModbusSourceSettings, tags: Sequence[Tag]) -> list[TagReading]:
+    """Read tags over an open connection. The readings are in the order of `tags`. Raises SourceLost."""
+    answers = await read_registers(line, settings, dict.fromkeys(tag.point for tag in tags))
+    found = {answer.register: (answer.value, answer.quality, answer.why) for answer in answers}
+    return [TagReading.of(tag, *found[tag.point]) for tag in tags]

@@ -13,8 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import fields
 
 from agent.ingest.errors import SourceError, SourceLost
-from agent.ingest.modbus.explore.device import open_device
-from agent.ingest.modbus.explore.tag_values import read_tags_over
+from agent.ingest.modbus.explore.device import open_device, read_tags_over
 from agent.ingest.probe_result import Outcome, ProbeStep, TagReading, failed, tags_step
 from agent.ingest.quality import BAD_TIMEOUT
 from agent.ingest.tags.tag_map import Tag

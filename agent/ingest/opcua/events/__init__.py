@@ -2,6 +2,7 @@
 the other modules decide (cores)."""
 
 from agent.ingest.opcua.events.collector import EventCollector
-from agent.ingest.opcua.events.event_loss import EVENTS_LOST
+
+EVENTS_LOST = "events_lost"  # the predicate of the fact
 
 __all__ = ["EVENTS_LOST", "EventCollector"]

@@ -32,7 +32,7 @@ from agent.ingest.gap import (
     SOURCE_LOST,
     Gap,
 )
-from agent.ingest.opcua.events.conditions import AcceptedEvents, RefreshPlan, RetainedConditions
+from agent.ingest.opcua.events.conditions import AcceptedEvents, QueueWatch, RefreshPlan, RetainedConditions
 from agent.ingest.opcua.events.event_fields import (
     QUEUE_OVERFLOW,
     REFRESH_END,
@@ -43,7 +43,6 @@ from agent.ingest.opcua.events.event_fields import (
     Field,
     decode_events,
 )
-from agent.ingest.opcua.events.event_loss import QueueWatch
 from agent.ingest.opcua.events.event_message import absent_message, condition_names, event_message, refresh_message
 from agent.ingest.opcua.events.event_service import EventService, standard_type_name
 from agent.ingest.opcua.publisher import Publisher, Route

@@ -9,16 +9,21 @@ Servers do not order the events of different monitored items. So a refresh lasts
 *burst* with its RefreshEnd. A burst is a series of publications that the server sends at once, all but the last with
 "more". A refresh during which events were lost proves no absence.
 
+A server whose queue overflows sends an EventQueueOverflowEventType (OPC 10000-4, 7.22.3). Some (node-opcua) discard
+events silently. Then the burst that empties the queue has as many events as the queue can hold, and it is not known
+whether there were more: that counts as a loss.
+
 Core: takes events, returns what to record.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from agent.ingest.opcua.events.event_fields import REFRESH_END, REFRESH_REQUIRED, REFRESH_START, Event
+from agent.ingest.opcua.events.event_fields import QUEUE_OVERFLOW, REFRESH_END, REFRESH_REQUIRED, REFRESH_START, Event
 
 CONDITIONS_MAX = 20_000  # known at the same time, about 1 kB each; the end of one beyond them is an ordinary event
 REFRESH_PAUSE_S = 10.0  # between two refreshes; doubles while refreshes overflow the queue of the server
@@ -185,6 +190,25 @@ class RefreshPlan:
     def is_overdue(self, now_s: float) -> bool:
         """Whether the end of the present refresh is overdue."""
         return now_s - self._asked_s > REFRESH_MAX_S
+
+
+class QueueWatch:
+    """Detects lost events in one subscription. `queue_sizes` has the revised sizes by handle; 0 or 1: not known."""
+
+    def __init__(self, queue_sizes: Mapping[int, int]) -> None:
+        self._sizes = queue_sizes
+        self._counts: Counter[int] = Counter()
+
+    def take(self, events: Iterable[Event], *, more: bool) -> bool:
+        """Take in the events of a publication. Whether some may be lost before it."""
+        has_overflowed = False
+        for event in events:
+            self._counts[event.handle] += 1
+            has_overflowed |= event.is_of(QUEUE_OVERFLOW)
+        if more:
+            return has_overflowed
+        counts, self._counts = self._counts, Counter()
+        return has_overflowed or any(1 < self._sizes.get(handle, 0) <= count for handle, count in counts.items())
 
 
 def _key(event: Event) -> Key:

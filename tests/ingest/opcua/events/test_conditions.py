@@ -6,10 +6,11 @@ from agent.ingest.opcua.events.conditions import (
     REFRESH_PAUSE_MAX_S,
     REFRESH_PAUSE_S,
     AcceptedEvents,
+    QueueWatch,
     RefreshPlan,
     RetainedConditions,
 )
-from agent.ingest.opcua.events.event_fields import REFRESH_END, REFRESH_REQUIRED, REFRESH_START, Event
+from agent.ingest.opcua.events.event_fields import QUEUE_OVERFLOW, REFRESH_END, REFRESH_REQUIRED, REFRESH_START, Event
 from tests.ingest.opcua.events.events import condition, event
 
 HIGH, LOW = condition("High", 1, active=True), condition("Low", 2, active=True)
@@ -173,3 +174,26 @@ def test_a_server_without_refresh_is_asked_once_a_subscription() -> None:
     plan.asked(1000)
     plan.want(1001)
     assert plan.is_due(1000 + REFRESH_PAUSE_S)
+
+
+def test_an_overflow_that_the_server_reports() -> None:
+    """Whatever else is in the publication, and before the burst is over."""
+    watch = QueueWatch({1: 100})
+    assert watch.take([event(), event(QUEUE_OVERFLOW)], more=True)
+    assert not watch.take([event()], more=False)
+
+
+def test_a_burst_as_long_as_the_queue_is_taken_for_an_overflow() -> None:
+    """For a server that discards without a word. Counted for each item, over all publications of a burst."""
+    watch = QueueWatch({1: 3, 2: 3})
+    assert not watch.take([event(handle=1), event(handle=2)], more=True)
+    assert not watch.take([event(handle=1), event(handle=2)], more=False)
+    assert not watch.take([event(handle=1)] * 2, more=True)
+    assert watch.take([event(handle=1)], more=False)
+    assert not watch.take([event(handle=1)] * 2, more=False)
+
+
+def test_a_queue_of_unknown_size_is_not_watched() -> None:
+    """Servers that tell 0 or 1 for events do not mean it."""
+    watch = QueueWatch({1: 0, 2: 1})
+    assert not watch.take([event(handle=1)] * 5 + [event(handle=2)] * 5 + [event(handle=3)], more=False)
