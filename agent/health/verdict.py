@@ -109,7 +109,7 @@ def assess(snapshot: NodeSnapshot) -> Verdict:
     """The verdict on a snapshot. Causes come before their consequences, alerts first, then the worst level."""
     found = [*_node_reasons(snapshot)]
     for source in snapshot.sources:
-        found += _source_reasons(source, snapshot.taken_unix_ms)
+        found += _source_reasons(source)
     for broker in snapshot.brokers:
         found += _broker_reasons(broker)
     for abuse in snapshot.broker_abuses:
@@ -200,7 +200,7 @@ def _node_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
 
 def _clock_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
     doubt, now_ms = snapshot.clock.doubt, snapshot.taken_unix_ms
-    shows = f"not believed: it shows {datetime.fromtimestamp(now_ms // 1000, UTC):%Y-%m-%d %H:%M:%S}Z"
+    shows = f"not believed: it shows {_moment(now_ms)}"
     if doubt == "before_build":
         text = f"{shows}, before this version was made; no value with its time is called good until it is set"
         yield _reason(Problem.CLOCK_UNSET, "clock", text, alert=True)
@@ -318,7 +318,7 @@ def _history_reasons(history: Sequence[HistoryStatus]) -> Iterator[Reason]:
         yield _reason(HISTORY[one.kind], one.subject, one.text)
 
 
-def _source_reasons(source: SourceStatus, now_unix_ms: int) -> Iterator[Reason]:
+def _source_reasons(source: SourceStatus) -> Iterator[Reason]:
     subject = f"source {source.name}"
     if source.tags_problem:
         problem = Problem.TAG_FILE_REFUSED if source.tags else Problem.TAG_FILE_MISSING
@@ -327,10 +327,10 @@ def _source_reasons(source: SourceStatus, now_unix_ms: int) -> Iterator[Reason]:
             return
     without_value = source.tags_bad + source.tags_silent
     if source.connected and source.tags and without_value >= source.tags:
-        text = f"connected, but none of its {source.tags} tags has a good value"
+        text = f"connected, but none of its {source.tags:,} tags has a good value"
         yield _reason(Problem.SOURCE_WITHOUT_VALUES, subject, text, alert=True)
     elif source.connected and source.tags_bad:
-        yield _reason(Problem.TAGS_BAD, subject, f"{source.tags_bad} of {source.tags} tags are bad", alert=True)
+        yield _reason(Problem.TAGS_BAD, subject, f"{source.tags_bad:,} of {source.tags:,} tags are bad", alert=True)
     days, ahead_s = source.certificate_days_left, source.clock_ahead_s
     problem = Problem.SOURCE_CERTIFICATE_ENDS if days is None or days > 0 else Problem.SOURCE_CERTIFICATE_ENDED
     text = f"our certificate {_certificate_text(source.certificate_file, days).lstrip()}"
@@ -339,17 +339,18 @@ def _source_reasons(source: SourceStatus, now_unix_ms: int) -> Iterator[Reason]:
         text = f"the device's clock is {duration(abs(ahead_s))} {'ahead of' if ahead_s > 0 else 'behind'} this node's"
         yield from _judge("device_clock", abs(ahead_s), Problem.DEVICE_CLOCK_OFF, subject, text)
     if not source.connected:
-        yield _lost_source(source, subject, now_unix_ms)
+        yield _lost_source(source, subject)
 
 
-def _lost_source(source: SourceStatus, subject: str, now_unix_ms: int) -> Reason:
+def _lost_source(source: SourceStatus, subject: str) -> Reason:
     """A refusal of ours or of the source ends with what to do."""
     kind, _, trouble = source.trouble.partition(": ")
     why, _, remedy = trouble.partition("; ")
     if kind == "ServerCertificateChanged":
         return _reason(Problem.SERVER_CERTIFICATE_CHANGED, subject, why, remedy=remedy, alert=True)
     last = source.last_value_unix_ms
-    since = "no value since the node started" if last is None else f"last value {_ago((now_unix_ms - last) / 1000)}"
+    # Not as an age: the text is recorded, and read later in other zones.
+    since = "no value since the node started" if last is None else f"last value {_moment(last)}"
     if kind == "SourceRefused":
         found = _reason(
             Problem.SOURCE_REFUSED,
@@ -365,9 +366,9 @@ def _lost_source(source: SourceStatus, subject: str, now_unix_ms: int) -> Reason
     return _reason(Problem.SOURCE_LOST, subject, text, alert=True, kind=source.kind, source=source.name)
 
 
-def _ago(seconds: float) -> str:
-    """An age by two clocks, which may contradict each other."""
-    return f"{duration(seconds)} ago" if seconds >= 0 else f"stamped {duration(-seconds)} ahead of this node's clock"
+def _moment(unix_ms: int) -> str:
+    """A time in UTC, to the second."""
+    return f"{datetime.fromtimestamp(unix_ms // 1000, UTC):%Y-%m-%d %H:%M:%S}Z"
 
 
 def _broker_reasons(broker: BrokerStatus) -> Iterator[Reason]:
@@ -404,7 +405,9 @@ def _peer_reasons(peer: PeerStatus) -> Iterator[Reason]:
         text = f"a page that has arrived is not stored: {peer.page_waits}"
         yield _reason(Problem.PAGE_WAITS, subject, text, carrier)
     behind = max(0, peer.end_offset - peer.position)
-    text = "" if lag is None else f"{duration(lag)} behind, {behind} facts known to be outstanding{_catching_up(peer)}"
+    text = (
+        "" if lag is None else f"{duration(lag)} behind, {behind:,} facts known to be outstanding{_catching_up(peer)}"
+    )
     if peer.connected and peer.catch_up is not None and peer.catch_up.seconds_left is not None:
         text = text or _catching_up(peer).lstrip("; ")
         yield _reason(Problem.PEER_CATCHES_UP, subject, text, carrier)
@@ -446,7 +449,7 @@ def _consumer_reasons(
         return
     catches_up = _catches_up(consumer)
     if age is not None:
-        text = f"{duration(age)} behind ({consumer.behind_facts} facts of {consumer.stream}), {consumer.state}"
+        text = f"{duration(age)} behind ({consumer.behind_facts:,} facts of {consumer.stream}), {consumer.state}"
         kept = "(unconfirmed facts are kept for it)"
         remedy = f"is its process running? {kept}"
         if consumer.facts_per_s is not None or consumer.state.startswith("online"):

@@ -165,9 +165,10 @@ class Page:
         if view is None:
             text = f"No health of a zone {zone[:64]!r} is here."
             return self._render("error.html", text=text, hint="The fleet lists the zones that are."), text, 404
-        bad: list[Any] = []
+        bad, are_too_many = list[Any](), False
         try:
-            bad = [row for row in await self._watch.facts.latest(zone) or () if _is_not_good(row)]
+            latest = await self._watch.facts.latest(zone)
+            bad, are_too_many = list(filter(_is_not_good, latest or ())), latest is None
         except StoreError as error:
             view.reasons.append(
                 {"subject": "store", "text": f"cannot be read: {error}", "hint": error.hint, "alert": True}
@@ -175,7 +176,7 @@ class Page:
         own = zone == self._watch.node.zone
         main = self._render(
             "zone.html", view=view, is_own=own, unreadable=self._watch.unreadable, version=__version__,
-            bad=bad[:ROWS_SHOWN], bad_count=len(bad), is_live=own and not self._watch.silent,
+            bad=bad[:ROWS_SHOWN], bad_count=len(bad), are_too_many=are_too_many, is_live=own and not self._watch.silent,
         )  # fmt: skip
         return main, view.sentence, 200
 

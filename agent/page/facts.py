@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from agent.batch import Kind
 from agent.fact_store import Incident, StoreError, StoreReader
 from agent.message import HEALTH_PREFIX, HEALTH_STREAM
-from agent.page.health_tail import HealthTail, SharedDictionary
+from agent.page.health_tail import HealthTail
 from agent.page.trend import Trend, trend_of
 from agent.query.latest import LatestRecord, find_latest, latest_record
 from agent.query.scan import Bounds, Scanner
@@ -24,7 +24,7 @@ KEPT_S, KEPT_COSTS = 2.0, 20.0
 """A result is kept for two seconds, or for twenty times what it cost."""
 DEPTH_FACTS = 2_000_000
 DEFINITIONS_MAX = 100_000
-"""Of all zones together, those of their health included; each takes a kilobyte while values are searched."""
+"""In a search, those of health included; each takes a kilobyte meanwhile."""
 SAMPLES_MAX = 2_000_000
 """Of one picture; a longer time ends there."""
 INCIDENTS_SHOWN = 100
@@ -38,7 +38,6 @@ class Facts:
     def __init__(self, store_file: Path) -> None:
         self._file = store_file
         self._reader: StoreReader | None = None
-        self._dictionary: SharedDictionary | None = None
         self.health: HealthTail | None = None
         self._turn = asyncio.Lock()
         self._kept: dict[str, tuple[float, Any]] = {}
@@ -49,7 +48,7 @@ class Facts:
             return await asyncio.to_thread(self._with_reader, self._read_health)
 
     async def latest(self, zone: str = "") -> list[LatestRecord] | None:
-        """The latest value of every tag that is not health, of a zone or of all; None if all are too many. Raises
+        """The latest value of every tag that is not health, of a zone or of all; None if they are too many. Raises
         StoreError."""
         return await self._cached(f"latest {zone}", lambda reader: self._latest(reader, zone))
 
@@ -68,7 +67,7 @@ class Facts:
         """Close the file."""
         if self._reader is not None:
             self._reader.close()
-        self._reader = self._dictionary = self.health = None
+        self._reader = self.health = None
 
     async def _cached(self, name: str, read: Callable[[StoreReader], ResultT]) -> ResultT:
         async with self._turn:
@@ -85,11 +84,16 @@ class Facts:
         try:
             if self._reader is None:
                 self._reader = StoreReader(self._file)
-                self._dictionary, self.health = SharedDictionary(self._reader), HealthTail(self._reader)
+                self.health = HealthTail(self._reader)
             return read(self._reader)
         except StoreError:
             self.close()
             raise
+
+    def _scanner(self, reader: StoreReader) -> Scanner:
+        """With the definitions that health was read with: those of a thousand zones take a second to read and check."""
+        assert self.health is not None, "made with the reader"
+        return Scanner(reader, self.health.dictionary)
 
     def _read_health(self, _: StoreReader) -> HealthTail:
         assert self.health is not None, "made with the reader"
@@ -97,9 +101,10 @@ class Facts:
         return self.health
 
     def _latest(self, reader: StoreReader, zone: str) -> list[LatestRecord] | None:
-        if not zone and sum(reader.definition_counts().values()) > DEFINITIONS_MAX:
+        counts = reader.definition_counts()
+        if (counts.get(zone, 0) if zone else sum(counts.values())) > DEFINITIONS_MAX:
             return None
-        scanner = Scanner(reader, self._dictionary)
+        scanner = self._scanner(reader)
         found = find_latest(
             scanner,
             time.time_ns(),
@@ -119,7 +124,7 @@ class Facts:
             subject_tests=(subject.__eq__,),
         )
         times_ns, values, qualities = list[int](), list[object](), list[int]()
-        for facts in Scanner(reader, self._dictionary).scan(bounds):
+        for facts in self._scanner(reader).scan(bounds):
             times_ns += facts.column("source_time_ns")
             values += facts.values()
             qualities += facts.column("quality")

@@ -49,14 +49,14 @@ class HealthTail:
 
     def __init__(self, reader: StoreReader) -> None:
         self._reader = reader
-        self._dictionary = SharedDictionary(reader)
+        self.dictionary = SharedDictionary(reader)
         self._end_offset = 0
         self.zones: dict[str, ZoneHealth] = {}
         self._ends = NamedEnds()
 
     def read(self) -> set[str]:
         """Read what was recorded since the last call; the zones of which there was anything. Raises StoreError."""
-        scanner = Scanner(self._reader, self._dictionary)
+        scanner = Scanner(self._reader, self.dictionary)
         end_offset = scanner.ends.get(HEALTH_STREAM, 0)
         if end_offset <= self._end_offset:
             return set()

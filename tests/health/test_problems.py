@@ -123,8 +123,7 @@ def test_many_peers_are_ordered_at_once(healthy: NodeSnapshot) -> None:
 
 
 def test_clocks_that_contradict_each_other(healthy: NodeSnapshot) -> None:
-    """A device's clock that is off is a warning with the difference. A value from the future is never a negative
-    age."""
+    """A device's clock that is off is a warning with the difference."""
     for ahead_s, said in ((7250.0, "2 h ahead of"), (-7250.0, "2 h behind")):
         source = replace(healthy.sources[0], clock_ahead_s=ahead_s)
         (reason,) = assess(replace(healthy, sources=(source,))).reasons
@@ -132,9 +131,6 @@ def test_clocks_that_contradict_each_other(healthy: NodeSnapshot) -> None:
         assert said in reason.text
     fine = replace(healthy.sources[0], clock_ahead_s=-30.0)
     assert assess(replace(healthy, sources=(fine,))).summary() == "good"
-    ahead = replace(healthy.sources[0], connected=False, last_value_unix_ms=healthy.taken_unix_ms + 7_250_000)
-    (reason,) = assess(replace(healthy, sources=(ahead,))).reasons
-    assert reason.text == "not connected, last value stamped 2 h ahead of this node's clock"
 
 
 def test_a_changed_server_certificate_is_one_line(healthy: NodeSnapshot) -> None:

@@ -178,12 +178,13 @@ async def test_open_pages_are_bounded(site: Site, monkeypatch: pytest.MonkeyPatc
         assert (await site.get("/live?page=/"))[0] == 503
 
 
-async def test_the_tags_of_all_zones_may_be_too_many(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then the search says so, and the tags of one zone are still found."""
+async def test_tags_may_be_too_many(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all zones, or of a zone: the search says so, and the page of the zone does not pass over its bad tags."""
     await site.watch.look()
     assert "press/&lt;b&gt;force" in (await site.get("/tags"))[2]
     monkeypatch.setattr(facts, "DEFINITIONS_MAX", 0)
     site.watch.facts._kept.clear()
     assert "Too many tags for one search" in (await site.get("/tags"))[2]
-    assert "press/&lt;b&gt;force" in (await site.get("/tags?zone=idmz"))[2]
+    assert "bsfg latest --zone idmz" in (await site.get("/tags?zone=idmz"))[2]
+    assert "too many to search here" in (await site.get("/zone/idmz"))[2]
     assert "press/" not in (await site.get("/tags?zone=plant-b"))[2]

@@ -171,12 +171,16 @@ def test_pictures_of_a_thousand_zones(tmp_path: Path, browser: Chromium) -> None
         ages_ms = [8_000_000 if n == 417 else -30_000 for n in range(1000)]  # ahead, for a machine at work
         made = [gateway(f"plant-{n:04}", now_ms - age_ms) for n, age_ms in enumerate(ages_ms)]
         Zones(store).send(*(with_trouble(one, trouble.get(n, "")) for n, one in enumerate(made)))
-    words = [sys.executable, "-m", "agent.cli", "page", "--config", tmp_path / "node.toml"]
-    with Child("page", words, tmp_path / "log") as page:
+    words, where = [sys.executable, "-m", "agent.cli"], ["--config", tmp_path / "node.toml"]
+    with (
+        Child("node", [*words, "run", *where], tmp_path / "node.log") as node,
+        Child("page", [*words, "page", *where], tmp_path / "page.log") as page,
+    ):
+        node.start()
         page.start()
         base = page.wait_line("page: ").removeprefix("page: ").rstrip("/")
         browser.open(f"{base}/fleet")
-        browser.wait_text("of 1,001 zones are broken, 2 full, 4 late.", "plant-0417", "silent: no health")
+        browser.wait_text("3 of 1,001 zones are broken, 2 full, 4 late.", "plant-0417", "silent: no health")
         if "PAGE_PICTURES" in os.environ:
             browser.picture(PICTURES / "fleet.png")
         assert browser.run("return document.querySelectorAll('.cells li').length") == 1001

@@ -134,6 +134,7 @@ function drawn() {
 }
 
 window.addEventListener("popstate", listen);
+document.getElementById("clock").textContent = Intl.DateTimeFormat().resolvedOptions().timeZone.replaceAll("_", " ");
 localTimes(document);
 drawn();
 listen();
