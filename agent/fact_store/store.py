@@ -91,7 +91,7 @@ class FactStore:
         self.reader = reader
         """For queries in other threads (`agent.query`); closed with the store."""
         self.batch_ends, self.definitions, self.incidents = reader.batch_ends, reader.definitions, reader.incidents
-        self.signers, self.is_proven = reader.signers, reader.is_proven
+        self.signers, self.is_proven, self.range_starts = reader.signers, reader.is_proven, reader.range_starts
         self.zones_held, self.zone_held, self.earlier_lives = reader.zones_held, reader.zone_held, reader.earlier_lives
         self.held_below, self.lowest_sequence = reader.held_below, reader.lowest_sequence
         self.forgotten, self.compared = reader.forgotten, reader.compared

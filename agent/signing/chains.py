@@ -1,8 +1,8 @@
-"""Decides which batches of a page are proven by their origin, and which are declined.
+"""Decides which batches of a page are proven by their zone, and which are declined.
 
-A chain is batches of one origin in a page, each the successor of the one before by sequence and digest. A batch is
-proven by its own record or by a proven successor, because the digests cover the records. So only the newest record of a
-chain is verified, and earlier ones only until one is valid. The table of rules is in DESIGN.md.
+A batch is proven by its own record or by a proven successor, because the digests cover the records: the successor
+continues its sequence and names its digest, in this life or a later one. So of each chain only the newest record is
+verified, and earlier ones only until one is valid. The table of rules is in DESIGN.md.
 
 Core: no IO. The same page, rules and signers give the same judgement.
 """
@@ -71,7 +71,7 @@ class Proof(Enum):
 @dataclass(frozen=True, slots=True)
 class Trust:
     """What a receiver trusts. `proven_zones`: zones of which a record was verified here before. `is_held`: whether a
-    batch, or its successor by digest, is held here and proven."""
+    batch, or its successor, is held here and proven."""
 
     rule_of: Callable[[str], Rule]
     proven_zones: frozenset[str]
@@ -92,30 +92,12 @@ class Judgement:
 
 
 def judge_page(offered: Sequence[Offered], trust: Trust) -> Judgement:
-    """Judge the batches of a page, chain by chain. A zone proven by one chain is proven for the rest of the page."""
-    judge = _Judge(offered, trust)
-    for chain in _chains(offered):
-        judge.judge_chain(chain)
-    return judge.result()
-
-
-def _chains(offered: Sequence[Offered]) -> list[list[int]]:
-    """The positions of each chain, in order. A batch that cannot be read is not stored, so it ends its chain."""
-    chains, newest = list[list[int]](), dict[Origin, list[int]]()
-    for at, one in enumerate(offered):
-        if one.unreadable:
-            continue
-        origin = one.batch.header.origin
-        if origin not in newest or not one.batch.follows(offered[newest[origin][-1]].batch):
-            newest[origin] = []
-            chains.append(newest[origin])
-        newest[origin].append(at)
-    return chains
+    """Judge the batches of a page. Once one of a zone is proven, those of the zone behind it in the page must be."""
+    return _Judge(offered, trust).result()
 
 
 class _Judge:
-    """The judgement while the chains are walked. `_why` has the reason of each declined batch, "" for an accepted
-    one."""
+    """The judgement in the making. `_why` has the reason of each declined batch, "" for an accepted one."""
 
     def __init__(self, offered: Sequence[Offered], trust: Trust) -> None:
         self._offered = offered
@@ -125,28 +107,38 @@ class _Judge:
         self._verified = set[int]()
         self._wrong = set[int]()
         self._wrong_count: Counter[str] = Counter()
-
-    def judge_chain(self, chain: Sequence[int]) -> None:
-        """Judge the batches of a chain from its end, until one is proven: it proves those before it."""
-        zone = self._offered[chain[0]].batch.header.origin.zone
-        rule = self._trust.rule_of(zone)
-        if rule == "off":
-            return
-        unproven = list[tuple[int, Proof | None, str]]()
-        for at in reversed(chain):
-            proof, why = self._check(at)
-            if proof is Proof.VERIFIED:
-                self._proven.add(zone)
-                self._verified.add(at)
-                break
-            unproven.append((at, proof, why))
-        if is_strict := rule == "required" or zone in self._proven:
-            # In pages that fill gaps: a batch that is held, or precedes a held one, is proven by it.
-            held = (place for place, one in enumerate(unproven) if self._trust.is_held(self._offered[one[0]].batch))
-            unproven = unproven[: next(held, None)]
-        for at, proof, why in unproven:
-            if is_strict or proof is Proof.WRONG:
+        # What cannot be read is not stored, so it proves nothing before it.
+        judged = [at for at, why in enumerate(self._why) if not why and trust.rule_of(self._zone(at)) != "off"]
+        unproven = self._find_unproven(judged)
+        for at in judged:
+            proof, why = unproven.get(at, (Proof.VERIFIED, ""))
+            if not why:
+                self._proven.add(self._zone(at))
+            elif proof is Proof.WRONG or self._is_strict(self._zone(at)):
                 self._why[at] = why
+
+    def _zone(self, at: int) -> str:
+        return self._offered[at].batch.header.origin.zone
+
+    def _is_strict(self, zone: str) -> bool:
+        return zone in self._proven or self._trust.rule_of(zone) == "required"
+
+    def _find_unproven(self, places: Sequence[int]) -> dict[int, tuple[Proof | None, str]]:
+        """The batches that nothing proves, each with what its own record proves and why not more."""
+        unproven = dict[int, tuple[Proof | None, str]]()
+        named = set[tuple[str, int, bytes]]()  # as their predecessors, by proven batches
+        # From the highest sequence down: each batch after all that could prove it, wherever they are in the page.
+        for at in sorted(places, key=lambda at: self._offered[at].batch.header.last_sequence, reverse=True):
+            batch, zone = self._offered[at].batch, self._zone(at)
+            if (zone, batch.header.last_sequence + 1, batch.digest) not in named:
+                found = self._check(at)
+                if found[0] is Proof.VERIFIED:
+                    self._verified.add(at)
+                elif not (self._is_strict(zone) and self._trust.is_held(batch)):
+                    unproven[at] = found
+                    continue
+            named.add((zone, batch.header.first_sequence, batch.header.previous_digest))
+        return unproven
 
     def _check(self, at: int) -> tuple[Proof | None, str]:
         """What the record of a batch proves, and the reason to decline the batch if it does not prove it; None if it

@@ -43,28 +43,41 @@ def _verified(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
 @st.composite
 def honest_pages(draw: Any) -> list[Offered]:
-    """Chains of one or two zones and lives, interleaved, each of them signed at its end and anywhere before."""
-    chains = list[list[Batch]]()
+    """Chains of one or two zones, in any order, each of them over several lives, signed at its end and anywhere
+    before."""
+    batches = list[Batch]()
     for number in range(draw(st.integers(1, 3))):
         zone, count = draw(st.sampled_from(["plant", "evil"])), draw(st.integers(1, 6))
         signed = {count - 1, *draw(st.sets(st.integers(0, count - 1)))}
-        run = chain(count, zone, SIGNERS.of(zone), at=signed, life=bytes([number]) * 16)
-        chains.append(run[draw(st.integers(0, count - 1)) :])  # a page may begin inside a chain
-    turns = draw(st.permutations([number for number, run in enumerate(chains) for _ in run]))
-    return page([chains[number].pop(0) for number in turns])
+        lives = draw(st.lists(st.integers(0, 3), min_size=count, max_size=count))
+        run = over_lives(sorted(lives), signed, zone, number)
+        batches += run[draw(st.integers(0, count - 1)) :]  # a page may begin inside a chain
+    return page(draw(st.permutations(batches)))
+
+
+def over_lives(lives: list[int], signed: set[int], zone: str = "plant", number: int = 0) -> list[Batch]:
+    """A chain of one batch for each number of a life, which runs on over the lives."""
+    link = Link(STREAM, Origin(zone, b""))
+    found = list[Batch]()
+    for at, life in enumerate(lives):
+        link = replace(link, origin=Origin(zone, bytes([number, life]) * 8))
+        found += chain(1, key=SIGNERS.of(zone) if at in signed else None, link=link)
+        link = found[-1].link
+    return found
 
 
 @settings(max_examples=100)
 @given(honest_pages(), st.sampled_from(["required", "if_present", "off"]))
 def test_an_honest_page_is_accepted_whole(offered: list[Offered], rule: Any) -> None:
     """Whatever the rule, nothing of an honest page is declined, and the last batch of each chain counts as verified
-    unless the rule is off: earlier ones are not verified."""
+    unless the rule is off: earlier ones are not verified, also not those of earlier lives."""
     judged = judge_page(offered, SIGNERS.trust(rule))
     assert judged.accepted == tuple(range(len(offered)))
     assert not judged.declined
     assert not judged.evidence
-    ends = {one.batch.header.origin: at for at, one in enumerate(offered)}
-    assert judged.verified == (frozenset() if rule == "off" else frozenset(ends.values()))
+    followed = {one.batch.header.previous_digest for one in offered}
+    ends = {at for at, one in enumerate(offered) if one.batch.digest not in followed}
+    assert judged.verified == (frozenset() if rule == "off" else ends)
 
 
 def forged_after(batch: Batch, key: SigningKey | None = None) -> Batch:
@@ -221,6 +234,55 @@ def test_what_was_recorded_without_a_key_is_proven_by_the_next_signed_batch() ->
     assert judge_page(page(run), SIGNERS.trust()).accepted == (0, 1, 2, 3)
     assert judge_page(page(run[1:]), SIGNERS.trust()).accepted == (0, 1, 2)
     assert judge_page(page(run[:3]), SIGNERS.trust()).accepted == (0,)
+
+
+@pytest.mark.parametrize(
+    "lives, signed, accepted",
+    [
+        ([1, 1, 2, 2], {3}, (0, 1, 2, 3)),
+        ([1, 1, 2, 3], {3}, (0, 1, 2, 3)),
+        ([1, 1, 2, 2], {2}, (0, 1, 2)),
+        ([1, 1, 2, 2], {1}, (0, 1)),
+        ([1, 2, 3, 4], {0, 2}, (0, 1, 2)),
+    ],
+)
+def test_the_proof_runs_on_over_lives(lives: list[int], signed: set[int], accepted: tuple[int, ...]) -> None:
+    """What a life recorded without a key is proven by the first signed batch of a later one, which continues its
+    sequence and names its digest. What follows a signed batch is not."""
+    run = over_lives(lives, signed)
+    assert judge_page(page(run), SIGNERS.trust()).accepted == accepted
+    mirrored = judge_page(page(run[::-1]), SIGNERS.trust()).accepted
+    assert [len(run) - 1 - at for at in reversed(mirrored)] == list(accepted), "in any order"
+
+
+def test_both_sides_of_a_branch_prove_what_is_before_it() -> None:
+    """A store was put back: two lives go on from one batch, and only one of them signs. What is before the branch is
+    proven, the side without a record is not."""
+    before, other = over_lives([1, 1], set()), Origin("plant", b"o" * 16)
+    unsigned = chain(2, link=before[-1].link)
+    signed = chain(2, key=PLANT, link=replace(before[-1].link, origin=other))
+    for batches in ([*before, *unsigned, *signed], [*before, *signed, *unsigned]):
+        judged = judge_page(page(batches), SIGNERS.trust())
+        assert [batches[at] for at in judged.accepted] == [*before, *signed]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda header: {"next_sequence": header.last_sequence + 2},
+        lambda header: {"next_sequence": header.first_sequence},
+        lambda _: {"digest": bytes(reversed(range(16)))},
+        lambda header: {"origin": Origin("evil", header.origin.life)},
+    ],
+    ids=["a gap", "the same sequence", "another digest", "another zone"],
+)
+def test_what_does_not_continue_a_batch_does_not_prove_it(change: Any) -> None:
+    """A signed batch of another life proves only the batch whose zone, sequence and digest it continues."""
+    run = over_lives([1, 1], set())
+    link = replace(run[-1].link, origin=Origin("plant", b"n" * 16))
+    link = replace(link, **change(run[-1].header))
+    signed = chain(1, key=SIGNERS.of(link.origin.zone), link=link)
+    assert judge_page(page([*run, *signed]), SIGNERS.trust()).accepted == (2,)
 
 
 def test_a_proven_zone_is_demanded_at_once() -> None:

@@ -324,6 +324,16 @@ class StoreReader:
             number, of = self._stream(connection, stream), self._number(connection, origin)
             return held_of(connection.execute, number, of) if number and of else ()
 
+    def range_starts(self, stream: str, zone: str) -> dict[tuple[int, bytes], list[bytes]]:
+        """The lives of a zone that have a range in a stream, held or released, by its first sequence and the digest
+        before it."""
+        found = dict[tuple[int, bytes], list[bytes]]()
+        with self._reading() as connection:
+            named = (self._stream(connection, stream), zone)
+            for sequence, digest, life in connection.execute(QUERIES["select_range_starts"], named):
+                found.setdefault((sequence, digest), []).append(life)
+        return found
+
     def holds_zone(self, stream: str, zone: str) -> bool:
         """Whether facts of a zone are held in a stream, or were."""
         with self._reading() as connection:

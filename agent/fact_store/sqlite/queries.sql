@@ -310,6 +310,11 @@ FROM compared JOIN zone ON zone.id = compared.zone WHERE peer = ? AND stream = ?
 SELECT first_sequence, last_sequence, first_previous_digest, last_digest FROM held
 WHERE stream = ? AND origin = ? ORDER BY first_sequence;
 
+-- select_range_starts: where the ranges of a zone in a stream begin: sequence, digest of the batch before, and life
+SELECT held.first_sequence, held.first_previous_digest, origin.life
+FROM zone JOIN origin ON origin.zone = zone.id JOIN held ON held.stream = ? AND held.origin = origin.id
+WHERE zone.name = ?;
+
 -- select_zone_is_held: whether facts of a zone are held in a stream, or were
 SELECT 1 FROM held_before AS before JOIN zone ON zone.id = before.zone WHERE before.stream = ? AND zone.name = ?;
 

@@ -25,7 +25,7 @@ from itertools import groupby
 import msgspec
 
 from agent.batch import SEQUENCE_MAX, Definitions, Origin
-from agent.pages import ComparedSums, DefinitionChain, HeldRange, HeldSum, LackingDefinitions, PutResult
+from agent.pages import ComparedSums, Declined, DefinitionChain, HeldRange, HeldSum, LackingDefinitions, PutResult
 from agent.pages import Span as Sequences
 from agent.positions import NOTHING_READ, Position
 from agent.replication.mqtt import Reply
@@ -280,9 +280,7 @@ class AntiEntropy:
             for zone, wanted in found.damaged_definitions:
                 await self._fetch_definitions(found, zone, wanted)
             unknown = set[Origin]() if task.is_commanded else self._unknown(found)
-            for origin, span in found.missing:
-                if origin not in unknown:
-                    await self._fetch_missing(found, origin, span)
+            await self._fetch_all_missing(found, [one for one in found.missing if one[0] not in unknown])
             for origin, span in found.damaged:
                 await self._fetch_damaged(found, origin, span)
             found.repaired_artifacts, found.missing_artifacts = await self._artifacts.fetch_absent(stream)
@@ -518,20 +516,37 @@ class AntiEntropy:
         found.bytes += reply.bytes
         return reply
 
-    async def _fetch_missing(self, found: Comparison, origin: Origin, span: Sequences) -> None:
-        """Fetch missing batches and append them."""
-        peer, stored = self._settings.peer_zone, 0
+    async def _fetch_all_missing(self, found: Comparison, wanted: Sequence[tuple[Origin, Sequences]]) -> None:
+        """Fetch missing batches. What is declined may be proven by what is stored after it, of this life or a later
+        one: it is fetched once more, the last first."""
+        repaired, asked = set[int](), list(enumerate(wanted))
+        for is_last in (False, True):
+            declined = list[tuple[int, tuple[Origin, Sequences]]]()
+            for at, (origin, span) in asked:
+                stored, left = await self._fetch_missing(found, origin, span, is_last=is_last)
+                repaired |= {at} if stored else set()
+                declined += [(at, (origin, (one.facts.first_sequence, one.facts.last_sequence))) for one in left]
+            asked = declined[::-1]
+        found.repaired_ranges += len(repaired)
+
+    async def _fetch_missing(
+        self, found: Comparison, origin: Origin, span: Sequences, *, is_last: bool
+    ) -> tuple[int, list[Declined]]:
+        """Fetch missing batches and append them: how many facts, and what is declined, which is reported if this is the
+        last attempt."""
+        peer, stored, declined = self._settings.peer_zone, 0, list[Declined]()
         is_own = origin.zone == self._store.zone
         if not is_own and not self._store.inbound.trail(peer, found.stream):
-            return  # nothing has been pulled yet: the pull will fetch everything
+            return 0, []  # nothing has been pulled yet: the pull will fetch everything
         if is_own and self._store.is_nearly_full(found.stream):
             found.refuse(f"{origin}: own facts stay at {peer}, because the store is nearly full")
-            return
+            return 0, []
         async for _, judged in self._pages(found, origin, span):
             is_whole = await self._artifacts.fetch(judged.batches)
-            put = partial(self._put, found.stream, judged)
+            put = partial(self._put, found.stream, judged, judged.declined if is_last else ())
             stored += (await store_with_definitions(put, self._definitions.fetch, self._store_errors)).stored_facts
-            for one in judged.declined:
+            declined += judged.declined
+            for one in judged.declined if is_last else ():
                 span_text = f"{one.facts.first_sequence} to {one.facts.last_sequence}"
                 found.refuse(f"{origin}: {span_text} declined: {one.reason}")
             if not is_whole:
@@ -539,16 +554,16 @@ class AntiEntropy:
             if is_own and self._store.is_nearly_full(found.stream):
                 break  # the rest is fetched by another comparison
         found.repaired_facts += stored
-        found.repaired_ranges += stored > 0
+        return stored, declined
 
-    async def _put(self, stream: str, judged: JudgedPage) -> PutResult:
+    async def _put(self, stream: str, judged: JudgedPage, declined: Sequence[Declined]) -> PutResult:
         """Store batches without a position, which the pull moves."""
         putting = self._store.inbound.put_batches(
             *(self._settings.peer_zone, stream, judged.batches, None),
             is_backlog=True,
             verified=judged.verified,
             signers=judged.signers,
-            declined=judged.declined,
+            declined=declined,
         )
         return await asyncio.wrap_future(putting)
 

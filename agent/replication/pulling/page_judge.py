@@ -12,12 +12,12 @@ import contextlib
 import re
 import threading  # tidy: one lock around the evidence of several threads; nothing here waits
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.batch import Batch
-from agent.pages import Declined, HeldRange, SignerCertificate
+from agent.batch import Batch, Origin
+from agent.pages import BatchEnd, Declined, SignerCertificate
 from agent.replication.protocol.messages import SIGNERS_KNOWN_MAX
 from agent.replication.protocol.ports import ReceivingStore
 from agent.replication.pulling.message_judge import MessageJudge, TrustPolicy, remember
@@ -80,7 +80,7 @@ class PageJudge(MessageJudge):
             self._policy.rule_of,
             self._store.signed_zones() | self._proven,
             signers.resolve,
-            lambda batch: is_held(self._store, stream, batch),
+            HeldProofs(self._store, stream).proves,
         )
         found = judge_page(offered, trust)
         batches = [offered[at].batch for at in found.accepted]
@@ -108,23 +108,23 @@ class PageJudge(MessageJudge):
                 self._evidence.keep(name, one.batch.sealed)
 
 
-def is_held(store: ReceivingStore, stream: str, batch: Batch) -> bool:
-    """Whether a batch is held and proven here, or directly precedes such a batch, which names its digest."""
-    header = batch.header
-    for held in store.held_of(stream, header.origin):
-        if held.first_sequence == header.last_sequence + 1 and held.first_previous_digest == batch.digest:
-            return store.is_proven(stream, header.origin, held.first_sequence)
-        if _is_inside(store, stream, batch, held):
-            return store.is_proven(stream, header.origin, header.last_sequence)
-    return False
+class HeldProofs:
+    """Proof of the batches of one page by what is held here. The ranges of a zone are read once."""
 
+    def __init__(self, store: ReceivingStore, stream: str) -> None:
+        self._store, self._stream = store, stream
+        self._starts: dict[str, Mapping[tuple[int, bytes], Sequence[bytes]]] = {}
 
-def _is_inside(store: ReceivingStore, stream: str, batch: Batch, held: HeldRange) -> bool:
-    header = batch.header
-    if not held.first_sequence <= header.first_sequence <= header.last_sequence <= held.last_sequence:
-        return False
-    ends = store.batch_ends(stream, header.origin, [header.last_sequence])
-    return any(tuple(one) == (header.last_sequence, batch.digest) for one in ends)
+    def proves(self, batch: Batch) -> bool:
+        """Whether a batch is held and proven here, or directly precedes such a batch of any life, which names its
+        digest."""
+        zone, life, end = batch.header.origin.zone, batch.header.origin.life, batch.header.last_sequence
+        if zone not in self._starts:
+            self._starts[zone] = self._store.range_starts(self._stream, zone)
+        proofs = [(one, end + 1) for one in self._starts[zone].get((end + 1, batch.digest), ())]
+        if BatchEnd(end, batch.digest) in self._store.batch_ends(self._stream, batch.header.origin, [end]):
+            proofs.append((life, end))
+        return any(self._store.is_proven(self._stream, Origin(zone, one), sequence) for one, sequence in proofs)
 
 
 def _bounded(declined: tuple[Declined, ...]) -> tuple[Declined, ...]:

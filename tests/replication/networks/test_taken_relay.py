@@ -224,3 +224,55 @@ async def test_a_relay_without_configuration_passes_the_proof_on(
             assert not declined(enterprise)
             last = enterprise.store.held(STREAM)[plant.store.origin][-1].last_sequence
             assert enterprise.store.is_proven(STREAM, plant.store.origin, last)
+
+
+async def test_what_a_life_recorded_without_a_key_is_proven_by_the_next(
+    broker: Mosquitto, tmp_path: Path, authority: Made
+) -> None:
+    """The plant could not read its key at one start, and signs again from the next on. The enterprise demands
+    signatures: it declines what the relay brings meanwhile, and its next comparison fetches all of it. One that begins
+    later gets everything by its pull."""
+
+    def plant_with(key: RecordSigner | None) -> Node:
+        plant = Node.open(broker, "plant-a", tmp_path / "p", SMALL, signer=key)
+        plant.serve({"idmz": [STREAM]})
+        return plant
+
+    def enterprise_in(folder: str) -> Node:
+        enterprise = Node.open(broker, "enterprise", tmp_path / folder, policy=trusting(authority))
+        enterprise.pull("idmz", relays=["plant-a"], receiver=IMPATIENT)
+        return enterprise
+
+    async def read_to(end: int) -> None:
+        puller = early.pullers[0]
+        await wait_until_async(lambda: puller.statistics().offset == end, f"the enterprise to have read {end}")
+
+    relay, early = Node.open(broker, "idmz", tmp_path / "i"), enterprise_in("early")
+    relay.serve({"enterprise": [STREAM]})
+    relay.pull("plant-a", receiver=IMPATIENT)
+    requester = ThrottledRequester(early.requester("idmz"))
+    settings = AntiEntropySettings("idmz", (STREAM,), frozenset({"plant-a"}), every_hours=0)
+    comparer = AntiEntropy(requester, early.store, settings, COMPARISON_ERRORS, judge=early.judge)
+    unsigned = plant_with(None)
+    async with running(relay):
+        async with running(early):
+            async with running(unsigned):
+                await unsigned.append(0, 200)
+                await read_to(200)
+            said = declined(early)
+            assert said
+            assert not of_plant(early.store)
+            plant = plant_with(signer(authority, "plant-a"))
+            async with running(plant):
+                await plant.append(200, 200)
+                await read_to(400)
+            found = await comparer.compare(STREAM, repair=True)
+            assert (found.repaired_facts, found.refused, declined(early)) == (200, [], said)
+            assert sorted(of_plant(early.store)) == sorted(of_plant(relay.store))
+            verified = early.store.reader.verified
+            assert verified(STREAM, [(unsigned.store.origin, 1), (plant.store.origin, 400)]) == ["yes", "yes"]
+        late = enterprise_in("late")
+        async with running(late):
+            await late.wait_end(400)
+            assert of_plant(late.store) == of_plant(relay.store)
+            assert not declined(late)

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -51,10 +52,13 @@ from agent.replication.pulling.page_judge import JudgedPage, PageJudge, TrustPol
 from agent.replication.pulling.throttled_requester import ThrottledRequester
 from agent.replication.serving.server import Server
 from agent.settings.store import StreamSettings
+from agent.signing.certificates import SignerTrust
 from agent.signing.keys import ZoneSigner
+from agent.signing.records import sign_record
 from tests.fact_store.making import Elsewhere, parsed, past_the_triggers, samples, tag
 from tests.replication.nodes import STREAM
-from tests.signing.signers import make, signing_key
+from tests.signing.making import page
+from tests.signing.signers import NOW_MS, make, signing_key
 from tests.support.received import chains_in, put_page
 from tests.waiting import LIMIT_S, wait_until_async
 
@@ -325,6 +329,37 @@ async def test_own_facts_come_home_only_while_there_is_room(tmp_path: Path) -> N
             found = await comparer.compare(STREAM, repair=True)
         assert idmz.end_offset(STREAM) == end
         assert any("nearly full" in one for one in found.refused)
+
+
+async def test_what_is_proven_only_by_later_facts_is_fetched_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """plant-a had no key in two lives, and idmz, which demands signatures, holds only the signed one that follows. Each
+    page of the earlier lives is proven by the page after it, and the first life by the second: one comparison brings
+    them all, and reports nothing as declined."""
+    monkeypatch.setattr(anti_entropy, "LIMIT", 20)  # a page has two batches
+    made = make("plant-a")
+    policy = TrustPolicy(SignerTrust(pins={"plant-a": frozenset({made.sha256})}), {"plant-a": "required"}, "idmz")
+    lives, link = [Elsewhere("plant-a", life=bytes([number]) * 16) for number in (1, 2, 3)], None
+    lives[2].sign = partial(sign_record, ZoneSigner(signing_key(made), made.der), signed_at_ms=NOW_MS)
+    async with played(tmp_path) as (plant, idmz):
+        for life in lives:
+            life.link = replace(link, origin=life.origin) if link else life.link
+            put(plant, life, [life.seal(10) for _ in range(6)])
+            link = life.link
+        judged = PageJudge(idmz, policy).judge("plant-a", STREAM, page(parsed(lives[2].sealed)), [made.der])
+        put_page(
+            *(idmz, "plant-a", STREAM, judged.batches, lives[2].received(), level(plant)),
+            verified=judged.verified,
+            signers=judged.signers,
+        ).result()
+        async with comparing(plant, idmz, policy=policy) as (comparer, _):
+            found = await comparer.compare(STREAM, repair=True)
+            again = await comparer.compare(STREAM, repair=True)
+        assert [span for _, span in found.missing] == [(1, 60), (61, 120)]
+        assert (found.repaired_facts, found.repaired_ranges, found.refused) == (120, 2, [])
+        assert (again.divergent_ranges, [one.kind for one in idmz.incidents()]) == (0, [])
+        assert comparer.statistics()[0].is_equal
 
 
 async def test_facts_behind_a_fork_are_fetched(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import hashlib
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent.batch import Batch
+from agent.batch import Batch, Origin
 from agent.fact_store import FactStore
 from agent.fact_store.sqlite import transaction
 from agent.pages import CERTIFICATES_OF_KEY_MAX
@@ -26,9 +27,9 @@ from agent.replication.pulling.page_judge import (
     EVIDENCE_PER_PAGE_MAX,
     PASSED_ON_MS,
     EvidenceFolder,
+    HeldProofs,
     JudgedPage,
     PageJudge,
-    is_held,
 )
 from agent.signing.certificates import SignerTrust, describe_signer
 from agent.signing.chains import Offered, Rule
@@ -173,7 +174,7 @@ def test_a_gap_is_filled_without_a_record(store: FactStore) -> None:
     declined when it comes again. Facts that only look like a predecessor are declined."""
     run, judge = chain(6, key=KEY, at=[5]), judge_of(store)
     put(store, judge.judge("idmz", STREAM, page(run[3:]), [PLANT.der]), 6)
-    assert [is_held(store, STREAM, one) for one in run] == [False, False, True, True, True, True]
+    assert [HeldProofs(store, STREAM).proves(one) for one in run] == [False, False, True, True, True, True]
     forged = chain(3, text="forged")
     assert not judge.judge("idmz", STREAM, page(forged), []).batches
     filled = judge.judge("idmz", STREAM, page(run[:3]), [])
@@ -181,6 +182,22 @@ def test_a_gap_is_filled_without_a_record(store: FactStore) -> None:
     put(store, filled, 6)
     again = judge.judge("idmz", STREAM, page(run[:3]), [])
     assert not again.declined
+
+
+def test_a_gap_before_a_later_life_is_filled_without_a_record(store: FactStore) -> None:
+    """What a life recorded without a key is proven by a batch of the next life that is held: a comparison fetches the
+    sequences of one life at a time. So is a whole life between, once that is held."""
+    first = chain(3, life=b"1" * 16)
+    second = chain(1, link=replace(first[-1].link, origin=Origin("plant", b"2" * 16)))
+    third = chain(2, key=KEY, at=[1], link=replace(second[-1].link, origin=Origin("plant", b"3" * 16)))
+    judge = judge_of(store)
+    put(store, judge.judge("idmz", STREAM, page(third), [PLANT.der]), 6)
+    assert not judge.judge("idmz", STREAM, page(first), []).batches
+    for life in (second, first):
+        judged = judge.judge("idmz", STREAM, page(life), [])
+        assert sealed(judged.batches) == sealed(life)
+        put(store, judged, 6)
+    assert store.reader.verified(STREAM, [(first[0].header.origin, 1)]) == ["yes"]
 
 
 def test_what_is_held_and_was_never_proven_proves_nothing(store: FactStore) -> None:
@@ -196,7 +213,7 @@ def test_a_record_beyond_a_hole_proves_nothing_before_it(store: FactStore) -> No
     run = chain(6, key=KEY, at=[5])
     put(store, judge_of(store, rule="off").judge("idmz", STREAM, page(run[:2]), []), 2)
     put(store, judge_of(store).judge("idmz", STREAM, page(run[4:]), [PLANT.der]), 6)
-    assert [is_held(store, STREAM, one) for one in run] == [False, False, False, True, True, True]
+    assert [HeldProofs(store, STREAM).proves(one) for one in run] == [False, False, False, True, True, True]
 
 
 def test_a_zone_that_has_signed_is_held_to_it_at_once(store: FactStore) -> None:
