@@ -186,15 +186,6 @@ async def test_a_source_returns_with_its_first_good_value() -> None:
     assert returned == [11 * S]
 
 
-async def test_a_process_continues_from_what_an_earlier_one_recorded() -> None:
-    """The value that still stands after a restart is no new fact."""
-    store = FakeStore()
-    delivery = await made(store, tag("a"))
-    delivery.seed({1: Newest(Sample(1, 10 * S, 1.0), 10 * S)})
-    await delivery.deliver(SampleColumns.of([Sample(1, 10 * S, 1.0)]), 12 * S)
-    assert not store.samples
-
-
 async def test_a_gap_of_a_source_that_sends_nothing_more_becomes_a_fact() -> None:
     """Time alone is enough: no value has to follow it."""
     store = FakeStore()

@@ -2,7 +2,6 @@
 happened."""
 
 import asyncio
-import dataclasses
 import logging
 from pathlib import Path
 from typing import Self
@@ -11,7 +10,6 @@ import pytest
 
 from agent import file_watch
 from agent.concurrency import TaskGroup
-from agent.demo.plant.tags import modbus_tags_csv
 from agent.file_watch import WatchTimes
 from agent.ingest.lifecycle import State
 from agent.ingest.quality import TAG_REMOVED
@@ -20,7 +18,7 @@ from agent.ingest.tags.file import load_tag_files
 from agent.ingest.tags.watch import TagWatch
 from agent.settings.sources import OpcuaSourceSettings
 from tests.ingest.fakes import FakeStore, Program, running
-from tests.ingest.plant import Running, ingesting, modbus, opcua
+from tests.ingest.plant import Running, ingesting, opcua
 from tests.waiting import wait_until_async
 
 SWIFT = WatchTimes(settle_s=0.05, settle_max_s=0.5, missing_s=0.6, reread_s=60.0)
@@ -95,36 +93,6 @@ def assert_same_values(store: FakeStore, one: str, other: str) -> None:
 
 
 @pytest.mark.system
-async def test_modbus_tags_come_and_go_between_two_polls(meter: Program, tmp_path: Path) -> None:
-    """A value added in the unit that is read, and a whole unit added and taken away again: the grid of the others
-    stands."""
-    lines = modbus_tags_csv().splitlines(keepends=True)
-    without = [line for line in lines if "unit2." not in line and ".frequency" not in line]
-    source = modbus(meter.port, tmp_path, "".join(without))
-    async with ingesting(source, times=SWIFT) as run:
-        await run.wait_good("plant/unit1.energy", 5)
-        put(source.tags_file, "".join(lines))
-        await run.wait_good("plant/unit1.frequency", 3)
-        await run.wait_good("plant/unit2.torque_1", 3)
-        put(source.tags_file, "".join(without))
-        await run.wait_bad("plant/unit2.torque_1", TAG_REMOVED)
-        await run.wait_bad("plant/unit1.frequency", TAG_REMOVED)
-        await run.wait_good("plant/unit1.energy", len(run.store.good("plant/unit1.energy")) + 5)
-        put(source.tags_file, "".join(lines))
-        before = len(run.store.good("plant/unit2.torque_1"))
-        await run.wait_good("plant/unit2.torque_1", before + 3)
-        found = run.source("meter")
-        assert (found.connects_total, found.errors_total, found.tags_bad) == (1, 0, 0)
-        assert found.dropped_total <= found.polls_missed_total * len(lines), "by polls that a busy machine missed"
-    samples = run.store.of("plant/unit1.energy")
-    assert [s for s in samples if s.quality] == []
-    assert len({s.tag for s in run.store.of("plant/unit2.torque_1")}) == 1, "the same definition, the same number"
-    # Every slot of the grid gave one value, but for those that a busy machine made it miss, which are counted.
-    slots = (samples[-1].source_time_ns - samples[0].source_time_ns) / 1e8
-    assert slots - 2 - run.source("meter").polls_missed_total <= len(samples) - 1 <= slots + 2
-
-
-@pytest.mark.system
 def test_a_broken_file_is_reported_once_and_the_map_before_stays(
     plc: Program, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -157,27 +125,6 @@ def test_a_broken_file_is_reported_once_and_the_map_before_stays(
     assert second == "plc.csv row 4 column tag: 'plant/count_01' is also in row 2; each tag stands once"
     counts = {name: getattr(told[2], name) for name in ("source", "added", "removed", "changed", "kept")}
     assert counts == {"source": "plc", "added": 1, "removed": 0, "changed": 0, "kept": 1}
-
-
-@pytest.mark.system
-async def test_a_tag_moves_from_one_file_to_another(plc: Program, tmp_path: Path) -> None:
-    """Written into the second file first, it is refused there with row and owner; taken out of the first, it is taken
-    over without another edit of the second."""
-    one = opcua(plc.port, tmp_path, rows("count_01", "count_02"))
-    two = opcua(plc.port, tmp_path, rows("count_03"), name="two")
-    async with ingesting(one, two, times=SWIFT) as run:
-        await run.wait_good("plant/count_02", 2)
-        put(two.tags_file, rows("count_03", "count_02"))
-        await wait_problem(run, "two", "two.csv row 3 column tag: 'plant/count_02' is also in plc.csv row 3")
-        put(one.tags_file, rows("count_01"))
-        await wait_problem(run, "two", "")
-        await wait_until_async(
-            lambda: {d.source for d in run.store.definitions if d.subject == "tag:plant/count_02"} == {"plc", "two"},
-            "the tag under its new source",
-        )
-        number = len(run.store.definitions)
-        await wait_until_async(lambda: sum(s.tag == number for s in run.store.of("plant/count_02")) > 3, "its values")
-        assert [found.connects_total for found in run.ingest.statistics()] == [1, 1]
 
 
 @pytest.mark.system
@@ -366,36 +313,6 @@ async def test_a_folder_that_is_replaced(file: Path, tmp_path: Path) -> None:
         write(inside, rows("a", "b"))
         await watch.wait_taken("a", "b")
         assert watch.told == []
-
-
-PHASES = (
-    "[[tag]]\ntemplate = 'phase'\ntag = '{tag}/voltage'\ntable = 'input'\nregister = '{register}'\ntype = 'uint16'\n"
-)
-
-
-def phases(*numbers: int) -> str:
-    """A TOML tag file with a template, and a device for each phase of the meter."""
-    devices = (f"[[tag]]\nuse = 'phase'\ntag = 'meter/l{number}'\nregister = {number - 1}\n" for number in numbers)
-    return PHASES + "".join(devices)
-
-
-@pytest.mark.system
-async def test_devices_of_a_template_come_and_go(meter: Program, tmp_path: Path) -> None:
-    """A device that is added to a TOML file is read, one that is removed ends out of service, the others go on; a
-    mistake in the template changes nothing, and its problem names both lines."""
-    file = tmp_path / "meter.toml"
-    write(file, phases(1, 2))
-    source = dataclasses.replace(modbus(meter.port, tmp_path), tags_file=file)
-    async with ingesting(source, times=SWIFT) as run:
-        await run.wait_good("meter/l1/voltage", 2)
-        put(file, phases(2, 3))
-        await run.wait_good("meter/l3/voltage", 2)
-        await run.wait_bad("meter/l1/voltage", TAG_REMOVED)
-        put(file, phases(2, 3).replace("uint16", "uint17"))
-        await wait_problem(run, "meter", "meter.toml line 7 (template line 1) key type")
-        await run.wait_good("meter/l2/voltage", len(run.store.good("meter/l2/voltage")))
-        put(file, phases(2, 3))
-        await wait_problem(run, "meter", "")
 
 
 async def test_an_edit_that_clashes_with_the_file_of_another_source_changes_nothing(tmp_path: Path) -> None:
