@@ -1,9 +1,9 @@
 """An OPC UA source that is polled: for servers whose subscriptions do not work.
 
 All values are read at fixed intervals, in calls that the server accepts. A value with the time of the previous one is
-not delivered again. Missed polls are not made up. If they were missed because the store refused samples, or if several
-were missed because the server was slow, a gap fact is recorded. An answer to a Read proves life. A request that is not
-answered within `request_timeout_ms` ends the life.
+not delivered again; one that cannot be read is tried again after `parked_retry_ms`. Missed polls are not made up. If
+they were missed because the store refused samples, or if several were missed because the server was slow, a gap fact is
+recorded. An answer to a Read proves life. A request that is not answered within `request_timeout_ms` ends the life.
 
 A change that is undone between two polls is not seen, so subscriptions are preferable where they work.
 """
@@ -22,15 +22,17 @@ from agent.ingest.delivery import Delivery
 from agent.ingest.errors import SourceLost
 from agent.ingest.gap import POLLS_MISSED, STORE_REFUSED
 from agent.ingest.opcua.decode import Change, DecodeError
+from agent.ingest.opcua.explore.tag_values import read_in_parts
 from agent.ingest.opcua.history import HistoryBackfill
 from agent.ingest.opcua.security.client import SessionKey
-from agent.ingest.opcua.server_clock import ClockReading, SourceClock
+from agent.ingest.opcua.server_clock import SourceClock
 from agent.ingest.opcua.session import CallTooLarge, Ending, Session, open_session
 from agent.ingest.opcua.subscriptions.subscription import log_parked
 from agent.message import Sample
 from agent.settings.sources import OpcuaSourceSettings
 
 MS = 1_000_000  # nanoseconds
+_UNREADABLE = {quality.BAD_ENCODING_LIMITS_EXCEEDED, quality.BAD_DECODING_ERROR}
 MISSED_MIN = 2  # missed polls in a row that become a gap; a single one is only counted
 
 
@@ -50,9 +52,9 @@ class OpcuaPollSource:
         self._clock = SourceClock()
         self._key: SessionKey | None = None  # of the last session
         self._started: object = None  # StartTime of its server
-        self._namespaces: list[str] = []
         self._bad: dict[int, int] = {}  # tags without a value in the last poll, with the status
-        self._unread: set[int] = set()  # tags whose value could not be read in the last poll even alone
+        self._unread: set[int] = set()  # tags whose value could not be read even alone
+        self._retry_s = 0.0  # when they are read again
         self._size = settings.items_per_call_max  # nodes in a call
         self.alive_s = 0.0
         self.complete: Moment | None = None
@@ -81,7 +83,8 @@ class OpcuaPollSource:
         return True
 
     def retry(self) -> None:
-        """Does nothing, because each poll reads everything."""
+        """Read everything in the next poll."""
+        self._retry_s = 0.0
 
     async def finish(self) -> None:
         """Take over a new tag map. There is nothing to deliver, because values are delivered when they are read."""
@@ -142,69 +145,36 @@ class OpcuaPollSource:
             await asyncio.sleep(max(0.0, start_s + slot * interval_s - time.monotonic()))
 
     async def _read_all(self, session: Session) -> None:
-        """Read every tag once, in as many calls as the server needs. Namespaces are read again in each poll, because a
-        server may add one late."""
-        self._namespaces = await session.namespaces()
-        unread, self._unread, size = self._unread, set(), self._size
-        others = [tag for tag in self._delivery.points if tag not in unread]
-        waiting = [others, *([tag] for tag in self._delivery.points if tag in unread)]
-        first, has_clock = self.now(), False  # the first call reads the clock too
-        while waiting:
-            part = waiting.pop(0)
-            room = self._size - (not has_clock)
-            if len(part) > room:
-                waiting[:0] = [part[:room], part[room:]]
-                continue
-            least_ns, asked = self._clock.least_ns(), self.now()
-            try:
-                clock, found = await self._ask(session, part, with_clock=not has_clock)
-            except CallTooLarge as error:
-                nodes = len(part) + (not has_clock)
-                if nodes > 1:
-                    self._size = (nodes + 1) // 2
-                    waiting.insert(0, part)
-                    continue
-                if not has_clock:
-                    raise SourceLost(f"{self._settings.url} refuses to read even one value: {error}") from error
-                if not unread.issuperset(part):
-                    self._size = size  # the value is too large, not the call
-                clock, found = self._give_up(part, quality.BAD_ENCODING_LIMITS_EXCEEDED)
-            except DecodeError:
-                if len(part) > has_clock:  # halve the call to find the value; the clock is read alone first
-                    half = len(part) // 2 if has_clock else 0
-                    waiting[:0] = [part[:half], part[half:]]
-                    continue
-                clock, found = self._give_up(part, quality.BAD_DECODING_ERROR)
-            self.alive_s = time.monotonic()
-            if not has_clock:
-                first, has_clock = self._note_clock(clock, least_ns) or asked, True
-                self.complete = self.complete or first
-                await self._delivery.recorder.begin_complete("", self._clock.stored(self.complete))
-            await self._deliver(part, found)
+        """Read every tag once, in as many calls as the server needs, after its clock. Namespaces are read again in each
+        poll, because a server may add one late."""
+        namespaces = await session.namespaces()
+        if time.monotonic() >= self._retry_s:
+            self._unread, self._retry_s = set(), time.monotonic() + self._settings.parked_retry_ms / 1000
+        first = await self._read_clock(session, namespaces)
+        self.complete = self.complete or first
+        await self._delivery.recorder.begin_complete("", self._clock.stored(self.complete))
+        tags = [tag for tag in self._delivery.points if tag not in self._unread]
+        readings = [self._delivery.points[tag].reading for tag in tags]
+        found, self._size = await read_in_parts(session, readings, namespaces, self._size)
+        self.alive_s = time.monotonic()
+        self._unread |= {tag for tag, change in zip(tags, found, strict=True) if change.quality in _UNREADABLE}
+        await self._deliver(tags, found)
         # Not the time of arrival, which is later by what the line took. The tags of the last call were read by the poll
         # before until that call was answered.
         self.complete = first
 
-    async def _ask(
-        self, session: Session, part: Sequence[int], *, with_clock: bool
-    ) -> tuple[ClockReading, list[Change]]:
-        readings = [self._delivery.points[tag].reading for tag in part]
-        if with_clock:
-            return await session.read_with_clock(readings, self._namespaces)
-        return ClockReading(0, 0), await session.read_values(readings, self._namespaces)
-
-    def _give_up(self, part: Sequence[int], status: int) -> tuple[ClockReading, list[Change]]:
-        """The result for a tag, or the clock, whose value cannot be read. The tag is read alone until its value can be
-        read."""
-        self._unread.update(part)
-        return ClockReading(0, 0), [Change(0, None, status, 0, 0) for _ in part]
-
-    def _note_clock(self, clock: ClockReading, least_ns: int | None) -> Moment | None:
-        """Take in the clock of a call. Returns a moment on it that is not later than the reading of the values; None:
-        not known."""
+    async def _read_clock(self, session: Session, namespaces: Sequence[str]) -> Moment:
+        """A moment on the server's clock that is not later than what is read from now on."""
+        least_ns, asked = self._clock.least_ns(), self.now()
+        try:
+            clock, _ = await session.read_with_clock([], namespaces)
+        except CallTooLarge as error:
+            raise SourceLost(f"{self._settings.url} refuses to read even one value: {error}") from error
+        except DecodeError:
+            return asked
         if clock.read_ns:
             self._clock.note(clock.read_ns, least_ns)
-        return Moment(clock.shown_ns, self._clock.set_back_ns) if clock.shown_ns else None
+        return Moment(clock.shown_ns, self._clock.set_back_ns) if clock.shown_ns else asked
 
     async def _deliver(self, tags: Sequence[int], found: Sequence[Change]) -> None:
         """Deliver the good values. A bad one is recorded once, until it is good again or bad for another reason."""

@@ -106,7 +106,9 @@ class Services:
     async def values(self, nodes: Sequence[NodeAddress]) -> list[Change]:
         """Read the values of nodes as a source does, one result each, in order. Not with the library, which decodes
         picoseconds wrongly. Raises SourceLost."""
-        return await read_in_parts(self._session, [Reading(node) for node in nodes], self.namespaces, self._per_read)
+        readings = [Reading(node) for node in nodes]
+        found, self._per_read = await read_in_parts(self._session, readings, self.namespaces, self._per_read)
+        return found
 
     async def browse(self, nodes: Sequence[NodeAddress]) -> list[list[Reference] | str]:
         """The hierarchical references of nodes, or the reason why there are none. There may be fewer results than
