@@ -3,15 +3,6 @@
 A life assigns its sequences without gaps, and its batches form a hash chain, so a batch is compared with a few ranges
 and no fact is looked up. Each range has the digest that its first batch names as predecessor and the digest of its last
 batch. Batches are never merged or cut.
-
-    its sequences are   it                                                     decision
-    ------------------  -----------------------------------------------------  ----------------------------------------
-    held                is the batch held there                                Duplicate
-                        is another, or overlaps it in part                     LifeRefused
-                        cannot be compared: released, no end of a range        Duplicate
-    not held            follows a range here, or precedes one, by its digests  Insert, joined
-                        lies beside a range whose digest does not fit          Insert, a range of its own; a fork
-                        lies apart                                             Insert, a range of its own
 """
 
 from __future__ import annotations
@@ -56,50 +47,52 @@ class LifeRefused:
 def decide_insert(
     ranges: tuple[HeldRange, ...], offered: HeldRange, batch_at: BatchAt
 ) -> Insert | Duplicate | LifeRefused:
-    """Decide about a batch, given as the range `offered`, where `ranges` of its life (sorted, disjoint) are held."""
+    """Decide about a batch, given as the range `offered`, where `ranges` of its life (sorted, disjoint) are held.
+
+    its sequences are   it                                                     decision
+    ------------------  -----------------------------------------------------  ----------------------------------------
+    held                is another batch, or overlaps one in part              LifeRefused
+                        is the batch held there, or cannot be compared         Duplicate
+    not held            follows a range here, or precedes one, by its digests  Insert, joined
+                        lies beside a range whose digest does not fit          Insert, a range of its own; a fork
+                        lies apart                                             Insert, a range of its own
+    """
     first, last = offered.span
-    if (first == 1) != (offered.first_previous_digest == NO_DIGEST):
-        return LifeRefused(f"sequence {first} names {offered.first_previous_digest.hex()} as predecessor")
+    text, before = f"{first} to {last}", offered.first_previous_digest
     at = bisect_right(ranges, first, key=lambda held: held.first_sequence)
     left, right = ranges[at - 1] if at else None, ranges[at] if at < len(ranges) else None
+    if (first == 1) != (before == NO_DIGEST):
+        return LifeRefused(f"sequence {first} names {before.hex()} as predecessor")
     if left is not None and first <= left.last_sequence:
-        return _among_held(left, offered, batch_at)
+        stored = batch_at(first)
+        if last > left.last_sequence or (stored is not None and stored != offered):
+            return LifeRefused(f"{text} is another batch than the one held", stored)
+        is_other_end = last == left.last_sequence and offered.last_digest != left.last_digest
+        # What is released can be compared only where a range begins or ends.
+        if is_other_end or (first == left.first_sequence and before != left.first_previous_digest):
+            return LifeRefused(f"{text} is another batch than the one that was held")
+        return Duplicate()
     if right is not None and last >= right.first_sequence:
-        return LifeRefused(f"{_text(offered)} overlaps {_text(right)}, which is held", batch_at(right.first_sequence))
+        held = f"{right.first_sequence} to {right.last_sequence}"
+        return LifeRefused(f"{text} overlaps {held}, which is held", batch_at(right.first_sequence))
     fork, joined, begin, end = "", offered, at, at
     if left is not None and left.last_sequence + 1 == first:
-        if left.last_digest == offered.first_previous_digest:
+        if left.last_digest == before:
             joined, begin = _join(left, joined), at - 1
         else:
-            fork = f"{_text(offered)} follows {offered.first_previous_digest.hex()}, held is {left.last_digest.hex()}"
+            fork = f"{text} follows {before.hex()}, held is {left.last_digest.hex()}"
     if right is not None and last + 1 == right.first_sequence:
         if offered.last_digest == right.first_previous_digest:
             joined, end = _join(joined, right), at + 1
         else:
-            fork = f"{_text(offered)} is {offered.last_digest.hex()}, its successor follows another batch"
+            fork = f"{text} is {offered.last_digest.hex()}, its successor follows another batch"
     if len(ranges) + 1 - (end - begin) > RANGES_MAX:
-        return LifeRefused(f"{_text(offered)} would be the {RANGES_MAX + 1}th separate range of its life")
+        return LifeRefused(f"{text} would be the {RANGES_MAX + 1}th separate range of its life")
     return Insert((*ranges[:begin], joined, *ranges[end:]), begin == at, fork)
-
-
-def _among_held(held: HeldRange, offered: HeldRange, batch_at: BatchAt) -> Duplicate | LifeRefused:
-    """Decide about a batch that begins inside a held range."""
-    stored = batch_at(offered.first_sequence)
-    if offered.last_sequence > held.last_sequence or (stored is not None and stored != offered):
-        return LifeRefused(f"{_text(offered)} is another batch than the one held", stored)
-    ends = offered.last_sequence == held.last_sequence and offered.last_digest != held.last_digest
-    begins = offered.first_sequence == held.first_sequence
-    if ends or (begins and offered.first_previous_digest != held.first_previous_digest):
-        return LifeRefused(f"{_text(offered)} is another batch than the one that was held")
-    return Duplicate()
 
 
 def _join(left: HeldRange, right: HeldRange) -> HeldRange:
     return replace(left, last_sequence=right.last_sequence, last_digest=right.last_digest)
-
-
-def _text(one: HeldRange) -> str:
-    return f"{one.first_sequence} to {one.last_sequence}"
 
 
 # ----------------------------------------------------------------------------------------- what a batch continues
