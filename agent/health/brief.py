@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
+from agent.health.problems import Level
 from agent.health.snapshot import NodeSnapshot
 from agent.health.verdict import Verdict
 
@@ -40,6 +41,8 @@ def left_out(verdict: Verdict) -> dict[str, int]:
 
 def worst_of(snapshot: NodeSnapshot, verdict: Verdict, shown_max: int = SHOWN_MAX) -> NodeSnapshot:
     """The snapshot with the worst parts of each kind only: those with the first reasons, then those most behind."""
+    levels = (level.value for level in Level)
+    listed = {*levels, *(reason.key for reason in verdict.reasons[:shown_max])}
     places = dict[str, int]()
     for place, reason in enumerate(verdict.reasons):
         places.setdefault(reason.subject, place)
@@ -64,6 +67,7 @@ def worst_of(snapshot: NodeSnapshot, verdict: Verdict, shown_max: int = SHOWN_MA
         ),
         clock_changes=snapshot.clock_changes[:shown_max],
         history=snapshot.history[:shown_max],
+        since={key: since for key, since in snapshot.since.items() if key in listed},
     )
 
 

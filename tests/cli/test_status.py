@@ -230,3 +230,6 @@ def test_a_thousand_peers_fit_a_screen() -> None:
     down = replace(node, brokers=(), peers=tuple(replace(peer, connected=False, lag_seconds=0.0) for peer in peers))
     assert "  and 990 more: 990 peer_silent (--all)" in told(down).splitlines()
     assert exit_status(health_json(down)) == exit_status(health_json(down, everything=True))
+    down = replace(down, since={"broken": 1, **{reason.key: 2 for reason in assess(down).reasons}})
+    assert len(health_json(down)["since"]) == 11
+    assert len(encode_health(down, assess(down))) < 20_000

@@ -134,8 +134,8 @@ def tags_matching(tag_glob: str, zone: str | None) -> Callable[[Tag], bool]:
     def matches(tag: Tag) -> bool:
         return (
             zone in {None, tag.zone}
-            and matches_glob(tag.subject, [tag_glob])
             and (names_health or not tag.subject.startswith(HEALTH_PREFIX))
+            and matches_glob(tag.subject, [tag_glob])
         )
 
     return matches

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from agent.batch import DEFINITIONS_MAX, Definitions
 from agent.columns import BatchError
@@ -33,7 +34,7 @@ class Chain:
 class Dictionary:
     """The chains of a store."""
 
-    parse = staticmethod(TagDefinition.from_json)
+    parse = staticmethod(lru_cache(1024)(TagDefinition.from_json))  # all zones have the same tags of their health
 
     def __init__(self, reader: StoreReader) -> None:
         self._reader = reader
