@@ -80,6 +80,6 @@ async def read_source(settings: SourceSettings, tags: Sequence[Tag]) -> list[Tag
         from agent.ingest.modbus.explore.device import read_tags as read_modbus_tags
 
         return await read_modbus_tags(settings, tags)
-    from agent.ingest.opcua.explore.tag_values import read_tags
+    from agent.ingest.opcua.explore.services import read_tags
 
     return await read_tags(settings, tags)

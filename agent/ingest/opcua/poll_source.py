@@ -22,11 +22,10 @@ from agent.ingest.delivery import Delivery
 from agent.ingest.errors import SourceLost
 from agent.ingest.gap import POLLS_MISSED, STORE_REFUSED
 from agent.ingest.opcua.decode import Change, DecodeError
-from agent.ingest.opcua.explore.tag_values import read_in_parts
 from agent.ingest.opcua.history import HistoryBackfill
 from agent.ingest.opcua.security.client import SessionKey
 from agent.ingest.opcua.server_clock import SourceClock
-from agent.ingest.opcua.session import CallTooLarge, Ending, Session, open_session
+from agent.ingest.opcua.session import CallTooLarge, Ending, Session, open_session, read_in_parts
 from agent.ingest.opcua.subscriptions.subscription import log_parked
 from agent.message import Sample
 from agent.settings.sources import OpcuaSourceSettings

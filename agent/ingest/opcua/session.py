@@ -506,6 +506,31 @@ async def open_session(
         await disconnect(client)
 
 
+async def read_in_parts(
+    session: Session, readings: Sequence[Reading], namespaces: Sequence[str], size: int
+) -> tuple[list[Change], int]:
+    """Read in calls of at most `size` nodes, and of fewer where the server refuses so many. Returns the values, and how
+    many nodes it takes. A value that no answer can hold, or that cannot be decoded, is bad and costs no other its
+    value. Raises SourceLost."""
+    found: list[Change] = []
+    whole = count = size
+    while len(found) < len(readings):
+        part = readings[len(found) : len(found) + count]
+        try:
+            found += await session.read_values(part, namespaces)
+            count = size
+        except CallTooLarge:
+            if len(part) == 1:
+                found.append(Change(0, None, quality.BAD_ENCODING_LIMITS_EXCEEDED, 0, 0))
+            # A single value that is too large says nothing of the calls.
+            size = count = whole if len(part) == 1 else (len(part) + 1) // 2
+        except DecodeError:
+            if len(part) == 1:
+                found.append(Change(0, None, quality.BAD_DECODING_ERROR, 0, 0))
+            count = len(part) // 2 or size
+    return found, size
+
+
 def quiet_library() -> None:
     """Silence asyncua, which logs each loss many times with tracebacks. The supervisor logs it once."""
     logging.getLogger("asyncua").setLevel(logging.CRITICAL + 1)

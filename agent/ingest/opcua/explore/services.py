@@ -20,13 +20,14 @@ from agent.ingest.errors import SourceLost
 from agent.ingest.opcua.address import Reading
 from agent.ingest.opcua.decode import Change
 from agent.ingest.opcua.explore.tag_rows import clean_text
-from agent.ingest.opcua.explore.tag_values import read_in_parts
 from agent.ingest.opcua.explore.walk import Reference
 from agent.ingest.opcua.security.client import TOO_LARGE, Unreadable, library_call
-from agent.ingest.opcua.session import Session, open_session, quiet_library
+from agent.ingest.opcua.session import Session, open_session, quiet_library, read_in_parts
 from agent.ingest.opcua.subscriptions.plan import limit_of
 from agent.ingest.opcua.values.type_reader import TypeReader, names_text
+from agent.ingest.probe_result import TagReading
 from agent.ingest.quality import BAD_DECODING_ERROR
+from agent.ingest.tags.tag_map import Tag
 from agent.settings.opcua_address import STANDARD_URI, NodeAddress
 from agent.settings.sources import OpcuaSourceSettings
 from agent.status_codes import status_name
@@ -219,6 +220,21 @@ async def open_services(settings: OpcuaSourceSettings, password: str = "") -> As
         services = Services(session, settings.url)
         await services.prepare()
         yield services
+
+
+async def read_tags(settings: OpcuaSourceSettings, tags: Sequence[Tag]) -> list[TagReading]:
+    """Read the tags of a source once, over a new session, with its decoder. Nothing is recorded. The readings are in
+    the order of `tags`. Raises SourceLost and SourceRefused."""
+    quiet_library()
+    async with open_session(settings) as session:
+        namespaces = await session.namespaces()
+        size = min(settings.items_per_call_max, (await session.limits()).nodes_per_read or settings.items_per_call_max)
+        found, _ = await read_in_parts(session, [tag.point.reading for tag in tags], namespaces, size)
+    times_ns = [change.source_time_ns or change.server_time_ns for change in found]
+    return [
+        TagReading.of(tag, change.value, change.quality, source_time_ns=time_ns)
+        for tag, change, time_ns in zip(tags, found, times_ns, strict=True)
+    ]
 
 
 def value_of(answer: ua.DataValue) -> Any:

@@ -21,7 +21,7 @@ from agent.ingest.completeness import Moment
 from agent.ingest.errors import SourceLost
 from agent.ingest.opcua.address import TagPoint
 from agent.ingest.opcua.decode import Change, DecodeError
-from agent.ingest.opcua.session import TOO_LARGE_STATUSES, CallTooLarge, Session
+from agent.ingest.opcua.session import TOO_LARGE_STATUSES, CallTooLarge, Session, read_in_parts
 from agent.ingest.opcua.subscriptions.monitoring import Monitoring, Trigger
 from agent.ingest.opcua.subscriptions.subscription import Subscription
 from agent.ingest.sampling import Sampler
@@ -123,28 +123,13 @@ class Audit:
         """The tags of a subscription whose value is too large for a fact, or even for an answer, which is found by
         Reads of fewer and fewer nodes."""
         tags = [tag for tag in sorted(one.plan.live) if tag in points]
-        waiting = [tags[start : start + self._count_max] for start in range(0, len(tags), self._count_max)]
-        found: list[int] = []
-        while waiting:
-            part = waiting.pop()
-            try:
-                namespaces = await self._session.namespaces()
-                values = await self._session.read_values([points[tag].reading for tag in part], namespaces)
-            except CallTooLarge:
-                half = len(part) // 2
-                if half:
-                    waiting += [part[:half], part[half:]]
-                else:
-                    found += part
-            except (DecodeError, SourceLost):
-                continue  # proves nothing; a lost session is noticed elsewhere
-            else:
-                found += [
-                    tag
-                    for tag, value in zip(part, values, strict=True)
-                    if value.quality & quality.CODE_BITS in _TOO_LARGE
-                ]
-        return found
+        readings = [points[tag].reading for tag in tags]
+        try:
+            namespaces = await self._session.namespaces()
+            values, _ = await read_in_parts(self._session, readings, namespaces, self._count_max)
+        except SourceLost:
+            return []  # proves nothing; a lost session is noticed elsewhere
+        return [tag for tag, value in zip(tags, values, strict=True) if value.quality & quality.CODE_BITS in _TOO_LARGE]
 
     def _next_tags(self, one: Subscription, state: _AuditState, points: Mapping[int, TagPoint]) -> list[int]:
         """The tags to read in this round: first some of the denied ones, which the server may allow at any time, then

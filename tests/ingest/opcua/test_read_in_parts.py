@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from agent.ingest import quality
 from agent.ingest.opcua.address import Reading
 from agent.ingest.opcua.decode import Change, DecodeError
-from agent.ingest.opcua.explore import tag_values
-from agent.ingest.opcua.session import CallTooLarge
+from agent.ingest.opcua.session import CallTooLarge, read_in_parts
 from agent.settings.opcua_address import NodeAddress
 
 READINGS = [Reading(NodeAddress("urn:x", n)) for n in range(10)]
@@ -32,7 +31,7 @@ class Server:
 
 def read(server: Server) -> list[Change]:
     """All nodes, in calls of ten at first."""
-    return asyncio.run(tag_values.read_in_parts(server, READINGS, [], 10))[0]  # type: ignore[arg-type]
+    return asyncio.run(read_in_parts(server, READINGS, [], 10))[0]  # type: ignore[arg-type]
 
 
 def test_calls_are_cut_to_what_the_server_takes() -> None:
