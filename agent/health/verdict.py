@@ -396,7 +396,7 @@ def _peer_reasons(peer: PeerStatus) -> Iterator[Reason]:
     if not peer.connected:
         what = "blocked" if peer.blocked else "no answer yet" if lag is None else "no answer"
         problem = Problem.PEER_BLOCKED if peer.blocked else Problem.PEER_SILENT
-        if f"broker {peer.broker} (" in trouble:  # the broker's own reason says it
+        if f"broker {peer.broker} (" in trouble or trouble.endswith("no answer"):  # another reason says it, or this
             trouble = ""
         yield _reason(problem, subject, what + (f": {trouble}" if trouble else ""), carrier, alert=peer.blocked)
         if peer.blocked:

@@ -73,5 +73,7 @@ def moment(unix_ms: object) -> str:
 def value(found: object, digits: int = 7) -> str:
     """The value of a tag on one line."""
     if isinstance(found, float):
-        return f"{found:.{digits}g}"
+        return f"{found:,.{digits}g}"
+    if isinstance(found, int) and abs(found) >= 10_000:  # a year has none
+        return f"{found:,}"
     return "no value" if found is None else str(found)

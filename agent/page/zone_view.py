@@ -119,7 +119,7 @@ def _more(sources: list[Part], peers: list[Part], consumers: list[Part], found: 
     if peers:
         up = sum(one.get("connected") is True for one in peers)
         parts.append(f"{up:,} of {len(peers):,} pulls run")
-    waiting = [one for one in consumers if words.number(one.get("behind_facts"))]
+    waiting = [one for one in consumers if (words.number(one.get("oldest_unconfirmed_age_s")) or 0) >= WAITING_S]
     if waiting:
         parts.append(f"{waiting[0]['name']} has not confirmed {words.count(waiting[0].get('behind_facts'))} facts")
     hours = min(

@@ -12,7 +12,7 @@ function localTimes(root) {
     if (Number.isNaN(at.getTime())) continue;
     const isToday = at.toDateString() === new Date().toDateString();
     const clock = at.toLocaleTimeString([], { hour12: false });
-    time.textContent = isToday ? clock : `${at.toLocaleDateString()} ${clock}`;
+    time.textContent = isToday ? clock : `${at.toLocaleDateString("sv")} ${clock}`; // 2026-11-28
     time.title ||= at.toISOString();
   }
 }
