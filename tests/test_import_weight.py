@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 PROTOCOLS = ("asyncua", "pymodbus")
-OTHERS = ("pyspark", "pyarrow", "pandas", "rich", "apsw", "sqlite_utils")
+OTHERS = ("pyspark", "pyarrow", "pandas", "apsw", "sqlite_utils")
 LIBRARIES = (*PROTOCOLS, *OTHERS, "paho", "cryptography", "prometheus_client", "watchdog", "sqlite3")
 PARTS = ("agent.fact_store", "agent.ingest", "agent.replication", "agent.health", "agent.query", "agent.node")
 MACHINERY = (

@@ -21,8 +21,8 @@ from agent import __version__
 from agent.errors import BsfgError
 from agent.escaping import printable_lines
 
-EXTRAS = ("rich", "pyspark", "pyarrow")
-"""Packages that a gateway does not have, because only the demonstration, Spark and Parquet need them."""
+EXTRAS = ("pyspark", "pyarrow")
+"""Packages that a gateway does not have, because only Spark and Parquet need them."""
 
 _COMMANDS = {
     "init": "agent.cli.prepare.init:init",
@@ -119,7 +119,7 @@ def main() -> None:
         if package not in EXTRAS:
             raise
         sys.exit(
-            f"bsfg: the package {package} is not installed; only the demonstration, Spark and Parquet need it, and a "
+            f"bsfg: the package {package} is not installed; only Spark and Parquet need it, and a "
             f"gateway does without; elsewhere, run pip install {' '.join(EXTRAS)} with the Python of this bsfg"
         )
     except BsfgError as error:
