@@ -26,11 +26,11 @@ def counts_of(snapshot: NodeSnapshot) -> dict[str, int]:
     return {
         "streams": len(snapshot.streams),
         "consumers": len(snapshot.consumers),
-        "consumers_level": sum(not one.behind_facts for one in snapshot.consumers),
+        "consumers_level": sum(not consumer.behind_facts for consumer in snapshot.consumers),
         "peers": len(snapshot.peers),
-        "peers_connected": sum(one.connected for one in snapshot.peers),
+        "peers_connected": sum(peer.connected for peer in snapshot.peers),
         "sources": len(snapshot.sources),
-        "sources_connected": sum(one.connected for one in snapshot.sources),
+        "sources_connected": sum(source.connected for source in snapshot.sources),
     }
 
 
@@ -49,20 +49,27 @@ def worst_of(snapshot: NodeSnapshot, verdict: Verdict, shown_max: int = SHOWN_MA
     worst = partial(_worst, shown_max)
     return replace(
         snapshot,
-        streams=worst(snapshot.streams, lambda one: -one.bytes),
-        consumers=worst(snapshot.consumers, lambda one: -one.behind_facts, places, lambda one: f"consumer {one.name}"),
-        brokers=tuple(replace(one, zones=one.zones[:shown_max]) for one in snapshot.brokers),
+        streams=worst(snapshot.streams, lambda stream: -stream.bytes),
+        consumers=worst(
+            snapshot.consumers,
+            lambda consumer: -consumer.behind_facts,
+            places,
+            lambda consumer: f"consumer {consumer.name}",
+        ),
+        brokers=tuple(replace(broker, zones=broker.zones[:shown_max]) for broker in snapshot.brokers),
         broker_abuses=snapshot.broker_abuses[:shown_max],
         peers=worst(
             snapshot.peers,
-            lambda one: one.position - one.end_offset,
+            lambda peer: peer.position - peer.end_offset,
             places,
-            lambda one: f"peer {one.zone}/{one.stream}",
+            lambda peer: f"peer {peer.zone}/{peer.stream}",
         ),
-        sources=worst(snapshot.sources, lambda one: -one.errors_total, places, lambda one: f"source {one.name}"),
+        sources=worst(
+            snapshot.sources, lambda source: -source.errors_total, places, lambda source: f"source {source.name}"
+        ),
         store=replace(
             snapshot.store,
-            artifact_unreferenced=worst(snapshot.store.artifact_unreferenced, lambda one: -one.bytes),
+            artifact_unreferenced=worst(snapshot.store.artifact_unreferenced, lambda unreferenced: -unreferenced.bytes),
             shares_used_up=snapshot.store.shares_used_up[:shown_max],
         ),
         clock_changes=snapshot.clock_changes[:shown_max],
@@ -83,7 +90,7 @@ def _worst(
     if len(parts) <= shown_max:
         return tuple(parts)
     ranked = places or {}
-    return tuple(nsmallest(shown_max, parts, lambda one: (ranked.get(subject(one), len(ranked)), order(one))))
+    return tuple(nsmallest(shown_max, parts, lambda part: (ranked.get(subject(part), len(ranked)), order(part))))
 
 
 def encode_health(snapshot: NodeSnapshot, verdict: Verdict, *, everything: bool = False) -> bytes:

@@ -53,7 +53,7 @@ class PullLag:
 
     def sample(self, now_s: float, position: int, end: int, *, is_connected: bool) -> float:
         """The lag now: everything up to `position` is here, and the peer's log is known to reach `end`."""
-        self._ends = [one for one in self._ends if one[1] > position]
+        self._ends = [mark for mark in self._ends if mark[1] > position]
         if is_connected:
             if end > max([position, *(known for _, known in self._ends[-1:])]):
                 self._ends.append((now_s, end))

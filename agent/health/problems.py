@@ -329,11 +329,11 @@ def order_by_cause(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
 def _causes(reasons: Sequence[Reason]) -> list[list[int]]:
     """The places of the causes of each reason. By subject, because a node may have thousands of peers."""
     by_subject: dict[str, list[int]] = {}
-    for at, one in enumerate(reasons):
-        if one.problem in EXPLAINS:
-            by_subject.setdefault("" if one.problem in OF_NODE else one.subject, []).append(at)
+    for at, reason in enumerate(reasons):
+        if reason.problem in EXPLAINS:
+            by_subject.setdefault("" if reason.problem in OF_NODE else reason.subject, []).append(at)
     found = list[list[int]]()
-    for one in reasons:
-        places = [at for subject in ("", one.subject, *one.depends_on) for at in by_subject.get(subject, ())]
-        found.append(sorted({at for at in places if one.problem in EXPLAINS[reasons[at].problem]}))
+    for reason in reasons:
+        places = [at for subject in ("", reason.subject, *reason.depends_on) for at in by_subject.get(subject, ())]
+        found.append(sorted({at for at in places if reason.problem in EXPLAINS[reasons[at].problem]}))
     return found

@@ -95,7 +95,7 @@ class Latency:
 def marks(kind: Any) -> Mapping[str, tuple[Any, ...]]:
     """The marks of each field of a record, none for a field without any."""
     hints = get_type_hints(kind, include_extras=True)
-    return {one.name: getattr(hints[one.name], "__metadata__", ()) for one in fields(kind)}
+    return {field.name: getattr(hints[field.name], "__metadata__", ()) for field in fields(kind)}
 
 
 # --- the status -------------------------------------------------------------------------------------------------------

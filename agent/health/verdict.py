@@ -124,14 +124,17 @@ def assess(snapshot: NodeSnapshot) -> Verdict:
         depends_on = carriers.get(consumer.zone, frozenset())
         found += _consumer_reasons(consumer, ttl_hours.get(consumer.stream), depends_on)
     since, now_ms = snapshot.since, snapshot.taken_unix_ms
-    reasons = tuple(replace(one, since_unix_ms=since.get(one.key, now_ms)) for one in order_by_cause(found))
+    reasons = tuple(replace(reason, since_unix_ms=since.get(reason.key, now_ms)) for reason in order_by_cause(found))
     level = reasons[0].level if reasons else Level.GOOD
-    return Verdict(level, any(one.alert for one in reasons), reasons, since.get(level.value, now_ms))
+    return Verdict(level, any(reason.alert for reason in reasons), reasons, since.get(level.value, now_ms))
 
 
 def since_of(verdict: Verdict) -> dict[str, int]:
     """What the next snapshot tells of this verdict, so that what lasts keeps its beginning."""
-    return {verdict.level.value: verdict.since_unix_ms, **{one.key: one.since_unix_ms for one in verdict.reasons}}
+    return {
+        verdict.level.value: verdict.since_unix_ms,
+        **{reason.key: reason.since_unix_ms for reason in verdict.reasons},
+    }
 
 
 def _carriers(snapshot: NodeSnapshot) -> Mapping[str, frozenset[str]]:
@@ -170,7 +173,7 @@ def _judge(
 def _node_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
     fill, store, zone = snapshot.store_fill_percent, snapshot.store, snapshot.zone
     yield from _config_reasons(snapshot)
-    behind = frozenset(f"consumer {one.name}" for one in snapshot.consumers if one.behind_facts)
+    behind = frozenset(f"consumer {consumer.name}" for consumer in snapshot.consumers if consumer.behind_facts)
     yield from _refused_reasons(store, snapshot.taken_unix_ms)
     for share in store.shares_used_up:
         yield _reason(Problem.SHARE_USED_UP, f"zone {share.zone}", share.why, behind)
@@ -252,19 +255,19 @@ def _config_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
 def _full_reasons(snapshot: NodeSnapshot, behind: frozenset[str]) -> Iterator[Reason]:
     """The stream that will be full first, of those without a consumer that keeps up."""
     late_s = THRESHOLDS["consumer_age"].warn
-    keeping_up = {one.stream: True for one in snapshot.consumers}
-    for one in snapshot.consumers:
-        if one.behind_facts and (one.oldest_unconfirmed_age_s or 0) > late_s and not _catches_up(one):
-            keeping_up[one.stream] = False
+    keeping_up = {consumer.stream: True for consumer in snapshot.consumers}
+    for consumer in snapshot.consumers:
+        if consumer.behind_facts and (consumer.oldest_unconfirmed_age_s or 0) > late_s and not _catches_up(consumer):
+            keeping_up[consumer.stream] = False
     at_risk = [
-        (one.hours_until_full, one)
-        for one in snapshot.streams
-        if one.hours_until_full is not None and not keeping_up.get(one.name, False)
+        (stream.hours_until_full, stream)
+        for stream in snapshot.streams
+        if stream.hours_until_full is not None and not keeping_up.get(stream.name, False)
     ]
-    used = max([snapshot.store_fill_percent or 0.0, *(one.fill_percent or 0.0 for one in snapshot.streams)])
-    at_risk = [each for each in at_risk if each[0] <= SHIFT_HOURS or used >= USED_PERCENT_MIN]
+    used = max([snapshot.store_fill_percent or 0.0, *(stream.fill_percent or 0.0 for stream in snapshot.streams)])
+    at_risk = [risk for risk in at_risk if risk[0] <= SHIFT_HOURS or used >= USED_PERCENT_MIN]
     if at_risk:
-        hours, stream = min(at_risk, key=lambda each: each[0])
+        hours, stream = min(at_risk, key=lambda risk: risk[0])
         pace = (stream.inflow_bytes_per_s or 0) / 1000
         text = f"{stream.name} is full in {duration(hours * 3600)} at {pace:.1f} kB/s unless its consumers confirm"
         yield from _judge("hours_until_full", hours, Problem.STORE_FULL_SOON, "store", text, behind)
@@ -283,9 +286,9 @@ def _artifact_reasons(store: StoreStatus) -> Iterator[Reason]:
             remedy = "free disk space; facts are still taken"
         yield _reason(Problem.ARTIFACTS_FULL, "artifacts", text, remedy=remedy, alert=True)
     quota = store.artifact_unreferenced_bytes_max
-    for one in store.artifact_unreferenced:
-        if quota and 100 * one.bytes >= QUOTA_PERCENT * quota:
-            text = f"zone {one.zone} has {one.bytes / 1e6:,.1f} of {quota / 1e6:,.1f} MB here that no fact refers to"
+    for unreferenced in store.artifact_unreferenced:
+        if quota and 100 * unreferenced.bytes >= QUOTA_PERCENT * quota:
+            text = f"zone {unreferenced.zone} has {unreferenced.bytes / 1e6:,.1f} of {quota / 1e6:,.1f} MB here that no fact refers to"
             yield _reason(Problem.ARTIFACT_QUOTA, "artifacts", text)
 
 
@@ -314,8 +317,8 @@ HISTORY = {
 
 def _history_reasons(history: Sequence[HistoryStatus]) -> Iterator[Reason]:
     """Nothing of this gets worse with time, so it is no alert."""
-    for one in history:
-        yield _reason(HISTORY[one.kind], one.subject, one.text)
+    for entry in history:
+        yield _reason(HISTORY[entry.kind], entry.subject, entry.text)
 
 
 def _source_reasons(source: SourceStatus) -> Iterator[Reason]:

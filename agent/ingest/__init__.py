@@ -38,7 +38,7 @@ from agent.ingest.source_probe import (
     readings_of_node,
     some_tags,
 )
-from agent.ingest.supervisor import Ingest
+from agent.ingest.supervisor import Ingest, SourceStatistics
 from agent.ingest.tags.change import plan_sources
 from agent.ingest.tags.file import TagFile, find_tag_files, load_tag_files, load_tag_map, load_tag_maps, parse_tag_file
 from agent.ingest.tags.tag_map import Tag, TagMap

@@ -92,8 +92,8 @@ class BrokerRuntime:
                 start(_begun_after(place * SPREAD_OF_PULL_MS / 1000, puller), name="pull")
                 for place, puller in enumerate(self.pullers)
             ]
-            pulling += [group.create_task(each.run(), name="latest seed") for each in self._latest_seeds]
-            pulling += [start(each.run(), name="compare") for each in self.comparers.values()]
+            pulling += [group.create_task(seed.run(), name="latest seed") for seed in self._latest_seeds]
+            pulling += [start(comparer.run(), name="compare") for comparer in self.comparers.values()]
             serving = [
                 start(self.server.run(), name="serve"),
                 start(self.link.run(), name=f"link {self.broker.name}"),

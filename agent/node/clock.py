@@ -155,9 +155,9 @@ class ClockChanges:
                     if found is not None and (zone in self._found or len(self._found) < ZONES_MAX):
                         self._found[zone] = found
             self._end_offset = end_offset
-        shown = {z: one for z, one in self._found.items() if abs(now_ns - one.changed_ns) < CHANGES_SHOWN_NS}
+        shown = {z: change for z, change in self._found.items() if abs(now_ns - change.changed_ns) < CHANGES_SHOWN_NS}
         self._found = shown
-        return tuple(one.status for _, one in sorted(shown.items()))
+        return tuple(change.status for _, change in sorted(shown.items()))
 
 
 class _Content(msgspec.Struct):
@@ -180,7 +180,7 @@ def _change_of(zone: str, body: bytes) -> _Found | None:
     before_ns, after_ns, since_ns = map(parse_time_ns, texts)
     if before_ns is None or after_ns is None or since_ns is None:
         return None
-    before, after, since = (f"{one[:10]} {one[11:19]}Z" for one in texts)
+    before, after, since = (f"{instant[:10]} {instant[11:19]}Z" for instant in texts)
     offset_ms = content.offset_ms or 0
     text = f"believed again at {after}"
     if abs(offset_ms) * 1_000_000 >= JUMP_NS:

@@ -82,7 +82,7 @@ async def compare(known: Mapping[str, AntiEntropy], request: local_socket.Compar
         await comparer.compare(stream, repair=request.repair, scan=request.scan, is_commanded=True)
         for stream in streams
     ]
-    return local_socket.Compared([_answer_of(one) for one in found])
+    return local_socket.Compared([_answer_of(comparison) for comparison in found])
 
 
 async def compare_alone(settings: NodeSettings, request: local_socket.ComparePeer) -> local_socket.Reply:

@@ -53,14 +53,14 @@ class HealthRecorder:
             await asyncio.sleep(LOOK_S)
 
     async def _record(self, samples: Sequence[HealthSample], now_ms: int) -> None:
-        if new := [one.definition for one in samples if one.definition not in self._numbers]:
+        if new := [sample.definition for sample in samples if sample.definition not in self._numbers]:
             numbers = await asyncio.wrap_future(self._store.appends.define(new))
             self._numbers.update(zip(new, numbers, strict=True))
         columns = SampleColumns(
-            [self._numbers[one.definition] for one in samples],
+            [self._numbers[sample.definition] for sample in samples],
             [now_ms * 1_000_000] * len(samples),
-            [one.value for one in samples],
-            [one.quality for one in samples],
+            [sample.value for sample in samples],
+            [sample.quality for sample in samples],
         )
         await asyncio.wrap_future(self._store.appends.append_columns(HEALTH_STREAM, columns))
 
@@ -76,7 +76,9 @@ class RecordedHealth:
         """Since when its level and each of its problems were, as `since_of` has them."""
         level, found = level_of(self.values.get("verdict")), self.values.get("since_unix_ms")
         since = {level.value: found} if level is not None and found else {}
-        return since | {f"{one['problem']} {one['subject']}": one["since_unix_ms"] for one in self.values["reasons"]}
+        return since | {
+            f"{reason['problem']} {reason['subject']}": reason["since_unix_ms"] for reason in self.values["reasons"]
+        }
 
     def behind_s(self, zone: str, stream: str, now_unix_ms: int) -> float:
         """How far a pull that has had no answer since then is behind."""

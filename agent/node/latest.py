@@ -90,7 +90,7 @@ def peer_latest(state_dir: Path, stream: str | None = None) -> list[LatestRecord
     for file in sorted((state_dir / FOLDER).glob("*.json")):
         sent = _read(file)
         if sent is not None and stream in {None, sent.stream}:
-            records += [record_of(each, sent.stream, sent.peer) for each in sent.values]
+            records += [record_of(value, sent.stream, sent.peer) for value in sent.values]
     return records
 
 

@@ -134,7 +134,7 @@ class Node:
         )
         self._shared = SharedParts(store, self._trust.judge, self._telemetry, self._queue_depth, turns=Turns())
         self._runtimes = {broker.name: BrokerRuntime(settings, broker, self._shared) for broker in settings.broker}
-        self._identities = [one.identity for one in self._runtimes.values()]
+        self._identities = [runtime.identity for runtime in self._runtimes.values()]
         self._collector = StatusCollector(
             store, self._runtimes, self._ingest, self._telemetry, self._reloader, clock=self._clock
         )
@@ -225,14 +225,14 @@ class Node:
             if broker.name in plan.brokers:
                 self._runtimes[broker.name] = BrokerRuntime(settings, broker, self._shared)
                 self._runtimes[broker.name].start(group)
-        self._identities[:] = [one.identity for one in self._runtimes.values()]
+        self._identities[:] = [runtime.identity for runtime in self._runtimes.values()]
         if plan.brokers:
             self._wait_for_readiness(group)
         files = {name: found.data for name, found in tag_files.items()}
         await asyncio.to_thread(self._in_force.keep_settings, settings, files)
 
     async def _compare(self, request: local_socket.ComparePeer) -> local_socket.Compared:
-        known = {zone: one for each in self._runtimes.values() for zone, one in each.comparers.items()}
+        known = {zone: comparer for runtime in self._runtimes.values() for zone, comparer in runtime.comparers.items()}
         return await compare.compare(known, request)
 
     async def _checkpoint_daily(self) -> None:
@@ -243,8 +243,8 @@ class Node:
             await asyncio.sleep(CHECKPOINT_TRY_S)
 
     def _queue_depth(self, stream: str) -> int:
-        pullers = [puller for each in self._runtimes.values() for puller in each.pullers]
-        return facts_at_peers((each.statistics() for each in pullers), stream)
+        pullers = [puller for runtime in self._runtimes.values() for puller in runtime.pullers]
+        return facts_at_peers((puller.statistics() for puller in pullers), stream)
 
     async def _report_ready(self) -> None:
         """Ready: the store is open, and every broker that is not optional has been reached."""

@@ -114,8 +114,8 @@ class Reloader:
         if plan.refused:
             what = ", ".join(plan.refused)
             raise ReloadRefused(f"{self._file.file}: {what} cannot change: this file describes another node")
-        begin = [one for one in plan.settings.sources if one.name in plan.sources]
-        others = {one.name for one in plan.settings.sources} - plan.sources
+        begin = [source for source in plan.settings.sources if source.name in plan.sources]
+        others = {source.name for source in plan.settings.sources} - plan.sources
         going_on = {name: found for name, found in self._tag_maps().items() if name in others}
         tag_files = await asyncio.to_thread(load_tag_files, begin, going_on)
         await asyncio.to_thread(self._check_identities, plan)

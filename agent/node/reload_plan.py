@@ -102,10 +102,10 @@ def plan_reload(old: NodeSettings, new: NodeSettings) -> ReloadPlan:
     """Compare the settings in force with those of the file; both are free of problems."""
     by_reach: dict[Reach, list[str]] = {reach: [] for reach in Reach}
     in_force: dict[str, Any] = {}
-    for one in fields(NodeSettings):
-        before, after = getattr(old, one.name), getattr(new, one.name)
+    for field in fields(NodeSettings):
+        before, after = getattr(old, field.name), getattr(new, field.name)
         merge = _merged_list if isinstance(after, tuple) else _merged_section
-        in_force[one.name] = merge(one.name, before, after, by_reach)
+        in_force[field.name] = merge(field.name, before, after, by_reach)
     if by_reach[Reach.REFUSE]:
         return ReloadPlan(old, refused=tuple(by_reach[Reach.REFUSE]))
     settings = NodeSettings(**in_force)
@@ -123,13 +123,13 @@ def plan_reload(old: NodeSettings, new: NodeSettings) -> ReloadPlan:
 def _merged_section(section: str, before: Any, after: Any, by_reach: dict[Reach, list[str]]) -> Any:
     """The section as it will be in force; notes each field that differs."""
     applied: dict[str, Any] = {}
-    for one in fields(after):
-        if getattr(before, one.name) == getattr(after, one.name):
+    for field in fields(after):
+        if getattr(before, field.name) == getattr(after, field.name):
             continue
-        reach = reach_of(type(after), one.name)
-        by_reach[reach].append(f"{section}.{one.name}")
+        reach = reach_of(type(after), field.name)
+        by_reach[reach].append(f"{section}.{field.name}")
         if reach in {Reach.APPLY, Reach.OTHER}:
-            applied[one.name] = getattr(after, one.name)
+            applied[field.name] = getattr(after, field.name)
     return replace(before, **applied)
 
 
@@ -147,7 +147,7 @@ def _merged_list(
 
 
 def _named(entries: Iterable[Any], key: str) -> dict[str, Any]:
-    return {getattr(one, key): one for one in entries}
+    return {getattr(entry, key): entry for entry in entries}
 
 
 def _brokers(settings: NodeSettings) -> dict[str, object]:

@@ -29,9 +29,9 @@ def find_removed_tags(
     try:
         scanner, own = Scanner(reader), own_origins(reader.zone, lives)
         numbers = {
-            number: one.subject
-            for number, one in enumerate(scanner.dictionary.own().tags, 1)
-            if one.source not in {"", HEALTH_SOURCE} and not one.acquisition and one.subject not in subjects
+            number: tag.subject
+            for number, tag in enumerate(scanner.dictionary.own().tags, 1)
+            if tag.source not in {"", HEALTH_SOURCE} and not tag.acquisition and tag.subject not in subjects
         }
         newest: dict[str, tuple[RemovedTag, int]] = {}
         for stream in scanner.ends if numbers else ():
@@ -56,10 +56,10 @@ def _newest_of_each(
         offset_min=scanner.ends[stream] - depth_facts + 1,
         numbers=frozenset(subjects),
     )
-    recorded = (one for one in scanner.scan(bounds, newest_first=True) if one.batch.header.origin in own)
+    recorded = (facts for facts in scanner.scan(bounds, newest_first=True) if facts.batch.header.origin in own)
     found = dict[int, Newest]()
     find_newest(recorded, subjects, found, is_good_needed=False)
     return [
-        (RemovedTag(stream, number, subjects[number], one.sample.source_time_ns), one.sample.quality)
-        for number, one in found.items()
+        (RemovedTag(stream, number, subjects[number], newest.sample.source_time_ns), newest.sample.quality)
+        for number, newest in found.items()
     ]

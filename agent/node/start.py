@@ -34,7 +34,7 @@ class Start:
 
     def report(self, store: FactStore) -> None:
         """Log and record what is not in force."""
-        found = [("node.toml", str(one), one.subject) for one in self.not_in_force]
+        found = [("node.toml", str(part), part.subject) for part in self.not_in_force]
         for source, problems in self.tag_problems.items():
             has_map = bool(self.tag_maps[source].tags)
             effect = "the last map in force is read" if has_map else "nothing is read until the file is right"
@@ -50,11 +50,13 @@ def read_start(file: ConfigFile) -> Start:
     plan = load_usable(file.load_sections())
     assert plan.settings is not None, "there are settings to run with"
     settings, found = plan.settings, find_tag_files(plan.settings.sources)
-    read = {name: one.map if isinstance(one, TagFile) else one for name, one in found.items()}
+    read = {name: file.map if isinstance(file, TagFile) else file for name, file in found.items()}
     kept = load_kept(settings.node.state_dir)
     before = {} if kept is None else _maps_of(kept)
     sources = plan_sources(settings.sources, read, before)
-    files = {name: one.data for name, one in found.items() if isinstance(one, TagFile) and name not in sources.problems}
+    files = {
+        name: file.data for name, file in found.items() if isinstance(file, TagFile) and name not in sources.problems
+    }
     if kept is not None:
         running = {name for name in sources.problems if sources.maps[name].tags}
         files |= {name: kept.tag_files[name] for name in running}

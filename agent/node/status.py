@@ -52,7 +52,7 @@ from agent.health.snapshot import (
 )
 from agent.health.verdict import HISTORY, Verdict, assess, since_of
 from agent.health.watchdog import Progress
-from agent.ingest import Ingest
+from agent.ingest import Ingest, SourceStatistics
 from agent.ingest.opcua.security.file_check import first_certificate_to_end
 from agent.node.broker_runtime import BrokerRuntime
 from agent.node.clock import ClockChanges, NodeClock
@@ -142,11 +142,15 @@ class StatusCollector:
     def snapshot(self) -> NodeSnapshot:
         """The node now."""
         store, space = self._store, self._from_disk.space
-        stream_spaces = {} if space is None else {one.name: one for one in space.streams}
-        consumer_spaces = {} if space is None else {one.name: one for one in space.consumers}
+        stream_spaces = {} if space is None else {stream.name: stream for stream in space.streams}
+        consumer_spaces = {} if space is None else {consumer.name: consumer for consumer in space.consumers}
         runtimes = list(self._runtimes.values())
-        comparers = [one for each in runtimes for one in each.comparers.values()]
-        compared = {(one.peer_zone, one.stream): one for each in comparers for one in each.statistics()}
+        comparers = [comparer for runtime in runtimes for comparer in runtime.comparers.values()]
+        compared = {
+            (comparison.peer_zone, comparison.stream): comparison
+            for comparer in comparers
+            for comparison in comparer.statistics()
+        }
         damage = store.integrity()
         return NodeSnapshot(
             zone=store.zone,
@@ -160,35 +164,30 @@ class StatusCollector:
                 )
                 for info in store.streams()
             ),
-            consumers=tuple(self._consumer(one, consumer_spaces.get(one.name)) for one in store.consumers.all()),
+            consumers=tuple(
+                self._consumer(consumer, consumer_spaces.get(consumer.name)) for consumer in store.consumers.all()
+            ),
             brokers=tuple(map(_broker, runtimes)),
             broker_abuses=self._from_disk.broker_abuses,
             peers=tuple(
-                self._peer(one, compared.get((one.peer_zone, one.stream)), broker)
-                for broker, one in (
-                    (each.broker.name, puller.statistics()) for each in runtimes for puller in each.pullers
+                self._peer(pull, compared.get((pull.peer_zone, pull.stream)), broker)
+                for broker, pull in (
+                    (runtime.broker.name, puller.statistics()) for runtime in runtimes for puller in runtime.pullers
                 )
             ),
-            sources=tuple(
-                _status(
-                    SourceStatus,
-                    one,
-                    state=one.state.value,
-                    last_value_unix_ms=one.last_value_unix_ms or None,
-                    **self._source_certificate(one.name),
-                    trouble="" if one.connected else one.last_error,
-                    lost_total=one.dropped_total,
-                    events=one.events
-                    and _status(EventStatus, one.events, last_event_unix_ms=one.events.last_event_unix_ms or None),
-                )
-                for one in self._ingest.statistics()
-            ),
+            sources=tuple(map(self._source, self._ingest.statistics())),
             requests=self._requests(),
             serving=self._serving(),
             store=self._store_status(),
             spans=tuple(
-                _status(SpanStatus, one.step, one, name=one.step.span, stopped=Latency(one.counts, one.sum_s, BOUNDS_S))
-                for one in self._telemetry.statistics()
+                _status(
+                    SpanStatus,
+                    measured.step,
+                    measured,
+                    name=measured.step.span,
+                    stopped=Latency(measured.counts, measured.sum_s, BOUNDS_S),
+                )
+                for measured in self._telemetry.statistics()
             ),
             **self._certificate(),
             clock=ClockStatus() if self._clock is None else self._clock.status(),
@@ -197,7 +196,7 @@ class StatusCollector:
             facts_unsigned=self._reloader.settings.signing.key_file is not None and store.signer is None,
             config_changed=self._reloader.is_file_changed,
             config_refused=self._reloader.refused,
-            config_not_in_force=tuple(_status(NotInForceStatus, one) for one in self._reloader.not_in_force),
+            config_not_in_force=tuple(_status(NotInForceStatus, part) for part in self._reloader.not_in_force),
             config_waits=self._reloader.needs_restart,
             since=self._since,
             integrity=_status(IntegrityStatus, damage, set_aside_bytes=sum(size for _, size in damage.quarantined)),
@@ -232,7 +231,11 @@ class StatusCollector:
 
     def _sample_consumers(self) -> None:
         ends = {stream.name: stream.end_offset for stream in self._store.streams()}
-        frontiers = {one.name: (one.stream, one.frontier) for one in self._store.consumers.all() if one.stream in ends}
+        frontiers = {
+            consumer.name: (consumer.stream, consumer.frontier)
+            for consumer in self._store.consumers.all()
+            if consumer.stream in ends
+        }
         self._lag_samples.sample(self._clock_s(), ends, frontiers)
 
     def _sample_pull(self, pull: PullStatistics) -> tuple[PullLag, float]:
@@ -252,7 +255,7 @@ class StatusCollector:
             self._lag_samples.age_s(consumer.stream, consumer.frontier, self._clock_s()),
             None if space is None else space.hours_held * 3600,
         ]
-        known = [one for one in bounds if one is not None]
+        known = [age_s for age_s in bounds if age_s is not None]
         since_s = (_now_unix_ms() - consumer.registered_unix_ms) / 1000
         return min([*known, since_s] if since_s >= 0 else known) if known else None  # negative: the clock was set back
 
@@ -278,6 +281,19 @@ class StatusCollector:
             blocked=pull.asking is Asking.BLOCKED,
         )
 
+    def _source(self, source: SourceStatistics) -> SourceStatus:
+        events = source.events
+        return _status(
+            SourceStatus,
+            source,
+            state=source.state.value,
+            last_value_unix_ms=source.last_value_unix_ms or None,
+            **self._source_certificate(source.name),
+            trouble="" if source.connected else source.last_error,
+            lost_total=source.dropped_total,
+            events=events and _status(EventStatus, events, last_event_unix_ms=events.last_event_unix_ms or None),
+        )
+
     def _is_overdue(self, pull: PullStatistics) -> bool:
         """Whether a pull that went well in an earlier process had time enough for its first answer in this one."""
         up_ms = _now_unix_ms() - self._started_unix_ms
@@ -285,7 +301,7 @@ class StatusCollector:
 
     def _requests(self) -> RequestStatus:
         counted = self._store.statistics()
-        asked = [each.server.statistics().requests for each in self._runtimes.values()]
+        asked = [runtime.server.statistics().requests for runtime in self._runtimes.values()]
         latency = _status(Latency, counted.append_latency, bounds_s=BOUNDS_S)
         return _status(
             RequestStatus,
@@ -298,14 +314,14 @@ class StatusCollector:
 
     def _serving(self) -> ServingStatus:
         """All brokers together."""
-        counted = [each.server.statistics() for each in self._runtimes.values()]
+        counted = [runtime.server.statistics() for runtime in self._runtimes.values()]
         return ServingStatus(
-            requests=_sums(one.requests for one in counted),
-            refusals=_sums(one.refusals for one in counted),
-            drops=_sums(one.drops for one in counted),
-            facts_sent_total=sum(one.facts_sent for one in counted),
-            bytes_sent_total=sum(one.bytes_sent for one in counted),
-            waiting=sum(one.parked for one in counted),
+            requests=_sums(server.requests for server in counted),
+            refusals=_sums(server.refusals for server in counted),
+            drops=_sums(server.drops for server in counted),
+            facts_sent_total=sum(server.facts_sent for server in counted),
+            bytes_sent_total=sum(server.bytes_sent for server in counted),
+            waiting=sum(server.parked for server in counted),
         )
 
     def _store_status(self) -> StoreStatus:
@@ -315,7 +331,7 @@ class StatusCollector:
             counted,
             self._from_disk,
             log_bytes=counted.wal_bytes,
-            shares_used_up=tuple(ShareStatus(*one) for one in sorted(counted.shares_used_up.items())),
+            shares_used_up=tuple(ShareStatus(*share) for share in sorted(counted.shares_used_up.items())),
             written_bytes_total=_written_bytes(),
             artifact_bytes_max=self._store.artifacts.limits.total_max or None,
             artifact_unreferenced_bytes_max=self._store.artifacts.limits.unreferenced_max,
@@ -329,9 +345,9 @@ class StatusCollector:
             self._from_disk.artifact_bytes = artifacts.bytes_used()
             self._from_disk.artifact_limit, self._from_disk.artifact_bytes_lacking = artifacts.lacking()
             by_zone = sorted(artifacts.unreferenced().items())
-            self._from_disk.artifact_unreferenced = tuple(UnreferencedStatus(*one) for one in by_zone)
+            self._from_disk.artifact_unreferenced = tuple(UnreferencedStatus(*unreferenced) for unreferenced in by_zone)
             watched = {runtime.broker.watch_file for runtime in list(self._runtimes.values())}
-            self._from_disk.broker_abuses = tuple(one for file in watched for one in read_abuses(file))
+            self._from_disk.broker_abuses = tuple(abuse for file in watched for abuse in read_abuses(file))
             self._from_disk.clock_changes = self._clock_changes.read(time.time_ns())
             self._from_disk.history = _history(self._store.reader.incidents(HISTORY_MAX), _now_unix_ms())
             self._from_disk.own_ends = dict(_own_ends(self._store))
@@ -355,7 +371,7 @@ class StatusCollector:
         """By source: days left of the one of our certificates for it that ends first, and its file."""
         now = datetime.now(UTC)
         found = {source.name: first_certificate_to_end(source, now) for source in self._reloader.settings.sources}
-        return {name: one for name, one in found.items() if one is not None}
+        return {name: certificate for name, certificate in found.items() if certificate is not None}
 
     def _source_certificate(self, name: str) -> dict[str, Any]:
         days, file = self._from_disk.source_certificates.get(name, (None, ""))
@@ -365,7 +381,10 @@ class StatusCollector:
         """The certificate in use that ends first, and its file; none if none is in use, which the broker's status
         reports. From memory, so that a certificate that was just taken over shows."""
         now = datetime.now(UTC)
-        used = [(each.link.statistics().identity_ends, each.broker.cert_file) for each in [*self._runtimes.values()]]
+        used = [
+            (runtime.link.statistics().identity_ends, runtime.broker.cert_file)
+            for runtime in [*self._runtimes.values()]
+        ]
         days = [((ends - now).total_seconds() // 86_400, str(file)) for ends, file in used if ends is not None]
         left, file = min(days, default=(None, ""))
         return {"certificate_days_left": left, "certificate_file": file}
@@ -399,12 +418,15 @@ def _sources(kind: type, parts: tuple[type, ...], given: frozenset[str]) -> list
     """Each field of a record that is not given: its name, and the place and the attribute of the part that has it.
     Found once, because a node may have thousands of peers."""
     found = list[tuple[str, int, str]]()
-    for one in fields(kind):
-        names = (one.name, one.name.removesuffix("_total"))
+    for declared in fields(kind):
+        names = (declared.name, declared.name.removesuffix("_total"))
         places = [(place, name) for place, part in enumerate(parts) for name in names if hasattr(part, name)]
-        if one.name not in given and places:
-            found.append((one.name, *places[0]))
-        assert one.name in given or places or (NoneType in parts and one.default is not MISSING), (kind, one.name)
+        if declared.name not in given and places:
+            found.append((declared.name, *places[0]))
+        assert declared.name in given or places or (NoneType in parts and declared.default is not MISSING), (
+            kind,
+            declared.name,
+        )
     return found
 
 
@@ -438,11 +460,11 @@ def _fill_percent(space: StoreSpace | None) -> float | None:
 def _history(incidents: Iterable[Incident], now_unix_ms: int) -> tuple[HistoryStatus, ...]:
     """Those of the last day about the history of a zone. What an opening has found is a loss of the store."""
     return tuple(
-        HistoryStatus(one.kind, one.subject, one.detail)
-        for one in incidents
-        if one.kind in HISTORY
-        and one.last_unix_ms > now_unix_ms - DAY_MS
-        and (one.kind != "restored" or one.subject.startswith("peer "))
+        HistoryStatus(incident.kind, incident.subject, incident.detail)
+        for incident in incidents
+        if incident.kind in HISTORY
+        and incident.last_unix_ms > now_unix_ms - DAY_MS
+        and (incident.kind != "restored" or incident.subject.startswith("peer "))
     )
 
 
@@ -454,7 +476,7 @@ def _own_ends(store: FactStore) -> Iterator[tuple[str, str]]:
 
 
 def _sums(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    return dict(sum((Counter(one) for one in counts), Counter[str]()))
+    return dict(sum((Counter(count) for count in counts), Counter[str]()))
 
 
 def _now_unix_ms() -> int:

@@ -80,17 +80,19 @@ class StoredSamples:
         # Not kept: those of ten thousand tags take 4 MB.
         definitions = Dictionary(self._reader).own().tags
         known = {definitions[number - 1].subject: number for number in numbers if number <= len(definitions)}
-        others = {n: known[one.subject] for n, one in enumerate(definitions, 1) if one.subject in known}
+        others = {
+            n: known[definition.subject] for n, definition in enumerate(definitions, 1) if definition.subject in known
+        }
         return others | {number: number for number in numbers}
 
     def open_outages(self, source: str) -> Sequence[int]:
         """First times of outages of a source that no later fact declares filled, newest first."""
         filled, found = set[str](), dict[str, int]()
-        for one in self._gap_facts(source, GAP_PREDICATE, FILL_PREDICATE):
-            filled.update(one.outages)
-            first_ns = parse_time_ns(one.first) if one.reason in OUTAGE_REASONS and one.first not in filled else None
+        for gap in self._gap_facts(source, GAP_PREDICATE, FILL_PREDICATE):
+            filled.update(gap.outages)
+            first_ns = parse_time_ns(gap.first) if gap.reason in OUTAGE_REASONS and gap.first not in filled else None
             if first_ns is not None:
-                found.setdefault(one.first, first_ns)
+                found.setdefault(gap.first, first_ns)
         return list(found.values())
 
     def _gap_facts(self, source: str, *predicates: str) -> Iterator[_GapTexts]:
@@ -110,7 +112,7 @@ class StoredSamples:
             _log_unreadable(OPERATIONAL_STREAM, error)
 
     def _samples(self, bounds: Bounds, depth_facts: int | None = None) -> Iterator[Facts]:
-        return (one for one in self._own(bounds, depth_facts) if one.samples is not None)
+        return (facts for facts in self._own(bounds, depth_facts) if facts.samples is not None)
 
     def _own(self, bounds: Bounds, depth_facts: int | None) -> Iterator[Facts]:
         """Facts recorded here in the one stream of the bounds; with a depth, only the last ones, newest first."""
@@ -182,7 +184,7 @@ def _gap_texts(body: bytes) -> _GapTexts:
         first,
         last,
         reason,
-        [one for one in outages if isinstance(one, str)] if isinstance(outages, list) else [],
+        [outage for outage in outages if isinstance(outage, str)] if isinstance(outages, list) else [],
     )
 
 

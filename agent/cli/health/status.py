@@ -161,8 +161,8 @@ def _artifacts(store: dict[str, Any]) -> list[str]:
     lines = [f"  artifacts {store['artifact_bytes'] / 1e6:.1f} MB{of}{full if lacking else ''}"]
     quota = store["artifact_unreferenced_bytes_max"]
     of = f" of {quota / 1e6:.1f} MB" if quota else ""
-    lines += [f"            {one['bytes'] / 1e6:.1f} MB{of} from {one['zone']}, no fact refers to them"
-              for one in store["artifact_unreferenced"]]  # fmt: skip
+    lines += [f"            {unreferenced['bytes'] / 1e6:.1f} MB{of} from {unreferenced['zone']}, no fact refers to them"
+              for unreferenced in store["artifact_unreferenced"]]  # fmt: skip
     return lines
 
 

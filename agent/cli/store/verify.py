@@ -76,6 +76,6 @@ def _of_history(path: Path) -> list[Incident]:
     read."""
     try:
         with contextlib.closing(StoreReader(path)) as reader:
-            return [one for one in reader.incidents() if one.kind in HISTORY][:SHOWN_MAX]
+            return [incident for incident in reader.incidents() if incident.kind in HISTORY][:SHOWN_MAX]
     except StoreError:
         return []
