@@ -26,7 +26,13 @@ from agent.errors import BsfgError
 from agent.settings.node import DEFAULT_STATE_DIR, IdentitySettings, NodeSettings, PageSettings
 from agent.settings.peers import BrokerSettings
 from agent.settings.signing import OriginSettings, SigningSettings
-from agent.settings.sources import DeviceProfile, ModbusSourceSettings, OpcuaSourceSettings, SourceSettings
+from agent.settings.sources import (
+    PROFILE_SETTINGS,
+    PROFILE_TEXTS,
+    ModbusSourceSettings,
+    OpcuaSourceSettings,
+    SourceSettings,
+)
 
 DEVICES_FOLDER = "devices.d"  # next to node.toml
 
@@ -290,10 +296,9 @@ def _with_profiles(reader: _Reader, table: Mapping[str, object]) -> Mapping[str,
             continue
         file = profile_file(reader.folder, device)
         problems_before = len(reader.problems)
-        profile = _read_profile(reader, file, f"modbus[{index}].device", device)
+        defaults = _read_profile(reader, file, f"modbus[{index}].device", device)
         if len(reader.problems) > problems_before:
             reader.without_profile.add(f"modbus[{index}]")
-        defaults = {} if profile is None else profile.defaults()
         merged.append({**defaults, **source})
         for name in defaults.keys() - source.keys():
             reader.places[f"modbus[{index}].{name}"] = f"{file}: {name}"
@@ -326,8 +331,9 @@ def _needs_certificate(source: object) -> bool:
     )
 
 
-def _read_profile(reader: _Reader, file: Path, path: str, device: str) -> DeviceProfile | None:
-    """A device profile; None, and a reported problem, if it cannot be used."""
+def _read_profile(reader: _Reader, file: Path, path: str, device: str) -> dict[str, object]:
+    """The settings of a device profile, whose values are checked with those of the source; none, and a reported
+    problem, if the file cannot be used."""
     try:
         found = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -335,24 +341,26 @@ def _read_profile(reader: _Reader, file: Path, path: str, device: str) -> Device
         near = difflib.get_close_matches(device, known, 1)
         hint = f"did you mean {near[0]}?" if near else f"profiles there: {', '.join(known) or 'none'}"
         reader.problems.append(Problem(path, device, f"{file} does not exist; {hint}"))
-        return None
+        return {}
     except (OSError, UnicodeDecodeError) as error:
         reader.problems.append(Problem(path, device, f"{file} cannot be read: {error}"))
-        return None
+        return {}
     except tomllib.TOMLDecodeError as error:
         reader.problems.append(Problem(path, device, f"{file} is not TOML: {error}"))
-        return None
-    of_profile = _Reader(file.parent)
-    profile = of_profile.table(DeviceProfile, found, "")
+        return {}
     section = path.partition(".")[0]
-    reader.problems += [
-        Problem(f"{file}: {problem.path}", problem.value, problem.why, section) for problem in of_profile.problems
-    ]
-    if profile is _WRONG:  # continue with the valid keys: an invalid one must not make others appear to be missing
-        wrong = {problem.path for problem in of_profile.problems}
-        right = {"description": "", **{name: value for name, value in found.items() if name not in wrong}}
-        profile = _Reader(file.parent).table(DeviceProfile, right, "")
-    return profile
+    if "description" not in found:
+        reader.problems.append(Problem(f"{file}: description", MISSING, "is required", section))
+    for name in found.keys() - PROFILE_SETTINGS - PROFILE_TEXTS:
+        why = f"is not a setting of a profile; {_known(name, sorted(PROFILE_SETTINGS))}"
+        reader.problems.append(Problem(f"{file}: {name}", found[name], why, section))
+    return {name: value for name, value in found.items() if name in PROFILE_SETTINGS}
+
+
+def _known(name: str, known: Iterable[str]) -> str:
+    """The name that was probably meant, or all that there are."""
+    near = difflib.get_close_matches(name, known, 1)
+    return f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
 
 
 class _Reader:
@@ -375,9 +383,7 @@ class _Reader:
         hints = typing.get_type_hints(kind)
         known = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
         for name in found.keys() - known.keys():
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-            value, why = found[name], f"is not a setting; {hint}"
+            value, why = found[name], f"is not a setting; {_known(name, known)}"
             if isinstance(value, BrokenTable):
                 why, value = value.why, MISSING
             self.problems.append(Problem(_join(path, name), value, why))

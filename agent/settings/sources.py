@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
@@ -286,40 +286,14 @@ class ModbusSourceSettings:
                 yield name, f'is not used by transport = "{self.transport}"; set transport = "tls"'
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceProfile:
-    """devices.d/NAME.toml: what a kind of Modbus device needs, found once and shared. Each setting is the default of
-    the setting of that name in [[modbus]] for sources with `device = "NAME"`."""
-
-    description: str  # maker and model, as on the type plate
-    url: str = ""  # of the maker's register map
-    notes: str = ""
-    address_base: int | None = None
-    transport: Transport | None = None
-    port: int | None = None
-    baud_rate: int | None = None
-    parity: Parity | None = None
-    stop_bits: int | None = None
-    unit_id: int | None = None
-    poll_interval_ms: int | None = None
-    timeout_ms: int | None = None
-    connect_pause_ms: int | None = None
-    request_pause_ms: int | None = None
-    registers_per_read_max: int | None = None
-    hole_max: int | None = None
-    byte_order: ByteOrder | None = None
-    no_value: tuple[str, ...] | None = None
-    close_after_poll: bool | None = None
-    connections_max: int | None = None
-    unit_retry_ms: int | None = None
-    unit_retry_max_ms: int | None = None
-
-    def defaults(self) -> dict[str, object]:
-        """The settings that it sets."""
-        about = ("description", "url", "notes")
-        found = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in about}
-        return {name: value for name, value in found.items() if value is not None}
-
+PROFILE_TEXTS = frozenset({"description", "url", "notes"})  # maker and model, as on the type plate; of the register map
+PROFILE_SETTINGS = frozenset({
+    "address_base", "transport", "port", "baud_rate", "parity", "stop_bits", "unit_id", "poll_interval_ms", "timeout_ms",
+    "connect_pause_ms", "request_pause_ms", "registers_per_read_max", "hole_max", "byte_order", "no_value",
+    "close_after_poll", "connections_max", "unit_retry_ms", "unit_retry_max_ms",
+})  # fmt: skip
+"""What devices.d/NAME.toml may set: what a kind of Modbus device needs, found once and shared. Each is the default of
+the setting of that name in [[modbus]] for sources with `device = "NAME"`."""
 
 SourceSettings = OpcuaSourceSettings | ModbusSourceSettings
 
