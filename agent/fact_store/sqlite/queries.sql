@@ -708,14 +708,16 @@ SELECT stream, sequence, digest FROM tip;
 
 -- select_own_end: the end of what is held of the newest life of a stream in which own facts were sealed
 SELECT held.last_sequence, held.last_digest
-FROM life CROSS JOIN zone ON zone.name = :zone
+FROM zone
+CROSS JOIN held_before ON held_before.stream = :stream AND held_before.zone = zone.id  -- none: no life is looked at
+CROSS JOIN life
 CROSS JOIN origin ON origin.zone = zone.id AND origin.life = life.life
 CROSS JOIN held ON held.stream = life.stream AND held.origin = origin.id
-WHERE life.stream = :stream ORDER BY life.first_offset DESC, held.first_sequence DESC LIMIT 1;
+WHERE zone.name = :zone AND life.stream = :stream ORDER BY life.first_offset DESC, held.first_sequence DESC LIMIT 1;
 
 -- select_newest_lives: the last life of each stream
 SELECT stream.name, life.life, life.first_offset FROM stream
-JOIN life ON life.stream = stream.id AND life.first_offset = (
+CROSS JOIN life ON life.stream = stream.id AND life.first_offset = (
     SELECT max(first_offset) FROM life WHERE life.stream = stream.id
 );
 
