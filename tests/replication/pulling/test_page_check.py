@@ -69,9 +69,10 @@ def test_good_page() -> None:
     assert list(page.content.sealed) == [batch.sealed]
 
 
-def test_page_of_omitted_facts() -> None:
-    """Our own facts were left out: the page covers offsets and contains no facts."""
-    page = check_page(answer(b"", batches=[], omitted=[(1, 7)]), [], "plant-a", STREAM, kept)
+@pytest.mark.parametrize("fields", [{"omitted": [(1, 7)]}, {"holes": [(1, 7, "damaged")]}], ids=["omitted", "hole"])
+def test_a_page_without_facts_covers_offsets(fields: dict[str, object]) -> None:
+    """Our own facts were left out, or the peer no longer has any: the page moves the receiver on without facts."""
+    page = check_page(answer(b"", batches=[], **fields), [], "plant-a", STREAM, kept)
     assert (page.first_offset, page.last_offset) == (1, 7)
 
 

@@ -1,4 +1,4 @@
-"""The pulling side's decisions, one at a time. Their combination under faults is in test_simulation.py."""
+"""The pulling side's decisions, one at a time. Their combination under faults is in test_networks.py."""
 
 import pytest
 from hypothesis import given, settings

@@ -1,1 +1,1 @@
-"""Replication in simulation: `pair`, the two cores against strict models, and `network`, nodes with real stores."""
+"""Replication in simulation: `network`, nodes with real stores, and `test_twins`, two machines with one name."""
