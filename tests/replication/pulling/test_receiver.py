@@ -226,18 +226,19 @@ def test_a_late_answer_at_the_position_is_taken() -> None:
 
 def test_a_slow_answer_is_awaited_longer_each_time() -> None:
     """A line on which an answer takes longer than the time-out must not be requested from for ever in vain: each
-    failure doubles the wait, up to eight times, so that a peer that never answers is still noticed."""
+    failure doubles the wait, up to eight times, so that a peer that never answers is still noticed. The loss is noted
+    once, and so is the return."""
     driver = Driver(10)
     driver(LinkUp())
-    waits = list[int]()
+    waits, noted = list[int](), list[object]()
     for _ in range(6):
         before, deadline_ms = driver.now_ms, driver.core.deadline_ms
         assert deadline_ms is not None
         waits.append(deadline_ms - before)
-        driver(Tick(), waits[-1])
+        noted += kinds(driver(Tick(), waits[-1]))
         driver(Tick(), PATIENCE.backoff_ms_max)
-    assert waits == [500, 1_000, 2_000, 4_000, 4_000, 4_000]
-    driver.answer(page(11, 20, more=True))
+    assert (waits, noted) == ([500, 1_000, 2_000, 4_000, 4_000, 4_000], [NoteKind.PEER_LOST])
+    assert kinds(driver.answer(page(11, 20, more=True))) == [NoteKind.PEER_RETURNED, Fetch, Append]
     assert driver.core.deadline_ms == driver.now_ms + PATIENCE.wait_ms + 500
 
 
