@@ -117,7 +117,6 @@ def test_only_what_overlaps_other_facts_is_refused(
 
 
 OLD, NEW, THIRD = b"old", b"new", b"third"
-FORKED = batch(4, "forked")
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,6 @@ from agent.pages import (
     ArtifactProgress,
     ArtifactReference,
     DefinitionChain,
-    HeldRange,
     LackingDefinitions,
     OriginRange,
     PutResult,
@@ -52,12 +51,10 @@ from agent.replication.pulling.page_check import check_batches
 from agent.replication.pulling.pull_events import Asking, FetchFailed, ReceiverSettings, Tick
 from agent.settings.peers import BYTES_PER_SECOND_MIN
 from agent.signing.certificates import Refusal, RefusalReason
-from agent.signing.keys import SigningKey
 from agent.signing.messages import MessagePlace
 from agent.telemetry import Span, Telemetry
 from tests.fact_store.making import TELEMETRY, Elsewhere, message
 from tests.replication.answers import encode_answer
-from tests.signing.making import chain
 from tests.waiting import LIMIT_S, wait_until_async
 
 PLACE = MessagePlace("plant", "idmz", "1", bytes(16))
@@ -82,9 +79,6 @@ class Put:
         return self.position.life.hex(), self.position.offset
 
 
-SIGNED = chain(35, key=SigningKey.generate())
-
-
 class HandStore:
     """A store that does nothing by itself."""
 
@@ -93,8 +87,6 @@ class HandStore:
     def __init__(self, position: Position | None = None) -> None:
         self.position = position
         self.defined: list[DefinitionChain] = []
-        self.ranges: dict[Origin, Sequence[HeldRange]] = {}
-        self.rows: Sequence[Batch] = ()
         self.put: list[Put] = []
         self.notes: list[tuple[str, str]] = []
         self.missing: list[ArtifactReference] = []
@@ -114,13 +106,6 @@ class HandStore:
         stored = Future[int]()
         stored.set_result(1)
         return stored
-
-    def held(self, stream: str) -> dict[Origin, Sequence[HeldRange]]:
-        assert stream == TELEMETRY
-        return self.ranges
-
-    def held_of(self, stream: str, origin: Origin) -> Sequence[HeldRange]:
-        return self.held(stream).get(origin, ())
 
     def signed_zones(self) -> frozenset[str]:
         return frozenset()
@@ -282,12 +267,8 @@ def at(offset: int, digest: str = "") -> LogPosition:
 
 
 async def test_the_first_request_reports_what_is_durable() -> None:
-    """Trail, lease and the peer's own facts of a stored position are in the first
-    request, and the request expires with its time-out."""
-    origin = Origin("plant", bytes.fromhex(ONE))
+    """Trail and lease of a stored position are in the first request, and the request expires with its time-out."""
     store = HandStore(Position(bytes.fromhex(ONE), 40, b"d" * 16))
-    store.ranges = {origin: [HeldRange(1, 20, b"a" * 16, b"b" * 16), HeldRange(31, 35, b"c" * 16, b"e" * 16)]}
-    store.rows = SIGNED
     async with pulling(store) as scene:
         expected = FetchFacts(
             consumer_name="idmz.facts.telemetry",
