@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from agent.batch import Kind, Origin, open_samples, parse
 from agent.columns import BatchError
+from agent.pages import intersect
 from tests.replication.simulation import stepped
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ class ValueJudge:
         """The values that a node lacks and a peer holds intact: lost, home, or refused and said so."""
         spans = {node.name: _spans(node) for node in nodes}
         for node in nodes:
-            here, present = set(spans[node.name].values()), self._present[node.name]
+            here, present = node.running.held(STREAM), self._present[node.name]
             forks = [f"{one.subject} {one.detail}" for one in node.running.incidents() if one.kind in _FORKED]
             for pull in node.pulls:
                 theirs = {} if pull.is_fenced else spans[pull.peer.name]
@@ -159,7 +160,9 @@ class ValueJudge:
                     kind = "home" if self.zone_of[value] == node.zone else "lost"
                     origin, first, last = theirs[value]
                     is_said = any(str(origin) in fork for fork in forks)
-                    if is_said and any(one[0] == origin and one[1] <= last and first <= one[2] for one in here):
+                    # Not only facts with values: a notice takes a sequence, too.
+                    held = [one.span for one in here.get(origin, ())]
+                    if is_said and intersect(held, [(first, last)]):
                         kind = "refused"
                     yield kind, f"{node.name} lacks value {value}, which {pull.peer.name} holds"
 
