@@ -18,9 +18,10 @@ PLANTS = ("plant-a", "plant-b", "plant-c")
 VALUES_S = 120
 SESSIONS = """
 import sys, time
+from pathlib import Path
 from agent.replication import pki
 from tests.security.broker_attacker import Attacker
-context = pki.client_context(*sys.argv[2:])
+context = pki.client_context(*map(Path, sys.argv[2:]))
 context.check_hostname = False
 sessions = [Attacker(sys.argv[1], 8883, context) for _ in range(40)]
 while True:
