@@ -74,7 +74,6 @@ def broker() -> None:
 @click.option("--port", type=click.IntRange(1, 65535), help=f"Port of a new broker; by default {PORT}.")
 @click.option("--host", help="Address that a new broker listens on; by default all.")
 @click.option("--user", help=f"The user that a new broker runs as; by default {USER}.")
-@click.option("--dry-run", is_flag=True, help="Show what would change and write nothing.")
 @broker_pki_option
 @json_option
 def config(
@@ -86,8 +85,6 @@ def config(
     host: str | None,
     user: str | None,
     pki_folder: Path,
-    *,
-    dry_run: bool,
     as_json: bool,
 ) -> None:
     """Write to FOLDER everything that Mosquitto needs to connect the zones of a site.
@@ -128,13 +125,12 @@ def config(
     plan = None
     if not settings:
         plan = BrokerPlan(str(folder.resolve()), find_plugin(), host or "", port or PORT, user or USER)
-    if not dry_run:
-        write_broker(folder, pki_folder, name or folder.resolve().name, after, plan, still_denied)
+    write_broker(folder, pki_folder, name or folder.resolve().name, after, plan, still_denied)
     if as_json:
         found = {"folder": str(folder), "changes": changes, "links": [str(link) for link in after]}
         found["denied"] = sorted(still_denied)
         click.echo(json.dumps(found))
-    elif not dry_run:
+    else:
         verb = "restart" if settings else "enable --now"
         click.echo(f"next: systemctl {verb} bsfg-broker@{folder.resolve().name}")
         click.echo("      then, as each zone: bsfg broker check --zone ZONE --link SERVING:ASKING")
