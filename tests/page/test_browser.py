@@ -156,7 +156,7 @@ def test_a_lost_device_is_seen_above(zones: RunningZones, browser: Chromium) -> 
 
 
 def test_pictures_of_a_thousand_zones(tmp_path: Path, browser: Chromium) -> None:
-    """A thousand zones are on one screen, the ten in trouble first; the page of one leads back by what it names."""
+    """A thousand zones are on one screen, the nine in trouble first; the page of one leads back by what it names."""
     import time
 
     from agent.fact_store import FactStore
