@@ -49,7 +49,7 @@ def test_a_runtime_dependency_has_its_row_and_its_use(name: str) -> None:
 
 def test_extras_for_users_are_explained() -> None:
     """Each package of an extra that users install is in the table."""
-    for extra in ("spark", "spark-delta", "spark-iceberg", "demo", "sql"):
+    for extra in ("spark", "spark-delta", "spark-iceberg", "sql"):
         for requirement in PROJECT["optional-dependencies"][extra]:
             assert re.search(rf"^\| .*`{package(requirement)}`.*\(`{extra}`\)", DEPENDENCIES, re.MULTILINE)
 
