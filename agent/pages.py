@@ -212,11 +212,12 @@ _SUM_MODULUS = 1 << 8 * DIGEST_BYTES
 
 class ZoneHeld(NamedTuple):
     """What is held of a zone in a stream: the ranges of its newest life, and the sum of those of all lives before
-    it."""
+    it, with their facts."""
 
     newest: Origin
     ranges: tuple[HeldRange, ...]
     before: HeldSum
+    facts_before: int
 
 
 class ComparedSums(NamedTuple):

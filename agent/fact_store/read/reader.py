@@ -67,6 +67,7 @@ from agent.pages import (
     Page,
     StoredBatch,
     ZoneHeld,
+    count,
 )
 from agent.positions import LifeRow, LifeRows, LogLives, Position, Resolved
 from agent.settings.store import StoreSettings, StreamSettings, ZoneLimit
@@ -350,8 +351,9 @@ class StoreReader:
                     Origin(zone, life),
                     held_of(connection.execute, number or 0, newest),
                     HeldSum(ranges, int.from_bytes(digest_sum)),
+                    facts,
                 )
-                for zone, life, newest, ranges, digest_sum in connection.execute(
+                for zone, life, newest, ranges, digest_sum, facts in connection.execute(
                     QUERIES["select_zones_held"], asked
                 ).fetchall()
             ]
@@ -366,30 +368,34 @@ class StoreReader:
     ) -> dict[Origin, tuple[HeldRange, ...]]:
         """The ranges of lives of a zone below one, and not below `down_to`: whole lives, the newest first, until there
         are so many ranges."""
-        found, count = dict[Origin, list[HeldRange]](), 0
+        found, range_count = dict[Origin, list[HeldRange]](), 0
         with self._reading() as connection:
             asked = {"stream": self._stream(connection, stream), "zone": zone, "below": below, "down_to": down_to}
             rows = connection.execute(QUERIES["select_earlier_lives"], asked)
             try:
                 for life, *ends in rows:
-                    if (origin := Origin(zone, life)) not in found and count >= ranges_max:
+                    if (origin := Origin(zone, life)) not in found and range_count >= ranges_max:
                         break
                     found.setdefault(origin, []).append(HeldRange(*ends))
-                    count += 1
+                    range_count += 1
             finally:
                 rows.close()  # an unfinished statement would keep the WAL from being reused
         return {origin: tuple(ranges) for origin, ranges in found.items()}
 
-    def held_below(self, stream: str, zone: str, life: bytes) -> HeldSum:
-        """The sum of what is held of the lives of a zone below one. Reads those from there up to the newest."""
+    def held_below(self, stream: str, zone: str, life: bytes) -> tuple[HeldSum, int]:
+        """The sum of what is held of the lives of a zone below one, and how many facts it has. Reads those from there
+        up to the newest."""
         held = self.zone_held(stream, zone)
         if held is None:
-            return HeldSum()
+            return HeldSum(), 0
         newest = held.newest.life
         if life > newest:
-            return held.before.plus(HeldSum.of(newest, held.ranges))
+            newest_facts = count(part.span for part in held.ranges)
+            return held.before.plus(HeldSum.of(newest, held.ranges)), held.facts_before + newest_facts
         above = self.earlier_lives(stream, zone, newest, RANGES_OF_ZONE_MAX, life)
-        return reduce(HeldSum.minus, (HeldSum.of(one.life, ranges) for one, ranges in above.items()), held.before)
+        facts_above = count(part.span for ranges in above.values() for part in ranges)
+        sums = (HeldSum.of(origin.life, ranges) for origin, ranges in above.items())
+        return reduce(HeldSum.minus, sums, held.before), held.facts_before - facts_above
 
     def lowest_sequence(self, stream: str, zone: str) -> int | None:
         """The lowest sequence of a zone that is held in a stream, or was held until its release."""

@@ -284,7 +284,7 @@ JOIN named_origin AS origin ON origin.id = before.newest
 WHERE before.stream = ? ORDER BY before.zone, first_sequence;
 
 -- select_zones_held: the newest origin of zones in a stream, and what is held of their others, by name after one
-SELECT zone.name, origin.life, before.newest, before.ranges, before.digest_sum
+SELECT zone.name, origin.life, before.newest, before.ranges, before.digest_sum, before.facts
 FROM held_before AS before JOIN zone ON zone.id = before.zone JOIN origin ON origin.id = before.newest
 WHERE before.stream = :stream AND zone.name >= :first AND zone.name > :after ORDER BY zone.name LIMIT :limit;
 

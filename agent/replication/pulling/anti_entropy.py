@@ -348,8 +348,11 @@ class AntiEntropy:
         peer, stream = self._settings.peer_zone, found.stream
         known, forgotten = self._store.compared(peer, stream, zone), self._store.forgotten(zone)
         while rest.ranges and floor > forgotten:
-            ours = await asyncio.to_thread(self._store.held_below, stream, zone, floor)
-            if ours == rest or (known is not None and (ours, rest) == known[1:]):
+            ours, facts = await asyncio.to_thread(self._store.held_below, stream, zone, floor)
+            if ours == rest:
+                found.compared_facts += facts
+                return
+            if known is not None and (ours, rest) == known[1:]:
                 return
             found.sums.setdefault(zone, ComparedSums(floor, ours, rest))
             down_to = known.floor.hex() if known is not None and known.floor < floor else None

@@ -254,6 +254,7 @@ async def test_a_whole_life_that_is_missing_is_fetched(tmp_path: Path) -> None:
         assert first.missing == [(lives[2].origin, (21, 30))]
         assert (first.repaired_facts, again.missing) == (10, [])
         assert (first.exchanges, again.exchanges) == (4, 1)
+        assert (first.compared_facts, again.compared_facts) == (40, 50)  # those of lives that are not listed, too
 
 
 async def test_lives_from_before_a_late_start_are_listed_once(tmp_path: Path) -> None:

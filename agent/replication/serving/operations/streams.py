@@ -110,7 +110,7 @@ def _lives(context: Context, stream: str, zone: str, below: bytes, down_to: byte
     """What is held of lives of a zone, from one downwards."""
     ranges = context.store.earlier_lives(stream, zone, below, RANGES_PER_ANSWER, down_to)
     lowest = min((one.life for one in ranges), default=below)
-    return _answer(context, stream, ranges, [(zone, context.store.held_below(stream, zone, lowest))])
+    return _answer(context, stream, ranges, [(zone, context.store.held_below(stream, zone, lowest)[0])])
 
 
 def _answer(
