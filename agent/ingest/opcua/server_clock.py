@@ -49,12 +49,14 @@ class ServerClock:
         self._earlier_ahead_ns = ahead_ns
 
     def least_ns(self, monotonic_ns: int) -> int | None:
-        """A lower bound of the readings from now on, unless it is set back; None before the first reading."""
+        """A lower bound of the readings from now on, unless it is set back; None before the first reading. The last
+        reading may have been late, or the first after a set back: `read` cannot tell. So the best one counts too."""
         if self._shown is None:
             return None
         shown_ns, arrived_ns = self._shown
         elapsed_ns = monotonic_ns - arrived_ns
-        return shown_ns + elapsed_ns - drift_ns(elapsed_ns) - DELAY_NS
+        by_last_ns = shown_ns + elapsed_ns - drift_ns(elapsed_ns) - DELAY_NS
+        return max(by_last_ns, monotonic_ns + self._ahead_ns - drift_ns(elapsed_ns) - SET_AHEAD_NS)
 
     def read(self, server_ns: int, monotonic_ns: int, least_ns: int | None, wall_ns: int) -> None:
         """Take in a reading that arrived now. `least_ns` is the lower bound of this reading. A delay makes the server's

@@ -1,5 +1,6 @@
 import pytest
 
+from agent.ingest.completeness import Moment, spans
 from agent.ingest.opcua.server_clock import SET_WHILE_AWAY_NS, ServerClock, read_ns, sent_ns
 
 S, MS = 1_000_000_000, 1_000_000
@@ -33,6 +34,27 @@ def test_a_clock_that_was_set_back_is_followed_at_once() -> None:
     clock.read(3600 * S, 0, None, 0)
     clock.read(15 * S, 10 * S, clock.least_ns(9 * S), 0)
     assert (clock.now_ns(10 * S, 0), clock.set_back_ns) == (15 * S, 3595 * S)
+
+
+def test_a_clock_that_only_a_read_saw_ahead_is_followed_at_the_next_read() -> None:
+    """A read sees it an hour ahead, to date a loss; the published readings before and after do not, and may as well be
+    late. The next read shows that it was set back, so that a gap lasts as long as the trouble, in this process and in
+    the next."""
+    clock = ServerClock()
+    clock.read(NOW, 0, None, NOW)
+    clock.read(NOW + 3600 * S + 300 * MS, 300 * MS, clock.least_ns(300 * MS), NOW)
+    assert clock.set_back_ns == -3600 * S
+    clock.read(NOW + S, S, NOW, NOW)  # set right before
+    clock.read(NOW + 9 * S, 9 * S, clock.least_ns(9 * S), NOW)  # the next session
+    clock.read(NOW + 10 * S, 10 * S, clock.least_ns(9 * S), NOW)  # its first published reading
+    assert clock.now_ns(10 * S, NOW) == NOW + 10 * S
+    assert abs(clock.set_back_ns) < MS, "but for the drift"
+    complete = Moment(NOW + 10 * S, clock.set_back_ns)
+    assert spans(complete, Moment(clock.now_ns(13 * S, NOW), clock.set_back_ns)) == [(NOW + 10 * S, NOW + 13 * S)]
+    following = ServerClock()
+    following.continue_from(clock.ahead_of_ns(10 * S, NOW + 10 * S))
+    following.read(NOW + 13 * S, 0, None, NOW + 13 * S)
+    assert following.set_back_ns == 0
 
 
 def test_a_clock_that_moves_once_a_second_is_not_set_back() -> None:
