@@ -51,6 +51,9 @@ SELECT id, zone, life FROM named_origin ORDER BY id;
 -- update_lives: a zone has one more origin; returns how many
 UPDATE zone SET lives = lives + 1 WHERE id = ? RETURNING lives;
 
+-- select_lives: how many lives of a zone are known
+SELECT lives FROM zone WHERE id = ?;
+
 -- select_forgettable: the lowest lives of a zone without a fact here that are the newest in no stream
 SELECT id, life FROM origin
 WHERE zone = :zone AND id IN (SELECT id FROM origin WHERE zone = :zone ORDER BY life LIMIT :limit)
@@ -290,13 +293,14 @@ WHERE before.stream = :stream AND zone.name >= :first AND zone.name > :after ORD
 
 -- select_earlier_lives: the ranges of the lives of a zone below one and down to another, newest life first
 SELECT origin.life, first_sequence, last_sequence, first_previous_digest, last_digest
-FROM zone JOIN origin ON origin.zone = zone.id JOIN held ON held.stream = :stream AND held.origin = origin.id
+FROM zone CROSS JOIN origin ON origin.zone = zone.id
+CROSS JOIN held ON held.stream = :stream AND held.origin = origin.id
 WHERE zone.name = :zone AND origin.life < :below AND origin.life >= :down_to
 ORDER BY origin.life DESC, first_sequence;
 
 -- select_lowest_sequence: the lowest sequence of a zone that is held in a stream, or was
-SELECT min(first_sequence) FROM zone JOIN origin ON origin.zone = zone.id
-JOIN held ON held.stream = :stream AND held.origin = origin.id WHERE zone.name = :zone;
+SELECT min(first_sequence) FROM zone CROSS JOIN origin ON origin.zone = zone.id
+CROSS JOIN held ON held.stream = :stream AND held.origin = origin.id WHERE zone.name = :zone;
 
 -- insert_compared: sums of which nothing was to be fetched
 INSERT OR REPLACE INTO compared (peer, stream, zone, floor, our_ranges, our_sum, their_ranges, their_sum)
@@ -312,7 +316,7 @@ WHERE stream = ? AND origin = ? ORDER BY first_sequence;
 
 -- select_range_starts: where the ranges of a zone in a stream begin: sequence, digest of the batch before, and life
 SELECT held.first_sequence, held.first_previous_digest, origin.life
-FROM zone JOIN origin ON origin.zone = zone.id JOIN held ON held.stream = ? AND held.origin = origin.id
+FROM zone CROSS JOIN origin ON origin.zone = zone.id CROSS JOIN held ON held.stream = ? AND held.origin = origin.id
 WHERE zone.name = ?;
 
 -- select_zone_is_held: whether facts of a zone are held in a stream, or were

@@ -98,6 +98,7 @@ class Transaction:
         self._execute = connection.execute
         self._executemany = connection.executemany
         self._origins: dict[Origin, int] = {}
+        self._crowded = set[int]()  # zones that got a life beyond their limit
         self._held: dict[tuple[int, int], tuple[HeldRange, ...]] = {}
 
     @property
@@ -256,12 +257,19 @@ class Transaction:
             self._origins[origin] = known
             (lives,) = self._execute(QUERIES["update_lives"], (zone,)).fetchone()
             if lives > LIVES_OF_ZONE_MAX:
-                self._forget_lives(zone, lives - LIVES_OF_ZONE_MAX)
+                self._crowded.add(zone)
         return known
 
+    def forget_lives(self) -> None:
+        """Delete the lowest lives without a fact here of each zone that has too many; the last step before the commit,
+        when new lives have their facts. A log with facts of these that is read again may store them twice; a comparison
+        does not fetch them (agent/fact_store/DESIGN.md)."""
+        for zone in self._crowded:
+            (lives,) = self._execute(QUERIES["select_lives"], (zone,)).fetchone()
+            self._forget_lives(zone, lives - LIVES_OF_ZONE_MAX)
+        self._crowded.clear()
+
     def _forget_lives(self, zone: int, count: int) -> None:
-        """Delete the lowest lives of a zone of which no fact is here. A log with their facts that is read again may
-        store them twice; a comparison does not fetch them (agent/fact_store/DESIGN.md)."""
         asked = {"zone": zone, "limit": count + LIVES_SEARCHED_MAX, "forgotten": count}
         for number, life in self._execute(QUERIES["select_forgettable"], asked).fetchall():
             for (stream,) in self._execute(QUERIES["select_streams_of_origin"], (number,)).fetchall():

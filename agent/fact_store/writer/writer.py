@@ -341,6 +341,7 @@ class Writer:
             if self._clock.has_jumped(now_unix_ms, time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000):
                 transaction.begin_life(is_forked=True)  # the memory of this process may have been put back
             outcomes = self._perform(transaction, group)
+            transaction.forget_lives()
             self.housekeeping.work(transaction, time.monotonic_ns(), is_idle=group.is_empty)
             execute(QUERIES["commit"])
             self._settle(is_durable=True)

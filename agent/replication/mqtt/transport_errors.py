@@ -30,7 +30,7 @@ REFUSED_HINT = "Is our certificate revoked, expired, or of another authority tha
 _ALERTS = {
     "SSLV3_ALERT_CERTIFICATE_REVOKED": (
         "it is on the broker's revocation list",
-        "Was the zone denied on purpose? If not: bsfg pki sign at the authority, and copy the new certificate to this node.",
+        "Was the zone denied on purpose? If not: bsfg pki request here, bsfg pki sign --request at the authority, bsfg pki import.",
     ),
     "SSLV3_ALERT_CERTIFICATE_EXPIRED": (
         "it has expired, or the broker's revocation list has, by the broker's clock",

@@ -285,7 +285,12 @@ class AntiEntropy:
                 await self._fetch_damaged(found, origin, span)
             found.repaired_artifacts, found.missing_artifacts = await self._artifacts.fetch_absent(stream)
             differing = {origin.zone for origin, _ in [*found.missing, *found.damaged]}
-            sums = {zone: one for zone, one in found.sums.items() if zone not in differing}
+            # While the pull is not level, lives from our newest on are under way, and not yet known to be held.
+            sums = {
+                zone: compared
+                for zone, compared in found.sums.items()
+                if zone not in differing and (is_level or compared.floor <= self._newest_life(stream, zone))
+            }
             if sums and not found.forks:
                 await asyncio.wrap_future(self._store.inbound.note_compared(self._settings.peer_zone, stream, sums))
         else:
@@ -340,6 +345,10 @@ class AntiEntropy:
         trail = self._store.inbound.trail(peer, found.stream)
         return theirs, any(one.life == end.life and one.offset >= end.offset for one in trail)
 
+    def _newest_life(self, stream: str, zone: str) -> bytes:
+        held = self._store.zone_held(stream, zone)
+        return held.newest.life if held is not None else b""
+
     async def _list_earlier(
         self, found: Comparison, theirs: dict[Origin, list[HeldRange]], zone: str, floor: bytes, rest: HeldSum
     ) -> None:
@@ -384,8 +393,11 @@ class AntiEntropy:
         """Note what the peer holds and this store does not, the lowest lives of each zone first."""
         stream = found.stream
         for zone, origins in groupby(sorted(theirs, key=astuple), key=lambda one: one.zone):
-            held, is_own = self._store.zone_held(stream, zone), zone == self._store.zone
-            newest, forgotten = held.newest.life if held is not None else b"", self._store.forgotten(zone)
+            is_own, forgotten, newest = (
+                zone == self._store.zone,
+                self._store.forgotten(zone),
+                self._newest_life(stream, zone),
+            )
             lowest = 1
             if stream in self._settings.begun_late and not is_own:
                 lowest = self._store.lowest_sequence(stream, zone) or SEQUENCE_MAX

@@ -66,6 +66,20 @@ def test_the_lowest_lives_without_a_fact_are_forgotten(tmp_path: Path, monkeypat
     assert {at: one for at, one in kept(path).items() if at[0] != "idmz"} == recounted(path)
 
 
+def test_a_life_that_just_comes_is_not_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a zone with as many lives with facts as are kept, a lower life comes, and two in one page: all are stored, and
+    the store goes on."""
+    monkeypatch.setattr(transaction, "LIVES_OF_ZONE_MAX", 3)
+    lives = [Elsewhere("plant", life=bytes([number]) * 16) for number in range(1, 8)]
+    with FactStore.open(tmp_path / "idmz.db", "idmz", settings=AT_ONCE) as store:
+        for number in (4, 5, 6):
+            lives[number].put(store, [lives[number].seal(2, salt=number)], number)
+        lives[3].put(store, [lives[3].seal(2, salt=3)], 10)
+        lives[2].put(store, [lives[2].seal(2, salt=2), lives[1].seal(2, salt=1)], 11)
+        lives[6].put(store, [lives[6].seal(2, salt=9)], 12)
+        assert [len(store.held_of(TELEMETRY, life.origin)) for life in lives] == [0, 1, 1, 1, 1, 1, 1]
+
+
 @settings(max_examples=20)
 @given(st.lists(st.tuples(st.sampled_from(ZONES), st.integers(1, 4), st.integers(0, 4)), max_size=20))
 def test_the_sums_are_those_of_what_is_held(

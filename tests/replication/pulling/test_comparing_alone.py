@@ -257,6 +257,21 @@ async def test_a_whole_life_that_is_missing_is_fetched(tmp_path: Path) -> None:
         assert (first.compared_facts, again.compared_facts) == (40, 50)  # those of lives that are not listed, too
 
 
+async def test_what_was_under_way_is_not_taken_for_compared(tmp_path: Path) -> None:
+    """A comparison while the pull is behind leaves newer lives to the pull. One that the pull then passes over is
+    missing at the next comparison."""
+    async with played(tmp_path) as (plant, idmz):
+        lives = lives_of("plant-a", 3)
+        for life in lives:
+            put(plant, life, life.sealed)
+        put(idmz, lives[0], lives[0].sealed, Position(lives[0].origin.life, 1))
+        async with comparing(plant, idmz) as (comparer, _):
+            behind = await comparer.compare(STREAM, repair=True)
+            put(idmz, lives[2], lives[2].sealed, level(plant))
+            found = await comparer.compare(STREAM, repair=True)
+        assert (behind.missing, found.missing) == ([], [(lives[1].origin, (11, 20))])
+
+
 async def test_lives_from_before_a_late_start_are_listed_once(tmp_path: Path) -> None:
     """A reader that began late lacks all earlier lives, and they are no loss. That the sums differ is remembered, also
     over later lives: only those are listed."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 from agent.batch import Origin
 from agent.pages import HeldRange, HeldSum, ZoneHeld
@@ -102,8 +103,10 @@ def _zones(context: Context, stream: str, after_zone: str) -> DigestsAnswer:
         found += some
         more = len(some) == ZONES_AT_ONCE
         after = some[-1].newest.zone if some else after
-    ranges = {one.newest: one.ranges for one in found}
-    return _answer(context, stream, ranges, [(one.newest.zone, one.before) for one in found], more=more)
+    totals = accumulate(len(held.ranges) for held in found)
+    fitting = [held for held, total in zip(found, totals, strict=True) if total <= RANGES_PER_ANSWER] or found[:1]
+    ranges, more = {held.newest: held.ranges for held in fitting}, more or len(fitting) < len(found)
+    return _answer(context, stream, ranges, [(held.newest.zone, held.before) for held in fitting], more=more)
 
 
 def _lives(context: Context, stream: str, zone: str, below: bytes, down_to: bytes) -> DigestsAnswer:
