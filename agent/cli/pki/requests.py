@@ -79,6 +79,8 @@ def sign(
     )
     print_signed(name, issued, as_json=as_json)
     if not as_json:
+        if request_file is None:
+            click.echo("it is for the key of the present certificate; for a new key, sign with --request")
         hosts = f", for {', '.join(issued.certificate.hosts)}" if for_broker else ""
         click.echo(f"next: copy it and {issued.ca_file} to the machine of {name}{hosts}; there: bsfg pki import")
 
