@@ -84,6 +84,15 @@ def drift_ns(elapsed_ns: int) -> int:
     return elapsed_ns * DRIFT_PER_MILLE // 1000
 
 
+def moment_shown(shown_ns: int, before: Moment, now: Moment) -> Moment:
+    """When the clock showed this time, by an answer that arrives now: as it is set now, or as it was at `before`,
+    because a reading that was made meanwhile may have shown already that it was set. It is not after now: of a clock
+    that was set several times at once, that would be the time of a set that is not seen yet, and losses would begin
+    after themselves."""
+    found = Moment(shown_ns, now.set_back_ns), Moment(shown_ns, before.set_back_ns)
+    return min(found, key=lambda one: (one.on(now) > now.time_ns + CLOCK_JUMP_NS, abs(one.on(now) - now.time_ns)))
+
+
 def sent_ns(publish_time_ns: int, arrived_ns: int, clock: ServerClock) -> int:
     """A time on the server's clock that is not later than the sending of an answer that arrives now: its publish time,
     otherwise the last reading of the clock, which arrived before it. The time of arrival is later by the time on the
@@ -153,11 +162,8 @@ class SourceClock:
         return self.moment(sent_ns(publish_time_ns, self.now_ns(), self._clock), before)
 
     def moment(self, shown_ns: int, before: Moment) -> Moment:
-        """When it showed this time, by an answer that arrives now: as it is set now, or as it was at `before`, because
-        a reading that was made meanwhile may have shown already that it was set."""
-        now = self.now()
-        found = Moment(shown_ns, now.set_back_ns), Moment(shown_ns, before.set_back_ns)
-        return min(found, key=lambda one: abs(one.on(now) - now.time_ns))
+        """When it showed this time, by an answer that arrives now (`moment_shown`)."""
+        return moment_shown(shown_ns, before, self.now())
 
     async def read(self, session: ClockSession) -> Moment:
         """Read it. A published clock is late: without this, the present may seem earlier than values that are lost."""

@@ -1,7 +1,7 @@
 import pytest
 
 from agent.ingest.completeness import Moment, spans
-from agent.ingest.opcua.server_clock import SET_WHILE_AWAY_NS, ServerClock, read_ns, sent_ns
+from agent.ingest.opcua.server_clock import SET_WHILE_AWAY_NS, ServerClock, moment_shown, read_ns, sent_ns
 
 S, MS = 1_000_000_000, 1_000_000
 NOW = 1_800_000_000 * S
@@ -55,6 +55,15 @@ def test_a_clock_that_only_a_read_saw_ahead_is_followed_at_the_next_read() -> No
     following.continue_from(clock.ahead_of_ns(10 * S, NOW + 10 * S))
     following.read(NOW + 13 * S, 0, None, NOW + 13 * S)
     assert following.set_back_ns == 0
+
+
+def test_a_published_time_is_of_the_past_however_often_the_clock_was_set() -> None:
+    """The subscription began on a clock an hour behind; a read then saw it an hour ahead; right before that, it was
+    right for a moment, and that publication arrives last. Losses begin in the past, however the next reading shows the
+    clock. A publication from before a set that a read has shown has the time from before it."""
+    before, now = Moment(NOW - 3600 * S, 3600 * S), Moment(NOW + 3600 * S + S, -3600 * S)
+    assert moment_shown(NOW + S * 8 // 10, before, now).on(now) <= now.time_ns
+    assert moment_shown(NOW, Moment(NOW - S), Moment(NOW - 3600 * S, 3600 * S)) == Moment(NOW)
 
 
 def test_a_clock_that_moves_once_a_second_is_not_set_back() -> None:
