@@ -83,12 +83,14 @@ class LackingDefinitions(NamedTuple):
 
 
 class DefinitionChain(NamedTuple):
-    """Consecutive tag definitions of a zone (canonical JSON): those after `after`, up to `wanted`."""
+    """Consecutive tag definitions of a zone (canonical JSON): those after `after`, up to `wanted`. `digests`: the
+    running digest of each, if a store gave them."""
 
     zone: str
     wanted: Definitions
     after: Definitions
     bodies: Sequence[bytes]
+    digests: Sequence[bytes] = ()
 
 
 class OriginRange(NamedTuple):

@@ -17,7 +17,8 @@ import tomllib
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
@@ -380,8 +381,7 @@ class _Reader:
         if not isinstance(found, Mapping):
             self._wrong(path, found, "must be a table")
             return typing.cast(SettingsT, _WRONG)
-        hints = typing.get_type_hints(kind)
-        known = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
+        hints, known = _fields_of(kind)  # type: ignore[arg-type]
         for name in found.keys() - known.keys():
             value, why = found[name], f"is not a setting; {_known(name, known)}"
             if isinstance(value, BrokenTable):
@@ -431,6 +431,12 @@ class _Reader:
     def _wrong(self, path: str, found: object, why: str) -> Any:
         self.problems.append(Problem(path, found, why))
         return _WRONG
+
+
+@cache
+def _fields_of(kind: type) -> tuple[dict[str, Any], dict[str, Field[Any]]]:
+    """The types and the fields of a settings class, by name. Found once: a node may have a thousand peers."""
+    return typing.get_type_hints(kind), {field.name: field for field in fields(kind)}
 
 
 def _join(path: str, name: str) -> str:

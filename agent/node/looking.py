@@ -28,6 +28,7 @@ from agent.query.latest import (
     find_latest,
     latest_record,
     merge_peer_records,
+    streams_with,
     tags_matching,
 )
 from agent.query.scan import Scanner
@@ -65,7 +66,7 @@ class Looking:
     def _search(self, query: ReadLatest) -> LatestRows:
         wanted = tags_matching(query.tag_glob, query.zone)
         scanner, now_ns = Scanner(self._store.reader), time.time_ns()
-        streams = None if query.stream is None else scanner.check_streams([query.stream])
+        streams = streams_with(scanner, query.tag_glob, query.stream)
         depth = min(query.depth_facts or DEPTH_FACTS, DEPTH_FACTS)  # a deeper search occupies the node for minutes
         found = find_latest(scanner, now_ns, wanted, streams=streams, depth_facts=depth, fresh_ms=query.fresh_ms)
         rows: list[LatestRecord] = [latest_record(row) for row in found]

@@ -16,7 +16,7 @@ from agent.fact_store import BatchSummary, StoreReader
 from agent.health.samples import read_health
 from agent.message import HEALTH_STREAM, TagDefinition
 from agent.page.named_ends import NamedEnds
-from agent.query.scan import Bounds, Dictionary, Scanner
+from agent.query.scan import Dictionary, Scanner
 
 ZONES_MAX = 5_000
 
@@ -74,7 +74,7 @@ class HealthTail:
         for zone, summary in newest.items():
             known = self.zones.get(zone)
             if known is None or summary.time_max_ns // 1_000_000 >= known.at_unix_ms:
-                found = self._open(scanner, zone, summary)
+                found = _open(scanner, zone, summary)
                 if found is not None:
                     self.zones[zone] = found
         self._end_offset = end_offset
@@ -93,11 +93,11 @@ class HealthTail:
             return ranges[-1].last_sequence
         return 0 if self._reader.holds_zone(stream, zone) else None
 
-    def _open(self, scanner: Scanner, zone: str, summary: BatchSummary) -> ZoneHealth | None:
-        bounds = Bounds(frozenset({HEALTH_STREAM}), offset_min=summary.first_offset, offset_max=summary.last_offset)
-        at_ns, values = read_health(
-            sample
-            for facts in scanner.scan(bounds)
-            for sample in zip(facts.column("subject"), facts.column("source_time_ns"), facts.values(), strict=True)
-        )
-        return ZoneHealth(zone, at_ns // 1_000_000, values, summary.first_offset) if values else None
+
+def _open(scanner: Scanner, zone: str, summary: BatchSummary) -> ZoneHealth | None:
+    at_ns, values = read_health(
+        sample
+        for facts in scanner.facts_of(HEALTH_STREAM, summary)
+        for sample in zip(facts.column("subject"), facts.column("source_time_ns"), facts.values(), strict=True)
+    )
+    return ZoneHealth(zone, at_ns // 1_000_000, values, summary.first_offset) if values else None

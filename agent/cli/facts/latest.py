@@ -12,7 +12,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -37,6 +37,7 @@ from agent.query.latest import (
     find_latest,
     latest_record,
     merge_peer_records,
+    streams_with,
     summarize,
     tags_matching,
 )
@@ -111,7 +112,7 @@ def latest(
         records = [record for record in asked if zone in {None, record["zone"]}]
     else:
         try:
-            records, counters = _records(config_file, store_file, wanted, stream, depth, fresh_ms)
+            records, counters = _records(config_file, store_file, tag_glob, zone, stream, depth, fresh_ms)
         except StoreForbidden as error:
             if store_file is not None:
                 raise
@@ -142,15 +143,17 @@ def latest(
 def _records(
     config_file: Path,
     store_file: Path | None,
-    wanted: Callable[[Tag], bool],
+    tag_glob: str,
+    zone: str | None,
     stream: str | None,
     depth: int,
     fresh_ms: int,
 ) -> tuple[list[LatestRecord], ScanCounters]:
     """The latest values in the store's file, and for that of the node the values that peers reported."""
+    wanted = tags_matching(tag_glob, zone)
     with open_reader(config_file, store_file) as reader:
         scanner, now_ns = Scanner(reader), time.time_ns()
-        streams = None if stream is None else scanner.check_streams([stream])
+        streams = streams_with(scanner, tag_glob, stream)
         found = find_latest(scanner, now_ns, wanted, streams=streams, depth_facts=depth, fresh_ms=fresh_ms)
     records = [latest_record(row) for row in found]
     if store_file is None:

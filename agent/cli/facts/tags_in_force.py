@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 import click
 
 from agent.cli.node_settings import load_settings
 from agent.config import load_kept
-from agent.ingest import TagFile, TagMap, TagMapError, find_tag_files, parse_tag_file
 from agent.query.latest import TagsInForce
 from agent.settings.node import NodeSettings
 
@@ -17,6 +17,10 @@ from agent.settings.node import NodeSettings
 def tags_in_force(config_file: Path) -> TagsInForce | None:
     """None, with a line on standard error, if the tags of a source are not known."""
     settings = load_settings(config_file)
+    if not settings.sources:  # of a node above many others: what reads tag files is not imported
+        return TagsInForce(settings.node.zone, {})
+    from agent.ingest import TagFile, find_tag_files
+
     found = find_tag_files(settings.sources)
     maps = {name: file.map for name, file in found.items() if isinstance(file, TagFile)}
     wrong = {name: file for name, file in found.items() if not isinstance(file, TagFile)}
@@ -30,8 +34,10 @@ def tags_in_force(config_file: Path) -> TagsInForce | None:
     return TagsInForce(settings.node.zone, {tag.definition.subject: tag.longest_interval_ms for tag in tags})
 
 
-def _last_maps(settings: NodeSettings, sources: Collection[str]) -> dict[str, TagMap]:
+def _last_maps(settings: NodeSettings, sources: Collection[str]) -> dict[str, Any]:
     """The maps of these sources that were last in force."""
+    from agent.ingest import TagMap, TagMapError, parse_tag_file
+
     kept, found = load_kept(settings.node.state_dir), dict[str, TagMap]()
     for source in () if kept is None else kept.settings.sources:
         data = None if kept is None or source.name not in sources else kept.tag_files.get(source.name)

@@ -16,20 +16,21 @@ def read_definitions(
 ) -> DefinitionChain | None:
     """The definitions up to the one with this digest, after the newest whose digest begins with one of `held`; None if
     they are not stored. Raises StoreDamaged."""
-    rows, after = list[tuple[int, bytes, bytes]](), Definitions()
+    rows, after, ends = list[tuple[int, bytes, bytes]](), Definitions(), tuple(held)
     for row in execute(QUERIES["select_definition_chain"], {"zone": zone, "digest": digest}):
-        if any(row[1].startswith(one) for one in held):
+        if row[1].startswith(ends):
             after = Definitions(*row[:2])
             break
         rows.append(row)
     if not rows and not after.count:
         return None
     running = after
-    for number, stored, body in reversed(rows):
+    rows.reverse()
+    for number, stored, body in rows:
         if isinstance(body, bytes):
             running = running.extended(body)
         if (number, stored) != (running.count, running.digest):
             raise StoreDamaged(f"tag definition {number} of {zone} is damaged, or one before it is missing")
     if running.digest != digest:
         raise StoreDamaged(f"tag definition {running.count} of {zone} is damaged")
-    return DefinitionChain(zone, running, after, [body for _, _, body in reversed(rows)])
+    return DefinitionChain(zone, running, after, [body for _, _, body in rows], [stored for _, stored, _ in rows])

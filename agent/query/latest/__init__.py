@@ -6,6 +6,7 @@ from agent.query.latest.latest_query import (
     AbsentTags,
     find_latest,
     find_latest_in_stream,
+    streams_with,
     tags_matching,
 )
 from agent.query.latest.latest_rows import LatestRecord, latest_record, merge_peer_records

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from agent.batch import Kind, open_packed
 from agent.columns import BatchError
 from agent.fact_store import BatchSummary, StoreDamaged
-from agent.message import HEALTH_PREFIX
+from agent.message import HEALTH_PREFIX, HEALTH_STREAM
 from agent.pages import Hole
 from agent.query.latest.latest_search import Arrival, LatestRow, LatestSearch, Tag, believed_times
 from agent.query.scan import INT64_MAX, OFFSET_MAX, Chain, Scanner, matches_glob
@@ -126,10 +126,18 @@ def find_latest_in_stream(
     return [row for row in rows if row.latest is not None]
 
 
+def streams_with(scanner: Scanner, tag_glob: str, stream: str | None) -> frozenset[str]:
+    """The streams in which tags of a pattern are searched: this one, or all. Nothing but health is in that of the
+    health of nodes. Raises StoreError for an unknown stream."""
+    if stream is not None:
+        return scanner.check_streams([stream])
+    return frozenset(scanner.ends) - (frozenset() if _names_health(tag_glob) else {HEALTH_STREAM})
+
+
 def tags_matching(tag_glob: str, zone: str | None) -> Callable[[Tag], bool]:
     """A test for tags of a zone whose subject, with or without its `tag:`, matches a pattern of * ? and [...]. The
     health of nodes only matches a pattern that begins with its name."""
-    names_health = tag_glob.removeprefix("tag:").startswith(HEALTH_PREFIX.removeprefix("tag:"))
+    names_health = _names_health(tag_glob)
 
     def matches(tag: Tag) -> bool:
         return (
@@ -139,6 +147,10 @@ def tags_matching(tag_glob: str, zone: str | None) -> Callable[[Tag], bool]:
         )
 
     return matches
+
+
+def _names_health(tag_glob: str) -> bool:
+    return tag_glob.removeprefix("tag:").startswith(HEALTH_PREFIX.removeprefix("tag:"))
 
 
 def _carry_out(

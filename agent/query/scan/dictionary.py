@@ -73,11 +73,8 @@ class Dictionary:
         if chain is None:
             chain = Chain(zone)
             chains.append(chain)
-        running = found.after
-        for body in found.bodies:
-            running = running.extended(body)
-            chain.tags.append(self.parse(body))
-            chain.digests.append(running.digest)
+        chain.tags += map(self.parse, found.bodies)
+        chain.digests += found.digests
         return chain
 
 

@@ -117,6 +117,13 @@ class Scanner:
             after = max(ends)
         return found
 
+    def facts_of(self, stream: str, summary: BatchSummary) -> Iterator[Facts]:
+        """All facts of a batch whose summary was read."""
+        bounds = Bounds()
+        for stored in self.read(stream, summary.first_offset, summary.last_offset):
+            if facts := self.opened(stream, stored, bounds, Wanted(self.dictionary, bounds)):
+                yield facts
+
     def opened(self, stream: str, stored: StoredBatch, bounds: Bounds, wanted: Wanted) -> Facts | None:
         """The facts of a batch within the bounds, if it has any. A batch that does not open is recorded as a hole."""
         try:

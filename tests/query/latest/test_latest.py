@@ -14,9 +14,15 @@ from hypothesis import strategies as st
 from agent.fact_store import FactStore, StoreReader
 from agent.fact_store.sqlite import transaction
 from agent.fact_store.writer import writer as writer_module
-from agent.message import Sample, TagDefinition
+from agent.message import HEALTH_SOURCE, HEALTH_STREAM, Sample, TagDefinition
 from agent.query.latest import latest_query
-from agent.query.latest.latest_query import AbsentTags, find_latest, find_latest_in_stream
+from agent.query.latest.latest_query import (
+    AbsentTags,
+    find_latest,
+    find_latest_in_stream,
+    streams_with,
+    tags_matching,
+)
 from agent.query.latest.latest_search import Arrival, LatestRow, Tag, believed_times
 from agent.query.scan.dictionary import Dictionary
 from agent.query.scan.scanner import Scanner
@@ -379,6 +385,25 @@ def test_only_the_end_is_opened(tmp_path: Path) -> None:
     assert opened("abcd") == (41, 1)
     assert opened("abcd", 20) == (10, 2)
     assert opened("") == (0, 0)
+
+
+def test_health_is_searched_when_a_pattern_names_it(tmp_path: Path) -> None:
+    """Tags that stand still lie behind the health of each minute: its stream is left out of a search for others, and is
+    there for a pattern that begins with its name, and where it is asked for."""
+    with FactStore.open(tmp_path / "facts.db", "plant", settings=AT_ONCE) as store:
+        done(store.appends.define([TagDefinition("tag:a"), TagDefinition("tag:bsfg/verdict", source=HEALTH_SOURCE)]))
+        done(store.appends.append_samples(TELEMETRY, [Sample(1, BASE_NS, 1)]))
+        for minute in range(5):
+            done(store.appends.append_samples(HEALTH_STREAM, [Sample(2, BASE_NS + minute * 60 * SECOND_NS, minute)]))
+
+        def found(tag_glob: str, stream: str | None = None) -> tuple[list[object], int]:
+            scanner, wanted = Scanner(store.reader), tags_matching(tag_glob, None)
+            rows = find_latest(scanner, BASE_NS, wanted, streams=streams_with(scanner, tag_glob, stream))
+            return [row.latest and row.latest.value for row in rows], scanner.counters.batches_opened
+
+        assert found("*") == ([1], 1)
+        assert found("bsfg/*") == ([4], 1)
+        assert found("*", HEALTH_STREAM) == ([None], 5)
 
 
 def test_equal_subjects_of_two_zones_are_two_tags(tmp_path: Path) -> None:
