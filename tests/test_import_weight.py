@@ -23,7 +23,10 @@ LIGHT_COMMANDS = (
 
 LOADS_NONE_OF = [
     ("agent.config", (*LIBRARIES, *PARTS, "asyncio", "zstandard")),
-    (LIGHT_COMMANDS, (*LIBRARIES, *MACHINERY)),  # and agent.local_socket, for applications on the gateway
+    (
+        LIGHT_COMMANDS,
+        (*LIBRARIES, *MACHINERY, "agent.health.snapshot"),
+    ),  # and agent.local_socket, for applications on the gateway
     ("agent.cli.facts.latest", (*PROTOCOLS, *OTHERS, "paho", "agent.node", "agent.ingest")),
     ("agent.node", (*PROTOCOLS, *OTHERS)),
 ]

@@ -2,6 +2,6 @@
 systemd.
 
 The node fills in the `NodeSnapshot`; this package judges and shows it and never changes anything. DESIGN.md has the
-reasons. Import the modules: `bsfg status` needs only `client` and `verdict`, and must not wait for the Prometheus
+reasons. Import the modules: `bsfg status` needs only `problems`, and must not wait for the Prometheus
 library that `metrics` loads.
 """

@@ -337,3 +337,12 @@ def _causes(reasons: Sequence[Reason]) -> list[list[int]]:
         places = [at for subject in ("", reason.subject, *reason.depends_on) for at in by_subject.get(subject, ())]
         found.append(sorted({at for at in places if reason.problem in EXPLAINS[reasons[at].problem]}))
     return found
+
+
+def duration(seconds: float) -> str:
+    """A duration in the unit that a person would use; nothing is younger than now, whatever two clocks say."""
+    seconds = max(0.0, seconds)
+    for unit, length_s in (("days", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * length_s:
+            return f"{seconds / length_s:.0f} {unit}"
+    return f"{seconds:.1f} s"

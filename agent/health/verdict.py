@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from math import inf
 
-from agent.health.problems import Level, Problem, Reason, order_by_cause
+from agent.health.problems import Level, Problem, Reason, duration, order_by_cause
 from agent.health.snapshot import (
     BrokerStatus,
     ConsumerStatus,
@@ -483,12 +483,3 @@ def _as_warnings(if_passing: bool, reasons: Iterator[Reason]) -> Iterator[Reason
     """The reasons, none of them an alert if the problem passes by itself."""
     for reason in reasons:
         yield replace(reason, alert=reason.alert and not if_passing)
-
-
-def duration(seconds: float) -> str:
-    """A duration in the unit that a person would use; nothing is younger than now, whatever two clocks say."""
-    seconds = max(0.0, seconds)
-    for unit, length_s in (("days", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= 2 * length_s:
-            return f"{seconds / length_s:.0f} {unit}"
-    return f"{seconds:.1f} s"

@@ -20,8 +20,8 @@ import msgspec
 from agent.batch import Kind
 from agent.fact_store import FactStore, StoreBusy, StoreFull, StoreReader
 from agent.file_replace import write_file
+from agent.health.problems import duration
 from agent.health.snapshot import ClockChangeStatus, ClockStatus
-from agent.health.verdict import duration
 from agent.ingest import (
     CLOCK_PREDICATE,
     JUMP_NS,

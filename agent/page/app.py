@@ -29,8 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from agent import __version__
 from agent.fact_store import StoreError
 from agent.health.brief import encode_health
-from agent.health.problems import Level, Problem
-from agent.health.verdict import duration
+from agent.health.problems import Level, Problem, duration
 from agent.page import fleet, words
 from agent.page.access import Users
 from agent.page.trend import COLUMNS, HEIGHT

@@ -6,7 +6,7 @@ import sys
 from datetime import UTC, datetime
 from typing import Any
 
-from agent.health.verdict import duration
+from agent.health.problems import duration
 
 UNKNOWN = "unknown"
 _FLOAT_MAX = sys.float_info.max  # an integer in JSON may be greater, and has no float

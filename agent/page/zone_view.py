@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import unquote
 
-from agent.health.problems import Level
+from agent.health.problems import Level, duration
 from agent.health.samples import folders
-from agent.health.verdict import duration
 from agent.page import words
 from agent.page.fleet import ZoneRow, zone_row
 from agent.page.health_tail import ZoneHealth

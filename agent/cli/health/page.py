@@ -54,8 +54,7 @@ def fleet(config_file: Path, words: tuple[str, ...], everything: bool, as_json: 
     """Print the state of each zone whose health is here, worst first: of those whose name or problem holds WORDS. Exit
     status 0 when no operator must act anywhere, 1 otherwise."""
     from agent.cli.store.store_file import open_reader
-    from agent.health.problems import Level
-    from agent.health.verdict import duration
+    from agent.health.problems import Level, duration
     from agent.page.fleet import fleet_rows, fleet_sentence, matching
     from agent.page.health_tail import HealthTail
 

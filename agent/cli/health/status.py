@@ -19,8 +19,7 @@ from agent.cli.store.readers import lasting_readers
 from agent.client import Client
 from agent.config import ConfigError, load_sections
 from agent.escaping import printable
-from agent.health.problems import Level
-from agent.health.verdict import duration
+from agent.health.problems import Level, duration
 
 WIDTH = 120
 everything_option = click.option("--all", "everything", is_flag=True, help="Print all, not only the worst ten.")

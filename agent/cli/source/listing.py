@@ -15,7 +15,7 @@ from agent.cli.node_settings import load_settings
 from agent.cli.table import lines
 from agent.client import Client, NodeSilent
 from agent.escaping import printable
-from agent.health.verdict import duration
+from agent.health.problems import duration
 from agent.ingest import TagMapError, load_tag_map
 from agent.settings.node import NodeSettings
 from agent.settings.sources import ModbusSourceSettings, SourceSettings
