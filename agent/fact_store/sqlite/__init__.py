@@ -27,7 +27,7 @@ from agent.fact_store.sqlite.connection import (
     unlock,
 )
 from agent.fact_store.sqlite.definitions import read_definitions
-from agent.fact_store.sqlite.growing_rows import StoredLives, held_of, origins_of, ranges_of
+from agent.fact_store.sqlite.growing_rows import KnownRows, StoredLives, held_of, origins_of, ranges_of
 from agent.fact_store.sqlite.message_index import MessageIndex
 from agent.fact_store.sqlite.migrations import FILES, check_known, migrate
 from agent.fact_store.sqlite.queries import QUERIES, named_statements

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from agent.batch import Origin
@@ -16,6 +17,33 @@ from agent.pages import HeldRange
 from agent.positions import LifeRow
 
 Execute = Callable[..., sqlite3.Cursor]
+
+
+ROWS_KNOWN_MAX = 4_096
+"""Origins and held ranges that the writer keeps in memory: about a megabyte."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownRows:
+    """What the writer's transactions have read or written of these tables, so that a commit reads none of it again.
+    Right only as long as each transaction that wrote is committed: after a roll-back it begins empty."""
+
+    origins: dict[Origin, int] = field(default_factory=dict)
+    held: dict[tuple[int, int], tuple[HeldRange, ...]] = field(default_factory=dict)
+    """By number of stream and origin."""
+    newest: set[tuple[int, int]] = field(default_factory=set)
+    """Stream and origin, where this is the newest of its zone there."""
+
+    def forget(self) -> None:
+        """Begin empty."""
+        self.origins.clear()
+        self.held.clear()
+        self.newest.clear()
+
+    def bound(self) -> None:
+        """Begin empty if there are too many."""
+        if len(self.origins) + sum(map(len, self.held.values())) > ROWS_KNOWN_MAX:
+            self.forget()
 
 
 def zone_number(execute: Execute, zone: str) -> int:

@@ -27,7 +27,7 @@ from agent.fact_store.log import (
     parse_row,
 )
 from agent.fact_store.sqlite.definitions import read_definitions
-from agent.fact_store.sqlite.growing_rows import StoredLives, held_of, origins_of, ranges_of, zone_number
+from agent.fact_store.sqlite.growing_rows import KnownRows, StoredLives, held_of, origins_of, ranges_of, zone_number
 from agent.fact_store.sqlite.message_index import MessageIndex
 from agent.fact_store.sqlite.queries import QUERIES, with_rows
 from agent.pages import (
@@ -87,6 +87,7 @@ class Transaction:
         now_unix_ms: int,
         age_ms: int,
         signer: RecordSigner | None = None,
+        rows: KnownRows | None = None,
     ) -> None:
         self.catalog = catalog.draft()
         self.age_ms = age_ms
@@ -97,9 +98,8 @@ class Transaction:
         self.now_unix_ms = now_unix_ms
         self._execute = connection.execute
         self._executemany = connection.executemany
-        self._origins: dict[Origin, int] = {}
+        self._rows = rows or KnownRows()
         self._crowded = set[int]()  # zones that got a life beyond their limit
-        self._held: dict[tuple[int, int], tuple[HeldRange, ...]] = {}
 
     @property
     def sign(self) -> Sign | None:
@@ -191,12 +191,12 @@ class Transaction:
 
     def origin_number(self, origin: Origin) -> int | None:
         """The number of an origin; None if none of its facts was ever held."""
-        if origin not in self._origins:
+        if (known := self._rows.origins.get(origin)) is None:
             row = self._execute(QUERIES["select_origin"], (origin.zone, origin.life)).fetchone()
             if row is None:
                 return None
-            self._origins[origin] = row[0]
-        return self._origins[origin]
+            known = self._rows.origins[origin] = row[0]
+        return known
 
     def origins_of(self, zone: str) -> dict[Origin, int]:
         """The origins of a zone with their numbers, in the order in which they were recorded."""
@@ -206,9 +206,9 @@ class Transaction:
         """The ranges of an origin that are held in a stream, or were before retention; both by number."""
         if origin is None:
             return ()
-        if (stream, origin) not in self._held:
-            self._held[stream, origin] = held_of(self._execute, stream, origin)
-        return self._held[stream, origin]
+        if (known := self._rows.held.get((stream, origin))) is None:
+            known = self._rows.held[stream, origin] = held_of(self._execute, stream, origin)
+        return known
 
     def newest_held(self, stream: int) -> dict[Origin, tuple[HeldRange, ...]]:
         """The ranges of the newest origin of each zone in a stream."""
@@ -254,7 +254,7 @@ class Transaction:
         if (known := self.origin_number(origin)) is None:
             zone = zone_number(self._execute, origin.zone)
             known = self._execute(QUERIES["insert_origin"], (zone, origin.life)).fetchone()[0]
-            self._origins[origin] = known
+            self._rows.origins[origin] = known
             (lives,) = self._execute(QUERIES["update_lives"], (zone,)).fetchone()
             if lives > LIVES_OF_ZONE_MAX:
                 self._crowded.add(zone)
@@ -276,7 +276,7 @@ class Transaction:
                 self.set_held(stream, number, ())
             self._execute(QUERIES["delete_origin"], (number,))
             self._execute(QUERIES["update_forgotten"], {"zone": zone, "life": life})
-            self._origins = {one: at for one, at in self._origins.items() if at != number}
+        self._rows.forget()
 
     def set_compared(self, peer: str, stream: int, sums: Mapping[str, ComparedSums]) -> None:
         """Remember, by zone, sums of which a comparison with a peer found nothing to be fetched."""
@@ -416,8 +416,9 @@ class Transaction:
                 QUERIES["insert_held"],
                 (stream, origin, one.first_sequence, one.last_sequence, one.first_previous_digest, one.last_digest),
             )
-        self._held[stream, origin] = ranges
-        self._set_held_before(stream, origin, before, ranges)
+        self._rows.held[stream, origin] = ranges
+        if (stream, origin) not in self._rows.newest:
+            self._set_held_before(stream, origin, before, ranges)
 
     def _set_held_before(
         self, stream: int, origin: int, before: tuple[HeldRange, ...], ranges: tuple[HeldRange, ...]
@@ -426,6 +427,7 @@ class Transaction:
         place = self._execute(QUERIES["select_origin_place"], {"stream": stream, "origin": origin}).fetchone()
         zone, life, newest, newest_life, *counted = place
         if newest == origin:
+            self._rows.newest.add((stream, origin))
             return
         held, facts, start = HeldSum(), 0, 0
         if newest is None:
@@ -434,6 +436,7 @@ class Transaction:
             held, facts, start = HeldSum(counted[0], int.from_bytes(counted[2])), counted[1], counted[3]
             added_life, added = life, ranges
             if life > newest_life:  # what was the newest is now one of the others
+                self._rows.newest.discard((stream, newest))
                 added_life, added, newest = newest_life, self.held(stream, newest), origin
             held = held.minus(HeldSum.of(life, before)).plus(HeldSum.of(added_life, added))
             facts += count_of(one.span for one in added) - count_of(one.span for one in before)

@@ -62,6 +62,7 @@ from agent.fact_store.log import (
 from agent.fact_store.retention import Housekeeping
 from agent.fact_store.sqlite import (
     QUERIES,
+    KnownRows,
     MessageIndex,
     SecondWriter,
     Transaction,
@@ -106,6 +107,7 @@ class Writer:
         self.signer = signer
         """Signs what is recorded; replaced after the commit of the call that replaces it."""
         self._index = index
+        self._rows = KnownRows()
         self.policies = dict(policies)
         self.failure: StoreError | None = None
         self.ended: Future[None] = Future()
@@ -336,7 +338,8 @@ class Writer:
             self._check_only_writer()  # inside the transaction: from here on no other connection can commit
             now_unix_ms = time.time_ns() // 1_000_000
             transaction = Transaction(
-                self._connection, self.catalog, self._index, now_unix_ms, self.age_ms(), self.signer
+                *(self._connection, self.catalog, self._index, now_unix_ms, self.age_ms(), self.signer),
+                rows=self._rows,
             )
             if self._clock.has_jumped(now_unix_ms, time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000):
                 transaction.begin_life(is_forked=True)  # the memory of this process may have been put back
@@ -384,6 +387,7 @@ class Writer:
     def _settle(self, *, is_durable: bool) -> None:
         """Report the end of the transaction to the parts that keep state in memory."""
         self._index.settle(is_durable=is_durable)
+        self._rows.bound() if is_durable else self._rows.forget()
         self.housekeeping.settle(is_durable=is_durable)
 
     def _check_only_writer(self) -> None:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.fact_store import FactStore
+from agent.batch import Origin
+from agent.fact_store import FactStore, StoreFull
 from agent.fact_store.sqlite import transaction
 from agent.pages import HeldRange, HeldSum, count
 from tests.fact_store.making import AT_ONCE, IN_MEMORY, TELEMETRY, Elsewhere
@@ -101,3 +102,30 @@ def test_the_sums_are_those_of_what_is_held(
             == end_offset
             == sum(count(one.span for one in ranges) for ranges in store.held(TELEMETRY).values())
         )
+
+
+def test_what_a_rolled_back_commit_wrote_is_not_taken_for_held(tmp_path: Path) -> None:
+    """The disk is full after the rows of a new life are written: the next commit does not find them in memory, and
+    stores the same life whole."""
+    mill, path = Elsewhere("mill"), tmp_path / "idmz.db"
+    with FactStore.open(path, "idmz", settings=AT_ONCE) as store:
+        mill.put(store, [mill.seal(2)], 1)
+
+        def fill_disk(change: transaction.Transaction) -> None:
+            held = HeldRange(1, 9, bytes(16), bytes(16))
+            change.set_held(change.stream(TELEMETRY).id, change.origin(mill.origin), (held,))
+            change.set_held(change.stream(TELEMETRY).id, change.origin(Origin("plant", bytes(16))), (held,))
+            error = sqlite3.OperationalError("database or disk is full")
+            error.sqlite_errorname = "SQLITE_FULL"
+            raise error
+
+        with pytest.raises(StoreFull):
+            store._writer.submit("full", fill_disk).result()
+        assert mill.put(store, [mill.seal(2)], 2).stored_facts == 2
+        plant = Elsewhere("plant", life=bytes(16))
+        assert plant.put(store, [plant.seal(2)], 3).stored_facts == 2
+    with closing(sqlite3.connect(path)) as found:
+        rows = found.execute(
+            "SELECT o.zone, h.first_sequence, h.last_sequence FROM held h JOIN named_origin o ON o.id = h.origin"
+        ).fetchall()
+    assert sorted(rows) == [("mill", 1, 4), ("plant", 1, 2)]
