@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from agent.fact_store import FactStore
-from agent.replication.protocol.messages import FetchRange
+from agent.positions import Position, Resolved
+from agent.replication.protocol.messages import FetchFacts, FetchRange, LogPosition
 from agent.replication.serving.reading import INLINE_FACTS_MAX, INLINE_PAUSE_FACTOR, SLOW_READ_NS, InlineReads
 from tests.replication.nodes import STREAM
 from tests.replication.serving.support import filled, serving
@@ -68,3 +69,28 @@ async def test_a_disk_that_has_to_be_waited_for_is_waited_for_in_threads(
         for first in (1, 101, 201, 1, 101):
             await ask(first)
         assert in_loop[1:] == 4 * [False]
+
+
+async def test_the_position_after_the_page_that_was_read_last_is_not_looked_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pull that catches up names the end of its last page, in the middle of the log. A position with another digest,
+    or of a page that was not read here, is looked up, and refused."""
+    looked_up, resolve = list[int](), FactStore.resolve
+
+    def noted(store: FactStore, stream: str, position: Position) -> Resolved:
+        looked_up.append(position.offset)
+        return resolve(store, stream, position)
+
+    monkeypatch.setattr(FactStore, "resolve", noted)
+    async with serving(tmp_path) as (server, peer):
+        for _ in range(3):
+            await filled(server, 100)
+        asked = {"consumer_name": "idmz.reader", "stream": STREAM, "limit": 100}
+        first = await peer.ask(FetchFacts(**asked))
+        second = await peer.ask(FetchFacts(**asked, after=first.lives[-1]))
+        assert (second.covered(), looked_up) == ((101, 200), [])
+        other = LogPosition(offset=200, life=second.lives[-1].life, digest="00" * 16)
+        refused = await peer.ask(FetchFacts(**asked, after=other))
+        assert refused.error.code == "life_unknown"
+        assert looked_up == [200]

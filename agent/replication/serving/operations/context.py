@@ -45,6 +45,8 @@ DEFAULT_LIMITS = PeerLimits()
 OUTGOING_BYTES_ENOUGH = 256 * 1024
 """The connection gets no further answer while it has this much to send: its queue does not let zones take turns."""
 SEND_AGAIN_S = 0.002
+PAGE_ENDS_MAX = 256
+"""Ends of pages that are remembered: two for each pull that catches up."""
 
 Turns = ReadTurns[asyncio.Future[bool]]
 
@@ -128,6 +130,7 @@ class Context:
         self.pacer = Pacer(self.limits_of)
         self._unsent: FairQueue[_Answer] = FairQueue(1, 1)
         self._unsent_bytes: Counter[str] = Counter()
+        self._page_ends: dict[tuple[str, Position], None] = {}  # of the pages read last, with their streams
         self._alarm = Alarm(self.call_later, self._give_places)
         self.on_answer_lost: Callable[[str, TransportError], None] = lambda _zone, _error: None
         """Called with zone and reason for an answer that was not sent."""
@@ -144,13 +147,17 @@ class Context:
     async def resolve(
         self, zone: str, stream: str, positions: Sequence[Position]
     ) -> tuple[tuple[Position, Resolved], ...]:
-        """What positions mean in the log of a stream. At its end from memory, else in a reader thread."""
+        """What positions mean in the log of a stream. At its end, and where a page ended that was read last, from
+        memory, else in a reader thread."""
 
         def resolved() -> tuple[tuple[Position, Resolved], ...]:
-            return tuple((one, self.store.resolve(stream, one)) for one in positions)
+            return tuple(
+                (one, Resolved("exact", one.offset) if (stream, one) in ends else self.store.resolve(stream, one))
+                for one in positions
+            )
 
-        end_offset = self.store.end_offset(stream)
-        if all(one.offset >= end_offset or not one.digest for one in positions):
+        end_offset, ends = self.store.end_offset(stream), self._page_ends
+        if all((stream, one) in ends or one.offset >= end_offset or not one.digest for one in positions):
             return resolved()
         return await self.in_thread(zone, resolved)
 
@@ -290,9 +297,16 @@ class Context:
         facts = min(plan.limit, plan.until(self.store.end_offset(plan.stream)) - plan.after_offset)
         async with self.reading(zone) as meter:
             began_ns = self.now_ns()
-            if not self.inline_reads.allows(facts, began_ns):
-                return await self.in_executor(meter.run, read_page, self.store, asked)
-            try:
-                return meter.run(read_page, self.store, asked)
-            finally:
-                self.inline_reads.took(began_ns, self.now_ns())
+            if self.inline_reads.allows(facts, began_ns):
+                try:
+                    found = meter.run(read_page, self.store, asked)
+                finally:
+                    self.inline_reads.took(began_ns, self.now_ns())
+            else:
+                found = await self.in_executor(meter.run, read_page, self.store, asked)
+        if isinstance(found, PageRead) and found.lives:
+            # The next request begins there: a backlog would else cost a second change of threads for each page.
+            self._page_ends[plan.stream, found.lives[-1]] = None
+            if len(self._page_ends) > PAGE_ENDS_MAX:
+                del self._page_ends[next(iter(self._page_ends))]
+        return found
