@@ -1,20 +1,19 @@
 """Follows the stream `health` of a store: the newest health of each zone, as its node recorded it.
 
 A node records everything about itself in one append, so the newest batch of a zone shows the whole zone, and older ones
-are never opened. The tags of all nodes have the same definitions; they are kept once.
+are never opened.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 from agent.batch import Kind, Origin
 from agent.fact_store import BatchSummary, StoreReader
 from agent.health.samples import read_health
-from agent.message import HEALTH_STREAM, TagDefinition
+from agent.message import HEALTH_STREAM
 from agent.page.named_ends import NamedEnds
 from agent.query.scan import Dictionary, Scanner
 
@@ -33,23 +32,12 @@ class ZoneHealth:
     """Facts that it names and that do not come (`named_ends`)."""
 
 
-@cache
-def _definition(data: bytes) -> TagDefinition:
-    return TagDefinition.from_json(data)
-
-
-class SharedDictionary(Dictionary):
-    """Definitions of many origins that are mostly equal, each kept once."""
-
-    parse = staticmethod(_definition)
-
-
 class HealthTail:
     """The newest health of each zone in a store."""
 
     def __init__(self, reader: StoreReader) -> None:
         self._reader = reader
-        self.dictionary = SharedDictionary(reader)
+        self.dictionary = Dictionary(reader)
         self._end_offset = 0
         self.zones: dict[str, ZoneHealth] = {}
         self._ends = NamedEnds()

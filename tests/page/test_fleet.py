@@ -1,12 +1,13 @@
 """The fleet: worst first, silent zones found by the age of their health, and one sentence; whatever a zone has sent."""
 
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent.fact_store import StoreReader
+from agent.fact_store import FactStore, StoreReader
 from agent.health.problems import Level
 from agent.health.snapshot import NodeSnapshot
 from agent.page.fleet import fleet_rows, fleet_sentence, matching, zone_row
@@ -14,6 +15,7 @@ from agent.page.health_tail import HealthTail, ZoneHealth
 from agent.query.scan import scanner
 from tests.health.conftest import NOW_MS
 from tests.page.conftest import at, healthy, store_with
+from tests.page.zones import Zones
 
 __all__ = ["healthy"]
 
@@ -110,3 +112,17 @@ def test_the_first_look_goes_back_as_far_as_it_must(
         listed = len(asked)
         assert tail.zones["idmz"].at_unix_ms == moments[-1].taken_unix_ms
     assert listed == 1
+
+
+def test_zones_share_their_definitions_and_paths(tmp_path: Path, healthy: NodeSnapshot) -> None:
+    """What a thousand nodes have alike, the definition of a tag of health and its path, is in memory once."""
+    (tmp_path / "state").mkdir()
+    with FactStore.open(tmp_path / "state" / "facts.db", "idmz") as store, closing(StoreReader(store.path)) as reader:
+        Zones(store).send(*(replace(healthy, zone=name) for name in "ab"))
+        tail = HealthTail(reader)
+        assert tail.read() == {"a", "b"}
+        chains = [tail.dictionary.of(zone, end) for zone, end in reader.definition_ends()]
+        assert [chain.zone for chain in chains] == ["a", "b"]
+        assert all(one is other for one, other in zip(*(chain.tags for chain in chains), strict=True))
+        paths = [sorted(tail.zones[name].values) for name in "ab"]
+        assert all(one is other for one, other in zip(*paths, strict=True))

@@ -98,6 +98,7 @@ class StoreReader:
         self._origins: dict[int, Origin] = {}
         self._numbers: dict[Origin, int] = {}
         self._definitions: dict[int, tuple[str, Definitions]] = {}
+        self._ends: tuple[int, list[tuple[str, Definitions]]] = 0, []  # as of the newest definition
         with ExitStack() as on_error:
             on_error.callback(self.close)
             with self._reading() as connection:
@@ -259,8 +260,11 @@ class StoreReader:
     def definition_ends(self) -> list[tuple[str, Definitions]]:
         """Zone and last definition of each chain of definitions, in the order in which they were stored."""
         with self._reading() as connection:
-            rows = connection.execute(QUERIES["select_definition_ends"]).fetchall()
-        return [(zone, Definitions(number, digest)) for zone, number, digest in rows]
+            ((newest,),) = connection.execute(QUERIES["select_last_definition"])
+            if newest != self._ends[0]:  # above a thousand zones, that is a look at 50,000 rows
+                rows = connection.execute(QUERIES["select_definition_ends"])
+                self._ends = newest, [(zone, Definitions(number, digest)) for zone, number, digest in rows]
+        return self._ends[1]
 
     def definition_counts(self) -> dict[str, int]:
         """How many tag definitions of each zone are held."""
@@ -641,6 +645,7 @@ class _MomentReader(StoreReader):
         self._origins: dict[int, Origin] = {}
         self._numbers: dict[Origin, int] = {}
         self._definitions: dict[int, tuple[str, Definitions]] = {}
+        self._ends: tuple[int, list[tuple[str, Definitions]]] = 0, []  # as of the newest definition
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:

@@ -14,6 +14,7 @@ from bisect import bisect
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from functools import cache, partial
+from itertools import islice
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -21,12 +22,14 @@ from agent.batch import Kind, open_packed
 from agent.columns import BatchError
 from agent.fact_store import BatchSummary, StoreDamaged
 from agent.message import HEALTH_PREFIX, HEALTH_STREAM
-from agent.pages import Hole
+from agent.pages import Hole, StoredBatch
 from agent.query.latest.latest_search import Arrival, LatestRow, LatestSearch, Tag, believed_times
 from agent.query.scan import INT64_MAX, OFFSET_MAX, Chain, Scanner, matches_glob
 
 DEPTH_FACTS = 10_000_000  # takes one to two seconds on two shared cores if nothing ends the search earlier
 FRESH_MS = 60_000
+GROUP_MAX = 64
+"""Batches that are read together; as many again may be read in vain when a search ends."""
 ZONE_DEFINITIONS_MAX = 60_000
 """The definitions of one zone for which a node searches, besides its newest chain. During a search a tag takes a
 kilobyte, and a zone may have defined tags in other chains before."""
@@ -158,12 +161,28 @@ def _carry_out(
 ) -> None:
     """Search batches while a tag is unsettled, and every batch after `until_offset`, because tags that are absent up to
     there may appear later."""
-    for bound_ns, arrival, summary, chain in places:
-        is_sought = search.settle(bound_ns)
-        if not is_sought and until_offset == OFFSET_MAX:
-            return
-        if (is_sought or summary.last_offset > until_offset) and search.may_be_in(chain):
-            _look(scanner, search, arrival, summary, chain)
+    rest, group = iter(places), 1  # small first, for a search that soon ends
+    while found := list(islice(rest, group)):
+        group = min(2 * group, GROUP_MAX)
+        batches = _read(scanner, (place for place in found if search.may_be_in(place.chain)))
+        for bound_ns, arrival, summary, chain in found:
+            is_sought = search.settle(bound_ns)
+            if not is_sought and until_offset == OFFSET_MAX:
+                return
+            if (is_sought or summary.last_offset > until_offset) and search.may_be_in(chain):
+                _look(scanner, search, arrival, chain, batches.get(arrival[1:]))
+
+
+def _read(scanner: Scanner, places: Iterable[_Place]) -> dict[tuple[str, int], StoredBatch]:
+    """Batches by stream and first offset; adjacent ones are read together."""
+    ranges = list[tuple[str, int, int]]()
+    for stream, first, last in sorted(
+        (p.arrival.stream, p.summary.first_offset, p.summary.last_offset) for p in places
+    ):
+        if ranges and ranges[-1][0] == stream and ranges[-1][2] == first - 1:
+            first = ranges.pop()[1]  # noqa: PLW2901 the range goes on
+        ranges.append((stream, first, last))
+    return {(at[0], stored.first_offset): stored for at in ranges for stored in scanner.read(*at)}
 
 
 def _chains(scanner: Scanner, zone_max: int | None = None, only: str | None = None) -> tuple[list[Chain], set[str]]:
@@ -228,13 +247,13 @@ def _chain_of(scanner: Scanner, definition: int | None) -> Chain | None:
         return None
 
 
-def _look(scanner: Scanner, search: LatestSearch, arrival: Arrival, summary: BatchSummary, chain: Chain) -> None:
-    stream = arrival.stream
-    for stored in scanner.read(stream, summary.first_offset, summary.last_offset):
-        try:
-            samples = open_packed(stored.batch)
-        except BatchError:
-            scanner.counters.add_hole(stream, Hole(stored.first_offset, stored.last_offset, "damaged"))
-            continue
-        scanner.counters.batches_opened += 1
-        search.look_into(arrival._replace(offset=stored.first_offset), chain, samples)
+def _look(scanner: Scanner, search: LatestSearch, arrival: Arrival, chain: Chain, stored: StoredBatch | None) -> None:
+    if stored is None:
+        return  # a hole
+    try:
+        samples = open_packed(stored.batch)
+    except BatchError:
+        scanner.counters.add_hole(arrival.stream, Hole(stored.first_offset, stored.last_offset, "damaged"))
+        return
+    scanner.counters.batches_opened += 1
+    search.look_into(arrival, chain, samples)

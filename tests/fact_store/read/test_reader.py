@@ -14,6 +14,7 @@ from agent.fact_store.log.errors import StoreClosed, StoreDamaged, StoreForeign,
 from agent.fact_store.log.records import StreamInfo
 from agent.fact_store.read.history import _pieces
 from agent.fact_store.writer import writer
+from agent.message import TagDefinition
 from agent.pages import Hole
 from agent.positions import Position
 from tests.fact_store.making import EVERYTHING, TELEMETRY, Elsewhere, chain_is_whole, done, plant, samples, values_in
@@ -46,6 +47,14 @@ def test_pages_are_whole_batches(reader: StoreReader) -> None:
     assert offsets(reader, 39) == [31]
     assert offsets(reader, 40) == []
     assert offsets(reader, 10**15) == []
+
+
+def test_the_ends_of_definitions_follow_new_ones(tmp_path: Path) -> None:
+    """They are read again when there is another definition."""
+    with plant(tmp_path) as store, closing(StoreReader(store.path)) as reader:
+        assert [end.count for _, end in reader.definition_ends()] == [1]
+        done(store.appends.define([TagDefinition("tag:another")]))
+        assert [end.count for _, end in reader.definition_ends()] == [2]
 
 
 def test_limits_in_facts(reader: StoreReader) -> None:

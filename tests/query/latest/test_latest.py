@@ -371,7 +371,7 @@ def test_staleness_belongs_to_the_source(tmp_path: Path) -> None:
 
 def test_only_the_end_is_opened(tmp_path: Path) -> None:
     """Tags that all speak are found in the last batch; one that is silent costs the batches back to its value, one that
-    never spoke all within the depth."""
+    never spoke all within the depth. Those are read in a few pages."""
     spoken = [[Sample(tag, BASE_NS + n * 10 + tag, n) for tag in (1, 2)] for n in range(1, 41)]
     tags = [TagDefinition(f"tag:{name}") for name in "abcd"]
     file = recorded(tmp_path / "facts.db", tags, [Sample(3, BASE_NS, 1)], *spoken)
@@ -381,7 +381,9 @@ def test_only_the_end_is_opened(tmp_path: Path) -> None:
         return scanner.counters.batches_opened, sum(row.latest is None for row in found)
 
     assert opened("ab") == (1, 0)
-    assert opened("abc") == (41, 0)
+    with patch.object(StoreReader, "read", autospec=True, side_effect=StoreReader.read) as read:
+        assert opened("abc") == (41, 0)
+    assert read.call_count == 6, "1, 2, 4, 8, 16 and the rest"
     assert opened("abcd") == (41, 1)
     assert opened("abcd", 20) == (10, 2)
     assert opened("") == (0, 0)

@@ -1,0 +1,47 @@
+"""Figures as people say them: few digits, separators where they help, and whatever a node may have recorded."""
+
+import pytest
+
+from agent.page import words
+
+
+@pytest.mark.parametrize(
+    "found, said",
+    [
+        (0, "0"), (8420, "8,420"), (19_400, "19.4 k"), (1_900_000, "1.9 M"), (2.5e9, "2.5 G"), (-20_000, "-20 k"),
+        (0.1234, "0.123"), (1234.5, "1,234"), (None, "unknown"), (True, "unknown"), ("9", "unknown"),
+        (float("nan"), "unknown"), (10**400, "unknown"),
+    ],
+)  # fmt: skip
+def test_counts(found: object, said: str) -> None:
+    """Three digits from ten thousand on; what is no number is unknown."""
+    assert words.count(found) == said
+
+
+@pytest.mark.parametrize(
+    "found, said", [(0, "0 B"), (999, "999 B"), (8.4e9, "8.4 GB"), (2e12, "2 TB"), ({}, "unknown")]
+)
+def test_sizes(found: object, said: str) -> None:
+    """In the unit that leaves few digits."""
+    assert words.size(found) == said
+
+
+@pytest.mark.parametrize(
+    "found, said",
+    [
+        (2026, "2026"), (9999, "9999"), (10_000, "10,000"), (-1_000_000, "-1,000,000"), (1234567.0, "1,234,567"),
+        (0.1 + 0.2, "0.3"), (73.31534, "73.31534"), (None, "no value"), ("a", "a"),
+    ],
+)  # fmt: skip
+def test_values(found: object, said: str) -> None:
+    """Separators from ten thousand on, so that a year has none; seven digits of a measured value."""
+    assert words.value(found) == said
+
+
+def test_ages_and_moments() -> None:
+    """Seconds up to two minutes, then as everywhere; a time that no calendar has is unknown."""
+    assert [words.age(seconds) for seconds in (0.04, 9.94, 10, 119, 120, None)] == [
+        *("0.0 s", "9.9 s", "10 s", "119 s", "2 min", "unknown"),
+    ]
+    assert words.moment(1_790_000_000_000) == "2026-09-21 14:13:20Z"
+    assert {words.moment(found) for found in (0, -1, 10**15, "x", None)} == {"unknown"}
