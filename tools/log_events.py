@@ -21,9 +21,8 @@ EVENT = re.compile(r"[a-z]+(_[a-z]+)*")
 LEVELS = ("info", "warning", "error", "exception")  # a node logs nothing below
 NAMED: dict[tuple[str, str], tuple[str, Iterable[str]]] = {
     ("ingest/opcua/events/collector.py", "action"): ("warning", LINES),
-    ("replication/pulling/puller.py", "note.kind.value"): ("warning", [kind.value for kind in NoteKind]),
-    ("replication/pulling/puller.py", "event.value"): ("info", [event.value for event in CatchUpEvent]),
-    ("replication/pulling/puller.py", "event"): ("warning", ["facts_refused"]),
+    ("replication/pulling/pull_runner.py", "note.kind.value"): ("warning", [kind.value for kind in NoteKind]),
+    ("replication/pulling/pull_runner.py", "noted[0].value"): ("info", [event.value for event in CatchUpEvent]),
 }
 INFORMATIVE = {"peer_returned", "store_accepts"}  # of NoteKind
 

@@ -228,7 +228,7 @@ async def _pull(options: Options, store: FactStore) -> None:
             "ENDED",
             {
                 "started_ns": started_ns,
-                "facts_stored": sum(one.facts_stored for one in found),
+                "facts_stored": sum(one.counters.facts_stored for one in found),
                 "pages": sum(one.counters.pages for one in found),
                 **usage(since_ns, broker.port),
             },

@@ -391,7 +391,8 @@ async def _round(peer: HostilePeer, puller: Puller, anti_entropy: AntiEntropy, i
     await wait_until_async(lambda: is_over() or peer.answered >= before + ROUND, "the pull to go on")
     peer.forging = False
     peer.begin()
-    stored, life = puller.statistics().facts_stored, peer.life
+    stored, life = puller.statistics().counters.facts_stored, peer.life
     await wait_until_async(
-        lambda: is_over() or (puller.statistics().facts_stored > stored and peer.life == life), "an honest page"
+        lambda: is_over() or (puller.statistics().counters.facts_stored > stored and peer.life == life),
+        "an honest page",
     )

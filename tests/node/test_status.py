@@ -206,16 +206,15 @@ async def test_a_restart_while_the_peer_is_away(tmp_path: Path, monkeypatch: pyt
 def test_counters_of_pulls_and_comparisons_reach_the_status(tmp_path: Path) -> None:
     """Counts of the pull, its catching up and its comparisons reach the status, each under its own name."""
     counters = {"pages": 3, "pages_late": 4, "pages_dropped": 5, "timeouts": 6, "restarts": 7, "unproven": 8}
-    counted = {"facts_stored": 1, "facts_duplicate": 2}
+    counters |= {"facts_stored": 1, "facts_duplicate": 2}
     comparisons = {"comparisons": 1, "failures": 2, "divergent_ranges": 3, "repaired_ranges": 4, "repaired_facts": 5}
     compared = AntiEntropyStatistics("plant-b", STREAM, **comparisons, last_unix_ms=6, is_equal=False)
     where = {"offset": 30, "peer_end_offset": 50, "catch_up": CatchUp(10, 30, 50, 5.0, 4.0)}
-    pull = pull_statistics(pacing=None, lease=8, counters=ReceiverCounters(**counters), **where, **counted)
+    pull = pull_statistics(pacing=None, lease=8, counters=ReceiverCounters(**counters), **where)
     with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
         status = collector_of(store, tmp_path)._peer(pull, compared)
     assert (status.zone, status.position, status.end_offset) == ("plant-b", 30, 50)
-    counted |= counters
-    assert {name: getattr(status, f"{name}_total") for name in counted} == counted
+    assert {name: getattr(status, f"{name}_total") for name in counters} == counters
     assert status.lease == 8
     assert status.catch_up == CatchUpStatus(10, 50.0, 5.0, 4.0)
     assert status.compared == ComparisonStatus(1, 2, 3, 4, 5, 6, is_equal=False)

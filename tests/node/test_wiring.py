@@ -97,7 +97,7 @@ def test_each_of_two_brokers_has_its_own_peers_and_the_status_all(tmp_path: Path
             runtime = node._runtimes[peer.broker]
             assert runtime.zones == (peer.zone,)
             assert dict(runtime.server._context.exports) == {peer.zone: frozenset(peer.exports)}
-            assert [(one._settings.peer_zone, one._settings.stream) for one in runtime.pullers] == [
+            assert [(one._runner.settings.peer_zone, one._runner.settings.stream) for one in runtime.pullers] == [
                 (peer.zone, stream) for stream in peer.pulls
             ]
             assert [*runtime.comparers] == [peer.zone]
@@ -138,7 +138,8 @@ def test_each_pull_takes_what_its_peer_may_bring(tmp_path: Path) -> None:
     )
     with FactStore.open(tmp_path / "facts.db", "idmz") as store:
         pulls = {
-            pull._settings.peer_zone: pull._settings for pull in made(tmp_path, store, *peers)._runtimes["site"].pullers
+            pull._runner.settings.peer_zone: pull._runner.settings
+            for pull in made(tmp_path, store, *peers)._runtimes["site"].pullers
         }
         assert {zone: one.origins for zone, one in pulls.items()} == {
             "plant-a": frozenset({"plant-a"}),
@@ -162,7 +163,7 @@ def test_each_part_goes_by_the_settings_of_its_peer(tmp_path: Path) -> None:
         assert puller._requester._refuses_answer == judge.refuses_answer
         assert puller._runner._judge is comparer._judge is judge
         bandwidth = runtime.bandwidths["plant-a"]
-        throttled = [comparer._requester, puller._artifacts._requester]
+        throttled = [comparer._requester, puller._runner.artifacts._requester]
         assert all(one._bandwidth is bandwidth for one in (puller, *throttled))
         assert [one._priority for one in throttled] == [Priority.REPAIR, Priority.BACKLOG]
 
@@ -206,7 +207,7 @@ def test_a_pull_begins_where_its_peer_says(tmp_path: Path) -> None:
     with FactStore.open(tmp_path / "facts.db", "idmz") as store:
         for seeds in (1, 0):
             runtime = made(tmp_path, store, *peers)._runtimes["site"]
-            starts = [one._settings.receiver.start for one in runtime.pullers]
+            starts = [one._runner.settings.receiver.start for one in runtime.pullers]
             assert starts == ["oldest", "end", "end"]
             compared = [one.settings for one in runtime.comparers.values()]
             assert [bool(one.begun_late) for one in compared] == [False, True, True]

@@ -1,33 +1,35 @@
 """Checks of a page that a peer sent: it is what was asked for, the peer may send it, and it can be read. Core: no IO.
 
-Two steps. `check_page` checks the header of an answer, which is cheap, when it arrives. `check_batches` reads each
-batch's header and digest and opens the batch once within its limits, which is most of a receiver's work, so it runs in
-another thread. The store compares the history that the batches claim. A failed check does not depend on load or luck,
-so it is final (`PageRefused`). What a peer may bring is given as names: of zones, and of single origins of which this
-node takes its own facts back. A batch whose framing and digest are right and whose content cannot be opened does not
-fail the page: its origin made it so, and what is behind it must not wait for that origin. It is marked, and declined by
-name (`agent.signing.chains`).
+Two steps. `read_page` decodes an answer when it arrives and checks its header, which is cheap. `check_batches` reads
+each batch's header and digest and opens the batch once within its limits, which is most of a receiver's work, so it
+runs in another thread. The store compares the history that the batches claim. A failed check does not depend on load or
+luck, so it is final (`PageRefused`). What a peer may bring is given as names: of zones, and of single origins of which
+this node takes its own facts back. A batch whose framing and digest are right and whose content cannot be opened does
+not fail the page: its origin made it so, and what is behind it must not wait for that origin. It is marked, and
+declined by name (`agent.signing.chains`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agent.batch import Header, Origin, parse, verify
 from agent.columns import BatchError
-from agent.replication.protocol.errors import ReplicationError
+from agent.replication.protocol.arrived_answer import ArrivedAnswer
+from agent.replication.protocol.errors import ERRORS, MalformedMessage, ReplicationError, UnprovenAnswer, advice
 from agent.replication.protocol.messages import (
     CLAIM_MAX,
     Answer,
     DigestsAnswer,
+    ErrorAnswer,
     FetchAnswer,
     FetchSequences,
     GetDigests,
     SequencesAnswer,
     origin_named,
 )
-from agent.replication.pulling.pull_events import ArrivedPage, Content
+from agent.replication.pulling.pull_events import ArrivedPage, FetchFailed
 from agent.signing.chains import Offered
 
 REASON_CHARACTERS_MAX = 200
@@ -49,18 +51,33 @@ class PageContent:
     signers: Sequence[bytes] = ()
 
 
-def check_page(
-    answer: Answer,
-    attachment: Sequence[bytes],
-    peer_zone: str,
-    stream: str,
-    start_check: Callable[[PageContent], Content],
-) -> ArrivedPage[Content]:
-    """The page as the receiver takes it, with what `start_check` returns for its content, which begins the check of its
-    batches.
+def read_page(
+    fetch_id: int, arrived: ArrivedAnswer, peer_zone: str, stream: str
+) -> tuple[ArrivedPage, PageContent] | FetchFailed:
+    """The page in the answer to a fetch, or why it has none that counts."""
+    try:
+        answer, sealed = arrived.open()
+        if isinstance(answer, ErrorAnswer):
+            error = answer.error
+            reason = f"{error.code}: {advice(error.message, error.hint)}"
+            return FetchFailed(fetch_id, error.code, reason, error.retryable, answer.life)
+        return check_page(answer, sealed, peer_zone, stream)
+    except UnprovenAnswer as error:
+        return FetchFailed(fetch_id, error.code, str(error), error.retryable)
+    except MalformedMessage as error:
+        # Another major version stays unreadable until a node is updated; any other may have been damaged in transit.
+        if error.code == "unsupported_version":
+            return FetchFailed(fetch_id, error.code, f"{error.why}. {ERRORS[error.code].hint}", is_retryable=False)
+        return FetchFailed(fetch_id, "malformed", f"unreadable answer: {error.why}", is_retryable=True)
+    except PageRefused as error:
+        return FetchFailed(fetch_id, "page_refused", str(error), is_retryable=False)
 
-    Raises PageRefused when it is not what this peer may send for this stream.
-    """
+
+def check_page(
+    answer: Answer, attachment: Sequence[bytes], peer_zone: str, stream: str
+) -> tuple[ArrivedPage, PageContent]:
+    """The page as the receiver takes it, and its content. Raises PageRefused when it is not what this peer may send for
+    this stream."""
     if not isinstance(answer, FetchAnswer):
         raise PageRefused("an answer to another operation than FetchFacts")
     if answer.store_zone != peer_zone:
@@ -68,7 +85,7 @@ def check_page(
     if answer.stream != stream:
         raise PageRefused(f"page of stream {answer.stream!r}, asked for was {stream!r}")
     first_offset, last_offset = answer.covered() or (0, 0)
-    return ArrivedPage(
+    page = ArrivedPage(
         frontier=answer.frontier,
         first_offset=first_offset,
         last_offset=last_offset,
@@ -79,8 +96,8 @@ def check_page(
         life=answer.life,
         after=answer.after.position,
         lives=tuple(one.position for one in answer.lives),
-        content=start_check(PageContent(answer.batches, attachment, answer.holes, tuple(answer.signers))),
     )
+    return page, PageContent(answer.batches, attachment, answer.holes, tuple(answer.signers))
 
 
 def check_batches(content: PageContent, stream: str, origins: frozenset[str]) -> list[Offered]:

@@ -6,15 +6,12 @@ the expected one. The diagram in DESIGN.md is drawn from the two tables.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
-from typing import Generic, Literal, TypeVar
+from typing import Literal
 
 from agent.positions import NOTHING_READ, Position, Trail
 from agent.replication.protocol.pacing import BYTES_MAX
-
-Content = TypeVar("Content")
-"""The part of a page that the receiver's core passes on to the store without reading it."""
 
 
 class Asking(Enum):
@@ -100,8 +97,8 @@ class ReceiverSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class ArrivedPage(Generic[Content]):
-    """A page as the receiver needs it; `content` is passed on to the store unread.
+class ArrivedPage:
+    """A page as the receiver needs it.
 
     `first_offset` and `last_offset` are 0 for a page without offsets. `end_offset` is the end of the peer's log, for
     information. `lease` is this node's lease at the peer, 0 if the page grants none. The page begins `after` a
@@ -119,7 +116,6 @@ class ArrivedPage(Generic[Content]):
     life: str = ""
     after: Position = NOTHING_READ
     lives: tuple[Position, ...] = ()
-    content: Content = field(kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,11 +131,13 @@ class LinkDown:
 
 
 @dataclass(frozen=True, slots=True)
-class PageArrived(Generic[Content]):
-    """A page arrived in answer to one of the fetches, the newest or an older one."""
+class PageArrived:
+    """A page arrived in answer to one of the fetches, the newest or an older one. The receiver passes `content` on to
+    the store unread."""
 
     fetch_id: int
-    page: ArrivedPage[Content]
+    page: ArrivedPage
+    content: object = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +156,10 @@ class FetchFailed:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """The page is durable."""
+    """The page is durable; some of its facts may have been here already."""
+
+    facts_stored: int = 0
+    facts_duplicate: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +178,7 @@ class Tick:
     is_behind: bool = False
 
 
-Event = LinkUp | LinkDown | PageArrived[Content] | FetchFailed | Appended | AppendFailed | Tick
+Event = LinkUp | LinkDown | PageArrived | FetchFailed | Appended | AppendFailed | Tick
 
 # -------------------------------------------------------------------------------------------------------------- effects
 
@@ -202,10 +203,11 @@ class Fetch:
 
 
 @dataclass(frozen=True, slots=True)
-class Append(Generic[Content]):
+class Append:
     """Store this page and the position after it, in one transaction."""
 
-    page: ArrivedPage[Content]
+    page: ArrivedPage
+    content: object = None
 
 
 class NoteKind(Enum):
@@ -229,7 +231,7 @@ class Note:
     reason: str
 
 
-Effect = Fetch | Append[Content] | Note
+Effect = Fetch | Append | Note
 
 # ---------------------------------------------------------------------------------------------------------------- state
 
@@ -257,5 +259,7 @@ class ReceiverCounters:
     timeouts: int = 0
     unproven: int = 0
     restarts: int = 0
+    facts_stored: int = 0
+    facts_duplicate: int = 0
     paced_ms: int = 0
     """How long no request was sent because the peer's bandwidth was used up."""

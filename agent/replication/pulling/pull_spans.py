@@ -13,7 +13,6 @@ from agent.replication.pulling.pull_events import (
     Appended,
     AppendFailed,
     Asking,
-    Content,
     Effect,
     Event,
     Fetch,
@@ -43,7 +42,7 @@ class PullSpans:
         self._bootstrap = self._start(Span.BOOTSTRAP) if is_new else None
         self._dropped = self._restarts = 0
 
-    def after(self, event: Event[Content], core: Receiver[Content], end_offset: int) -> None:
+    def after(self, event: Event, core: Receiver, end_offset: int) -> None:
         """The core has handled an event; `end_offset` is the last known end of the peer's log."""
         is_dropped = core.counters.pages_dropped > self._dropped
         self._dropped = core.counters.pages_dropped
@@ -58,7 +57,7 @@ class PullSpans:
         self._update_confirms(event, core)
         self._update_bootstrap(core, end_offset)
 
-    def carried_out(self, effect: Effect[Content]) -> None:
+    def carried_out(self, effect: Effect) -> None:
         """An effect is about to be carried out."""
         if isinstance(effect, Fetch):
             if (confirm := effect.confirm) is not None and confirm.offset not in self._confirms:
@@ -74,7 +73,7 @@ class PullSpans:
         for started in filter(None, left):
             self._telemetry.discard(started, "the node is being stopped")
 
-    def _end_fetch(self, event: Event[Content], *, is_dropped: bool) -> None:
+    def _end_fetch(self, event: Event, *, is_dropped: bool) -> None:
         assert self._fetch is not None
         fetch_id, started = self._fetch
         self._fetch = None
@@ -94,7 +93,7 @@ class PullSpans:
             case _:
                 self._telemetry.discard(started, "the page is requested again")  # our store refused a page
 
-    def _update_confirms(self, event: Event[Content], core: Receiver[Content]) -> None:
+    def _update_confirms(self, event: Event, core: Receiver) -> None:
         """A page names the peer's frontier. A confirmation that may not have been sent, or that was for another
         log, is sent again."""
         is_restarted = core.counters.restarts > self._restarts
@@ -108,7 +107,7 @@ class PullSpans:
             elif len(self._confirms) > CONFIRMS_MAX:
                 self._telemetry.discard(self._confirms.pop(offset), "a later confirmation includes it")
 
-    def _update_bootstrap(self, core: Receiver[Content], end_offset: int) -> None:
+    def _update_bootstrap(self, core: Receiver, end_offset: int) -> None:
         if core.counters.restarts > self._restarts:
             self._restarts = core.counters.restarts
             if self._bootstrap is not None:

@@ -1,48 +1,43 @@
 """The pulling shell: one stream of one peer, on asyncio.
 
-`receiver` decides and `pull_runner` carries out its decisions. This module gives them a clock, a connection, and a
-thread that checks large pages, so that a page read ahead is checked while the previous one is written. Everything that
-happens becomes an event in one bounded queue, and one task passes the events to the runner.
+`pull_runner` knows what to do. This module gives it a clock, a connection, and a thread that checks large pages, so
+that a page read ahead is checked while the previous one is written. Everything that happens becomes an event in one
+bounded queue, and one task passes the events to the runner.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
 
-from agent.batch import Batch
 from agent.concurrency import TaskGroup
-from agent.pages import LackingDefinitions, OriginRange, PutResult
 from agent.replication.mqtt import Requester
 from agent.replication.protocol.arrived_answer import ArrivedAnswer
 from agent.replication.protocol.errors import TransportError
-from agent.replication.protocol.messages import FetchFacts
 from agent.replication.protocol.ports import ReceivingStore
 from agent.replication.protocol.token_bucket import TokenBucket
-from agent.replication.pulling.artifact_pull import ArtifactPull
-from agent.replication.pulling.catch_up import CatchUp, CatchUpEvent
-from agent.replication.pulling.definition_pull import DefinitionPull
+from agent.replication.pulling.catch_up import CatchUp
 from agent.replication.pulling.page_check import PageRefused
 from agent.replication.pulling.page_judge import JudgedPage, PageJudge
 from agent.replication.pulling.pull_events import (
+    Append,
     Asking,
+    Event,
+    Fetch,
     FetchFailed,
     LinkDown,
     LinkUp,
-    Note,
-    NoteKind,
     PageArrived,
     ReceiverCounters,
     Tick,
 )
-from agent.replication.pulling.pull_runner import PullEvent, PullRunner, PullSettings
+from agent.replication.pulling.pull_runner import PullRunner, PullSettings, not_sent
 from agent.replication.pulling.throttled_requester import ThrottledRequester
 from agent.telemetry import Telemetry
 
@@ -56,11 +51,6 @@ take."""
 CHECKS_MAX = 8
 """Pages being checked or waiting for it: three that are read ahead, and a few late ones. A peer could answer 256
 requests at once with 1 MiB each; further answers count as lost."""
-
-_log = logging.getLogger(__name__)
-_INFORMATIVE = {NoteKind.PEER_RETURNED, NoteKind.STORE_ACCEPTS}
-_FOR_OPERATOR = {NoteKind.PEER_REFUSES, NoteKind.PAGE_REFUSED, NoteKind.RECEIVER_FENCED}
-"""The pull stops until an operator acts, so an incident is recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +77,6 @@ class PullStatistics:
     lease: int
     peer_end_offset: int
     is_caught_up: bool
-    facts_stored: int
-    facts_duplicate: int
     counters: ReceiverCounters
     last_answer_ms: int | None
     """Monotonic clock."""
@@ -98,6 +86,76 @@ class PullStatistics:
     """Why the store repeatedly refuses a page for now; "" while it does not."""
     pacing: Pacing | None
     """None unless the peer's bandwidth is limited."""
+
+
+class PageChecker:
+    """Checks pages, large ones in a thread of its own; `is_full` while CHECKS_MAX of these have not ended, and once
+    it is closed."""
+
+    def __init__(self, errors: tuple[type[Exception], ...]) -> None:
+        self._errors = errors
+        self._checks_open = 0
+        self._is_closed = False
+        self._thread = ThreadPoolExecutor(1, "bsfg-check")  # begins with the first large page
+
+    def close(self) -> None:
+        """Take no more, and wait for the thread."""
+        self._is_closed = True
+        self._thread.shutdown()
+
+    @property
+    def is_full(self) -> bool:
+        return self._is_closed or self._checks_open >= CHECKS_MAX
+
+    def start(self, check: Callable[[], JudgedPage], size: int) -> Awaitable[JudgedPage]:
+        """Begin a check of `size` bytes of batches and certificates."""
+        loop = asyncio.get_running_loop()
+        if size > CHECKED_INLINE_BYTES_MAX:
+            checked: asyncio.Future[JudgedPage] = loop.run_in_executor(self._thread, check)
+            self._checks_open += 1
+            checked.add_done_callback(self._ended)
+            return checked
+        checked = loop.create_future()
+        try:
+            checked.set_result(check())
+        except self._errors as error:
+            checked.set_exception(error)
+            _retrieve(checked)
+        return checked
+
+    def _ended(self, checked: asyncio.Future[JudgedPage]) -> None:
+        self._checks_open -= 1
+        _retrieve(checked)
+
+
+class DeadlineTimer:
+    """Calls `on_due` at a deadline. A timer that is due before it stays and is set again then: most deadlines are moved
+    before they come."""
+
+    def __init__(self, deadline_ms: Callable[[], int | None], on_due: Callable[[], None]) -> None:
+        self._deadline_ms, self._on_due = deadline_ms, on_due
+        self._handle: asyncio.TimerHandle | None = None
+        self._at_ms = 0
+
+    def set(self) -> None:
+        deadline_ms = self._deadline_ms()
+        if deadline_ms is None or (self._handle is not None and self._at_ms <= deadline_ms):
+            return
+        self.cancel()
+        self._at_ms = deadline_ms
+        self._handle = asyncio.get_running_loop().call_at(deadline_ms / 1000 + 0.001, self._ring)
+
+    def cancel(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+
+    def _ring(self) -> None:
+        self._handle = None
+        deadline_ms = self._deadline_ms()
+        if deadline_ms is not None and deadline_ms <= _now_ms():
+            self._on_due()
+        else:
+            self.set()
 
 
 class Puller:
@@ -115,50 +173,37 @@ class Puller:
         telemetry: Telemetry | None = None,
         judge: PageJudge | None = None,
     ) -> None:
-        telemetry = telemetry or Telemetry()
         self._bandwidth = bandwidth
         self._requester = requester
-        self._store = store
-        self._settings = settings
-        self._store_errors = store_errors
-        self._check_errors: tuple[type[Exception], ...] = (PageRefused, *store_errors)
         self._chance = chance
-        self._loop = asyncio.get_running_loop()
-        self._events: asyncio.Queue[PullEvent] = asyncio.Queue(EVENTS_MAX)
-        self._runner = PullRunner(*(self, store, settings, store_errors), bandwidth, telemetry, judge=judge)
-        self._checker: ThreadPoolExecutor | None = None
-        self._checks_open = 0
-        self._group: TaskGroup | None = None
-        self._untaken: int | None = None  # the newest request, until the broker has taken it
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_ms = 0
-        self._facts_stored = 0
-        self._facts_duplicate = 0
-        self._last_answer_ms: int | None = None
+        self._events: asyncio.Queue[Event] = asyncio.Queue(EVENTS_MAX)
+        self._checker = PageChecker((PageRefused, *store_errors))
         throttled = ThrottledRequester(requester, bandwidth, telemetry=telemetry)
-        self._artifacts = ArtifactPull(throttled, store.artifacts, store_errors)
-        self._definitions = DefinitionPull(throttled, store.inbound)
+        self._runner = PullRunner(
+            *(store, settings, store_errors, throttled, self._checker.start), bandwidth, telemetry, judge=judge
+        )
+        self._timer = DeadlineTimer(lambda: self._runner.core.deadline_ms, self._deadline_passed)
+        self._untaken: int | None = None  # the newest request, until the broker has taken it
+        self._last_answer_ms: int | None = None
         self.begun = asyncio.Event()
         """Set by the peer's first answer in this life: the consumer is registered there."""
 
     def statistics(self) -> PullStatistics:
-        core, peer_end_offset = self._runner.core, self._runner.peer_end_offset
+        runner, core = self._runner, self._runner.core
         return PullStatistics(
-            peer_zone=self._settings.peer_zone,
-            stream=self._settings.stream,
+            peer_zone=runner.settings.peer_zone,
+            stream=runner.settings.stream,
             asking=core.asking,
             lost_reason=core.lost_reason,
             offset=core.stored_offset,
             frontier=core.frontier,
             lease=core.lease,
-            peer_end_offset=peer_end_offset,
-            is_caught_up=core.is_caught_up and core.stored_offset >= peer_end_offset,
-            facts_stored=self._facts_stored,
-            facts_duplicate=self._facts_duplicate,
+            peer_end_offset=runner.peer_end_offset,
+            is_caught_up=core.is_caught_up and core.stored_offset >= runner.peer_end_offset,
             counters=replace(core.counters),
             last_answer_ms=self._last_answer_ms,
-            catch_up=self._runner.catch_up.now,
-            page_waits=core.page_waits or self._artifacts.waits,
+            catch_up=runner.catch_up.now,
+            page_waits=core.page_waits or runner.artifacts.waits,
             pacing=self._pacing(core.paced_ms(_now_ms())),
         )
 
@@ -173,73 +218,49 @@ class Puller:
         at all."""
         runner = self._runner
         try:
-            with ThreadPoolExecutor(1, "bsfg-check") as self._checker:
+            with contextlib.closing(self._checker):
                 self._requester.link.watch(
-                    lambda: self.happened(LinkUp()), lambda reason: self.happened(LinkDown(reason))
+                    lambda: self._happened(LinkUp()), lambda reason: self._happened(LinkDown(reason))
                 )
-                async with TaskGroup() as self._group:
+                async with TaskGroup() as group:
                     while True:
-                        runner.handle(await self._events.get(), _now_ms(), self._chance())
-                        self._set_timer()
+                        for effect in runner.handle(await self._events.get(), _now_ms(), self._chance()):
+                            if isinstance(effect, Append):
+                                group.create_task(self._store(effect), name="store page")
+                            else:
+                                self._send(effect)
+                        self._timer.set()
         finally:
             runner.spans.stopped()
-            self._checker = self._group = None
-            if self._timer is not None:
-                self._timer.cancel()
-
-    def _set_timer(self) -> None:
-        """Have a tick at the core's deadline. A timer that is due earlier stays and is set again then: most deadlines
-        are moved before they come."""
-        deadline_ms = self._runner.core.deadline_ms
-        if deadline_ms is None:
-            return
-        if self._timer is not None:
-            if self._timer_ms <= deadline_ms:
-                return
             self._timer.cancel()
-        self._timer_ms = deadline_ms
-        self._timer = self._loop.call_at(deadline_ms / 1000 + 0.001, self._timer_due)
 
-    def _timer_due(self) -> None:
-        self._timer = None
-        deadline_ms = self._runner.core.deadline_ms
-        if deadline_ms is not None and deadline_ms <= _now_ms():
-            is_untaken = self._untaken == self._runner.core.open_fetch_id
-            self.happened(Tick(is_behind=is_untaken or self._requester.link.is_behind()))
-        else:
-            self._set_timer()
+    async def _store(self, page: Append) -> None:
+        self._happened(await self._runner.store_page(page))
 
-    # ----------------------------------------------------------------------------------------- what the runner asks for
-
-    def happened(self, event: PullEvent) -> None:
-        """Queue an event. Only answers could fill the queue, and those may be dropped."""
-        if isinstance(event, PageArrived | FetchFailed) and self._events.qsize() >= EVENTS_MAX // 2:
-            return
-        self._events.put_nowait(event)
-
-    def send(self, fetch_id: int, request: FetchFacts, expiry_s: int) -> None:
-        runner = self._runner
+    def _send(self, fetch: Fetch) -> None:
+        fetch_id, core = fetch.fetch_id, self._runner.core
 
         def sent(future: asyncio.Future[None]) -> None:
             if future.cancelled():
                 return
             error = future.exception()
             if isinstance(error, TransportError):
-                runner.send_failed(fetch_id, error)
+                self._happened(not_sent(fetch_id, error))
             else:
-                runner.core.taken(fetch_id, _now_ms())
+                core.taken(fetch_id, _now_ms())
                 if self._untaken == fetch_id:
                     self._untaken = None
 
+        request, expiry_s = self._runner.request(fetch)
         try:
             sending = self._requester.send(
                 request,
-                lambda arrived: self._answered(fetch_id, arrived),
+                partial(self._answered, fetch_id),
                 expiry_s,
-                lambda: runner.core.still_waits(fetch_id, _now_ms()),
+                lambda: core.still_waits(fetch_id, _now_ms()),
             )
         except TransportError as error:
-            runner.send_failed(fetch_id, error)
+            self._happened(not_sent(fetch_id, error))
         else:
             self._untaken = fetch_id
             sending.add_done_callback(sent)
@@ -247,70 +268,28 @@ class Puller:
     def _answered(self, fetch_id: int, arrived: ArrivedAnswer) -> None:
         if self._bandwidth is not None:
             self._bandwidth.spend(len(arrived.payload), _now_ms())
-        if self._checks_open >= CHECKS_MAX:
+        if self._checker.is_full:
             return
-        if self._runner.answered(fetch_id, arrived):
+        event = self._runner.answered(fetch_id, arrived)
+        if isinstance(event, PageArrived):
             self._last_answer_ms = _now_ms()
             self.begun.set()
+        self._happened(event)
 
-    def check(self, check: Callable[[], JudgedPage], size: int) -> Awaitable[JudgedPage]:
-        if self._checker is not None and size > CHECKED_INLINE_BYTES_MAX:
-            checked: asyncio.Future[JudgedPage] = self._loop.run_in_executor(self._checker, check)
-            self._checks_open += 1
-            checked.add_done_callback(self._check_ended)
-            return checked
-        checked = self._loop.create_future()
-        try:
-            checked.set_result(check())
-        except self._check_errors as error:
-            checked.set_exception(error)
-            _retrieve(checked)
-        return checked
+    def _deadline_passed(self) -> None:
+        is_untaken = self._untaken == self._runner.core.open_fetch_id
+        self._happened(Tick(is_behind=is_untaken or self._requester.link.is_behind()))
 
-    def _check_ended(self, checked: asyncio.Future[JudgedPage]) -> None:
-        self._checks_open -= 1
-        _retrieve(checked)  # the result is never awaited if the page is dropped
-
-    def begin(self, storing: Coroutine[Any, Any, None]) -> None:
-        assert self._group is not None
-        self._group.create_task(storing, name="store page")
-
-    def durable(self, future: Future[PutResult]) -> Awaitable[PutResult]:
-        return asyncio.wrap_future(future)
-
-    def fetch_artifacts(self, batches: list[Batch]) -> Awaitable[bool]:
-        return self._artifacts.fetch(batches)
-
-    def fetch_definitions(self, lacking: Sequence[LackingDefinitions]) -> Awaitable[None]:
-        return self._definitions.fetch(lacking)
-
-    def note(self, note: Note) -> None:
-        settings = self._settings
-        level = logging.INFO if note.kind in _INFORMATIVE else logging.WARNING
-        _log.log(level, note.kind.value, extra={**self._about(), "reason": note.reason})
-        if note.kind in _FOR_OPERATOR:
-            with contextlib.suppress(*self._store_errors):  # the store is full: log and status still report it
-                self._store.inbound.note("pull_stands", settings.stream, settings.peer_zone, note.reason)
-
-    def stored(self, result: PutResult) -> None:
-        self._facts_stored += result.stored_facts
-        self._facts_duplicate += result.duplicate_facts
-        self._log_ranges("facts_refused", result.refused)
-
-    def caught_up(self, event: CatchUpEvent, progress: CatchUp) -> None:
-        _log.info(event.value, extra={**self._about(), "percent": round(progress.percent, 1), **asdict(progress)})
-
-    def _about(self) -> dict[str, object]:
-        return {"peer": self._settings.peer_zone, "stream": self._settings.stream}
-
-    def _log_ranges(self, event: str, ranges: Iterable[OriginRange]) -> None:
-        for one in ranges:
-            where = {"first_sequence": one.first_sequence, "last_sequence": one.last_sequence}
-            _log.warning(event, extra={**self._about(), "origin": one.zone, "life": one.life.hex(), **where})
+    def _happened(self, event: Event) -> None:
+        """Queue an event. Only answers could fill the queue, and those may be dropped."""
+        if isinstance(event, PageArrived | FetchFailed) and self._events.qsize() >= EVENTS_MAX // 2:
+            return
+        self._events.put_nowait(event)
 
 
 def _retrieve(future: asyncio.Future[JudgedPage]) -> None:
-    """Mark the exception as retrieved, so that asyncio does not log it."""
+    """Mark the exception as retrieved, so that asyncio does not log it: the result is never awaited if the page is
+    dropped."""
     if not future.cancelled():
         future.exception()
 

@@ -17,7 +17,6 @@ an argument (`jitter`, 0 to 1).
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Generic
 
 from agent.positions import NOTHING_READ, Position, Trail, continues, extended, last_of
 from agent.replication.protocol.errors import UnprovenAnswer
@@ -31,7 +30,6 @@ from agent.replication.pulling.pull_events import (
     AppendFailed,
     ArrivedPage,
     Asking,
-    Content,
     Effect,
     Event,
     Fetch,
@@ -57,7 +55,7 @@ FORMER_LIVES_MAX = 8
 _WAITS = {Asking.BACKOFF, Asking.BLOCKED, Asking.PACED}
 
 
-class Receiver(Generic[Content]):
+class Receiver:
     """One stream of one peer. `trail` is that stored with the last page, empty before the first. `bandwidth` is shared
     by all streams of the peer; None if it is not limited. `lost_reason` says why the peer sends no facts at present,
     None while it does; `page_waits` why the store repeatedly refuses a page for now, "" while it does not."""
@@ -89,8 +87,8 @@ class Receiver(Generic[Content]):
         self._twins = ""  # the two lives that answer in turn
         self._twins_until_ms = 0
         self._restart_at_ms = 0  # no request after another refused position before this time
-        self._appending: Append[Content] | None = None
-        self._read_ahead: tuple[Append[Content], ...] = ()
+        self._appending: Append | None = None
+        self._read_ahead: tuple[Append, ...] = ()
         self._is_answering = False
         self._peer_has_more = False
         self._open: OpenFetch | None = None
@@ -106,7 +104,7 @@ class Receiver(Generic[Content]):
         self.page_waits = ""
         self.lost_reason: str | None = None
         self._is_page_refused = False
-        self._effects: list[Effect[Content]] = []
+        self._effects: list[Effect] = []
 
     @property
     def stored_offset(self) -> int:
@@ -134,7 +132,7 @@ class Receiver(Generic[Content]):
         """How long in all this pull has waited for the peer's bandwidth."""
         return self.counters.paced_ms + (now_ms - self._handled_ms if self.asking is Asking.PACED else 0)
 
-    def handle(self, event: Event[Content], now_ms: int, jitter: float) -> list[Effect[Content]]:
+    def handle(self, event: Event, now_ms: int, jitter: float) -> list[Effect]:
         """What to do now that `event` has happened."""
         assert not self._effects
         self.counters.paced_ms = self.paced_ms(now_ms)
@@ -151,7 +149,7 @@ class Receiver(Generic[Content]):
             case FetchFailed():
                 self._fetch_failed(event, now_ms, jitter)
             case Appended():
-                self._appended()
+                self._appended(event)
             case AppendFailed():
                 self._append_failed(event, now_ms, jitter)
             case Tick():
@@ -227,7 +225,7 @@ class Receiver(Generic[Content]):
         self._to(Asking.PACED)
         return True
 
-    def _page_arrived(self, event: PageArrived[Content], now_ms: int, jitter: float) -> None:
+    def _page_arrived(self, event: PageArrived, now_ms: int, jitter: float) -> None:
         page = event.page
         self.lease = max(self.lease, page.lease)
         is_newest = self._open is not None and event.fetch_id == self._open.fetch_id
@@ -249,7 +247,7 @@ class Receiver(Generic[Content]):
             self.counters.pages_late += not is_newest
             if self._open is not None and is_newest and page.more and not self.is_caught_up:  # it did not wait
                 self._page_size.arrived(now_ms - self._open.sent_ms)
-            self._accept(page)
+            self._accept(page, event.content)
         else:
             self.counters.pages_dropped += 1
             if is_newest:
@@ -283,7 +281,7 @@ class Receiver(Generic[Content]):
         else:
             self._close(Asking.HOLDING)
 
-    def _fits(self, page: ArrivedPage[Content], *, is_newest: bool) -> bool:
+    def _fits(self, page: ArrivedPage, *, is_newest: bool) -> bool:
         """Whether there is room for the page and it may follow the accepted ones. Without a position, the answer to the
         newest fetch chooses one. Facts that the peer no longer has are holes of the page, so no offset is ever skipped
         silently."""
@@ -294,7 +292,7 @@ class Receiver(Generic[Content]):
         is_answer_to_trail = is_newest and self._open is not None and self._open.names_trail
         return continues(self._accepted, page.after, is_answer_to_trail=is_answer_to_trail)
 
-    def _page_without_offsets(self, page: ArrivedPage[Content], now_ms: int) -> None:
+    def _page_without_offsets(self, page: ArrivedPage, now_ms: int) -> None:
         assert self._open is not None
         if not self._is_placed:  # registered at the end of the peer's log
             self._is_placed = True
@@ -311,7 +309,7 @@ class Receiver(Generic[Content]):
         else:
             self._close(Asking.HOLDING)
 
-    def _accept(self, page: ArrivedPage[Content]) -> None:
+    def _accept(self, page: ArrivedPage, content: object) -> None:
         """Accept the page. It is stored once the previous one is durable."""
         assert len(self._read_ahead) < PAGES_AHEAD_MAX
         self._answered()
@@ -324,7 +322,7 @@ class Receiver(Generic[Content]):
         self._accepted = extended(self._accepted, page.lives)
         self._peer_has_more = page.more
         self.is_caught_up = not page.more
-        self._read_ahead = (*self._read_ahead, Append(page))
+        self._read_ahead = (*self._read_ahead, Append(page, content))
         self._close(Asking.HOLDING)
 
     def _peer_restored(self, before: Position, after: Position) -> None:
@@ -460,8 +458,10 @@ class Receiver(Generic[Content]):
         self._to_storing(Storing.APPENDING)
         self._effects.append(self._appending)
 
-    def _appended(self) -> None:
+    def _appended(self, event: Appended) -> None:
         assert self._appending is not None
+        self.counters.facts_stored += event.facts_stored
+        self.counters.facts_duplicate += event.facts_duplicate
         page = self._appending.page
         self._appending = None
         self._stored = extended(self._stored, page.lives)

@@ -95,7 +95,7 @@ def page(first: int, last: int, *, more: bool = False, frontier: int = 0) -> Arr
     """A page with one run of offsets."""
     run = {"first_offset": first, "last_offset": last, "more": more, "life": ONE}
     run |= {"after": at(first - 1 if first else frontier), "lives": (at(last),) if last else ()}
-    return ArrivedPage(frontier=frontier, **run, content=None)
+    return ArrivedPage(frontier=frontier, **run)
 
 
 def at(offset: int) -> Position:

@@ -74,8 +74,8 @@ async def test_facts_that_arrive_by_two_paths_are_stored_once(meshed: Mosquitto,
     assert held(enterprise) == {plant.store.origin: list(range(1, 4_001))}
     assert sealed(enterprise.store) == sealed(plant.store)
     counted = direct.statistics(), relayed.statistics()
-    assert sum(each.facts_stored for each in counted) == 4_000
-    assert sum(each.facts_duplicate for each in counted) == 4_000
+    assert sum(each.counters.facts_stored for each in counted) == 4_000
+    assert sum(each.counters.facts_duplicate for each in counted) == 4_000
     close(plant, idmz, enterprise)
 
 

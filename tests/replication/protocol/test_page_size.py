@@ -79,7 +79,7 @@ def test_only_a_page_that_did_not_wait_for_facts_is_measured() -> None:
     def page(first: int, last: int, *, more: bool) -> PageArrived:
         after, lives = Position(b"l" * 16, first - 1) if first > 1 else NOTHING_READ, (Position(b"l" * 16, last),)
         run = {"first_offset": first, "last_offset": last, "more": more, "after": after, "lives": lives}
-        found = ArrivedPage(frontier=0, **run, content=None)
+        found = ArrivedPage(frontier=0, **run)
         return PageArrived(asked[-1].fetch_id, found)
 
     happens(LinkUp())

@@ -70,7 +70,6 @@ class Pull:
             end_offset=self.end_offset,
             after=read or NOTHING_READ,
             lives=(Position(bytes.fromhex(ONE), last),),
-            content=None,
         )
         self(PageArrived(self.asked[-1][1].fetch_id, page), now_ms)
         self(Appended(), now_ms)
@@ -145,7 +144,7 @@ def test_a_backlog_keeps_to_the_rate_and_lets_live_facts_pass() -> None:
     backlog, live = Pull(bandwidth, 10**6), Pull(bandwidth, 0)
     backlog(LinkUp(), 0)
     live(LinkUp(), 0)
-    live(PageArrived(live.asked[-1][1].fetch_id, ArrivedPage(0, 0, 0, more=False, content=None)), 0)
+    live(PageArrived(live.asked[-1][1].fetch_id, ArrivedPage(0, 0, 0, more=False)), 0)
     waited_ms = []
     for now_ms in range(0, 60_000, 10):
         backlog.tick(now_ms)
@@ -228,7 +227,7 @@ def test_live_facts_beyond_the_rate_are_paced_too() -> None:
     """A stream that is always at its end, with more bytes than the rate allows, is limited to the rate."""
     live = Pull(TokenBucket(RATE), 0)
     live(LinkUp(), 0)
-    live(PageArrived(live.asked[-1][1].fetch_id, ArrivedPage(0, 0, 0, more=False, content=None)), 0)
+    live(PageArrived(live.asked[-1][1].fetch_id, ArrivedPage(0, 0, 0, more=False)), 0)
     for now_ms in range(0, 60_000, 50):
         live.tick(now_ms)
         live.end_offset += 10

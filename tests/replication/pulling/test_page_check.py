@@ -2,7 +2,6 @@
 
 import hashlib
 import re
-from dataclasses import replace
 
 import msgspec
 import pytest
@@ -19,7 +18,6 @@ from agent.replication.protocol.messages import (
     SequencesAnswer,
 )
 from agent.replication.pulling.page_check import (
-    PageContent,
     PageRefused,
     check_batches,
     check_digests,
@@ -56,23 +54,18 @@ def answer(data: bytes, last: int = 10, **fields: object) -> FetchAnswer:
     return FetchAnswer(**{**good, **fields})
 
 
-def kept(content: PageContent) -> PageContent:
-    """The content unchanged: batches are checked separately."""
-    return content
-
-
 def test_good_page() -> None:
     """A valid page, with its content."""
     batch = sealed()
-    page = check_page(answer(batch.sealed), [batch.sealed], "plant-a", STREAM, kept)
+    page, content = check_page(answer(batch.sealed), [batch.sealed], "plant-a", STREAM)
     assert (page.first_offset, page.last_offset, page.more, page.end_offset) == (1, 10, True, 99)
-    assert list(page.content.sealed) == [batch.sealed]
+    assert list(content.sealed) == [batch.sealed]
 
 
 @pytest.mark.parametrize("fields", [{"omitted": [(1, 7)]}, {"holes": [(1, 7, "damaged")]}], ids=["omitted", "hole"])
 def test_a_page_without_facts_covers_offsets(fields: dict[str, object]) -> None:
     """Our own facts were left out, or the peer no longer has any: the page moves the receiver on without facts."""
-    page = check_page(answer(b"", batches=[], **fields), [], "plant-a", STREAM, kept)
+    page, _ = check_page(answer(b"", batches=[], **fields), [], "plant-a", STREAM)
     assert (page.first_offset, page.last_offset) == (1, 7)
 
 
@@ -83,7 +76,7 @@ def flipped(data: bytes) -> bytes:
 
 def check(page: FetchAnswer, data: bytes) -> None:
     """Run both steps."""
-    content = check_page(page, [data], "plant-a", STREAM, kept).content
+    content = check_page(page, [data], "plant-a", STREAM)[1]
     check_batches(content, STREAM, ORIGINS)
 
 
@@ -117,7 +110,7 @@ def test_bad_page_is_named(data: bytes, fields: dict[str, object], said: str) ->
 def test_what_cannot_be_opened_is_marked() -> None:
     """A batch with a right digest whose content contradicts its header does not refuse the page."""
     data = lying(sealed())
-    content = check_page(answer(data), [data], "plant-a", STREAM, kept).content
+    content = check_page(answer(data), [data], "plant-a", STREAM)[1]
     (offered,) = check_batches(content, STREAM, ORIGINS)
     assert "times" in offered.unreadable
 
@@ -129,7 +122,7 @@ def test_a_sequence_that_no_answer_can_name_is_marked(first: int, *, is_taken: b
     rows = [(1, number, float(number), 0) for number in range(10)]
     link = Link(STREAM, Origin("plant-a", LIFE), first, b"p" * 16)
     batch = seal_samples(link, rows, Definitions().extended(DEFINITION))
-    content = check_page(answer(batch.sealed), [batch.sealed], "plant-a", STREAM, kept).content
+    content = check_page(answer(batch.sealed), [batch.sealed], "plant-a", STREAM)[1]
     (offered,) = check_batches(content, STREAM, ORIGINS)
     assert (not offered.unreadable) == is_taken
     assert is_taken or str(batch.header.last_sequence) in offered.unreadable
@@ -141,17 +134,17 @@ def test_answer_to_another_question() -> None:
         store_zone="plant-a", life=LIFE.hex(), consumer_name="x", stream=STREAM, frontier=0, end_offset=0
     )
     with pytest.raises(PageRefused, match="another operation"):
-        check_page(cursor, [], "plant-a", STREAM, kept)
+        check_page(cursor, [], "plant-a", STREAM)
 
 
 def test_allowed_relayed_origins_are_accepted() -> None:
     """The configuration decides."""
     batch = sealed(zone="plant-b")
     origins = frozenset({"plant-b"})
-    page = check_page(answer(batch.sealed, store_zone="idmz"), [batch.sealed], "idmz", STREAM, kept)
-    (offered,) = check_batches(page.content, STREAM, origins)
+    page, content = check_page(answer(batch.sealed, store_zone="idmz"), [batch.sealed], "idmz", STREAM)
+    (offered,) = check_batches(content, STREAM, origins)
     assert (offered.batch, offered.unreadable) == (batch, "")
-    assert replace(page, content=None).last_offset == 10
+    assert page.last_offset == 10
 
 
 ENDS = GetDigests(stream=STREAM, origin=f"plant-a/{'1' * 32}", first_sequence=10, last_sequence=90, ends_max=4)

@@ -43,7 +43,7 @@ async def test_pull_to_equality(broker: Mosquitto, tmp_path: Path) -> None:
         await wait_until_async(lambda: frontier(plant) == 21_000, "confirmation")
         assert puller.statistics().is_caught_up
     assert sealed(idmz.store) == sealed(plant.store)
-    assert puller.statistics().facts_duplicate == 0
+    assert puller.statistics().counters.facts_duplicate == 0
     plant.store.close()
     idmz.store.close()
 
@@ -96,7 +96,7 @@ async def test_a_pull_goes_on_across_what_its_peer_no_longer_has(broker: Mosquit
         async with idmz.running():
             end = plant.store.end_offset(STREAM)
             await wait_until_async(lambda: frontier(plant) >= end, "confirmation across the hole")
-    assert again.statistics().facts_duplicate == 0
+    assert again.statistics().counters.facts_duplicate == 0
     (incident,) = [one for one in idmz.store.incidents() if one.kind == "peer_hole"]
     reported = re.search(r"1001 to (\d+): expired", incident.detail)
     assert reported, incident.detail
@@ -227,7 +227,7 @@ async def test_peer_goes_and_returns_as_another(broker: Mosquitto, tmp_path: Pat
                 await idmz.wait_end(held)
                 await wait_until_async(lambda plant=plant: frontier(plant) > 0, "confirmation")
             plant.store.close()
-    assert puller.statistics().facts_duplicate == 0
+    assert puller.statistics().counters.facts_duplicate == 0
     assert len(idmz.store.reader.origins()) == 3  # idmz itself, and both lives of the plant
     position = idmz.store.inbound.peer_position("plant-a", STREAM)
     assert position is not None
@@ -269,7 +269,7 @@ def test_two_machines_that_serve_under_one_name(
             await wait_until_async(lambda: frontier(plant) == end_offset, "its confirmation")
         ours = idmz.store.held(STREAM)
         assert [one.last_sequence for one in ours[plant.store.origin]] == [end_offset]
-        assert puller.statistics().facts_duplicate == 0
+        assert puller.statistics().counters.facts_duplicate == 0
         assert puller.statistics().counters.restarts < 20
         for node in (plant, copy, idmz):
             node.store.close()
@@ -290,7 +290,7 @@ async def test_restarted_receiver_goes_on_where_it_was(broker: Mosquitto, tmp_pa
             puller = idmz.pull("plant-a", page_bytes_max=2_048)
             async with idmz.running():
                 await idmz.wait_end(end_offset)
-            assert puller.statistics().facts_duplicate == 0
+            assert puller.statistics().counters.facts_duplicate == 0
             idmz.store.close()
     idmz = Node.open(broker, "idmz", tmp_path)
     assert sealed(idmz.store) == sealed(plant.store)
@@ -392,7 +392,7 @@ def test_two_zones_that_pull_from_each_other_store_each_fact_once(tmp_path: Path
         for node in (one, other):
             assert node.store.end_offset(STREAM) == 800
             node.store.close()
-        assert sum(each.statistics().facts_duplicate for each in pullers) == 0
+        assert sum(each.statistics().counters.facts_duplicate for each in pullers) == 0
 
     with Mosquitto.started(tmp_path / "broker", ("plant-a", "idmz"), ("plant-a:idmz", "idmz:plant-a")) as broker:
         asyncio.run(scenario(broker))

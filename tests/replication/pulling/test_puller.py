@@ -352,7 +352,7 @@ async def test_page_goes_to_the_store_as_it_came() -> None:
         put.future.set_result(PutResult(9, 1, 10))
         await settle()
         found = scene.puller.statistics()
-        assert (found.facts_stored, found.facts_duplicate, found.offset) == (9, 1, 15)
+        assert (found.counters.facts_stored, found.counters.facts_duplicate, found.offset) == (9, 1, 15)
 
 
 async def test_definitions_that_the_store_lacks_are_fetched_before_the_page() -> None:
@@ -370,7 +370,7 @@ async def test_definitions_that_the_store_lacks_are_fetched_before_the_page() ->
             run = DefinitionRun(zone="plant", digest=wanted.digest, lengths=[len(one) for one in plant.bodies])
             return Reply(DefinitionsAnswer(store_zone="plant", life=ONE, runs=[run]), list(plant.bodies))
 
-        scene.puller._definitions._requester.ask = ask  # type: ignore[method-assign,assignment]
+        scene.puller._runner._definitions._requester.ask = ask  # type: ignore[method-assign,assignment]
         await scene.answer(plant.page(1, 10))
         await scene.answer(plant.page(11, 10))
         scene.store.put[0].future.set_exception(DefinitionsMissing("telemetry", lacking))
@@ -398,7 +398,7 @@ async def test_a_page_waits_while_its_definitions_cannot_be_fetched() -> None:
                 raise outcome
             return outcome
 
-        scene.puller._definitions._requester.ask = ask  # type: ignore[method-assign]
+        scene.puller._runner._definitions._requester.ask = ask  # type: ignore[method-assign]
         await scene.answer(plant.page(1, 10))
         scene.store.put[0].future.set_exception(DefinitionsMissing("telemetry", lacking))
         await wait_until_async(lambda: "cut" in scene.puller.statistics().page_waits, "the page to wait")
@@ -588,7 +588,7 @@ async def test_artifacts_come_before_the_facts() -> None:
             asked.set()
             raise await brought
 
-        scene.puller._artifacts._requester.ask = ask
+        scene.puller._runner.artifacts._requester.ask = ask
         await scene.answer(Peer().page(1, 1, sealed=sealed))
         await asyncio.wait_for(asked.wait(), LIMIT_S)
         assert scene.store.put == []
@@ -610,12 +610,12 @@ async def test_artifacts_beyond_the_quota_come_after_the_facts() -> None:
         return outcomes.pop(0)
 
     async with pulling() as scene:
-        scene.puller._artifacts.fetch = fetch  # type: ignore[method-assign]
+        scene.puller._runner.artifacts.fetch = fetch  # type: ignore[method-assign]
         await scene.answer(Peer().page(1, 1, sealed=sealed))
         await wait_until_async(lambda: scene.store.put, "the page")
         assert fetched == [0]
         scene.store.put[0].future.set_result(result())
-        await wait_until_async(lambda: scene.puller.statistics().facts_stored, "the stored page")
+        await wait_until_async(lambda: scene.puller.statistics().counters.facts_stored, "the stored page")
         assert fetched == [0, 1]
         outcomes.append(True)
         await scene.answer(Peer().page(2, 1, sealed=sealed))
@@ -700,7 +700,7 @@ async def test_only_a_page_begins_a_pull() -> None:
 async def test_a_heartbeat_moves_the_deadline_and_costs_no_event() -> None:
     """The timer stays as it was; when it is due it is set for the deadline of then."""
     async with pulling() as scene:
-        pull, timer = scene.puller, scene.puller._timer
+        pull, timer, handle = scene.puller, scene.puller._timer, scene.puller._timer._handle
         first_ms = pull._runner.core.deadline_ms
         pull._runner.core._open = replace(pull._runner.core._open, last_ms=2**50)  # type: ignore[type-var]
         scene.peer.on_heartbeat[-1]()
@@ -708,9 +708,9 @@ async def test_a_heartbeat_moves_the_deadline_and_costs_no_event() -> None:
         assert first_ms is not None
         assert moved_ms is not None
         assert moved_ms > first_ms
-        assert (pull._timer, pull._timer_ms, pull._events.qsize()) == (timer, first_ms, 0)
-        pull._timer_due()
-        assert (pull._timer_ms, pull._events.qsize()) == (moved_ms, 0)
+        assert (timer._handle, timer._at_ms, pull._events.qsize()) == (handle, first_ms, 0)
+        timer._ring()
+        assert (timer._at_ms, pull._events.qsize()) == (moved_ms, 0)
 
 
 async def test_a_deadline_counts_once_the_request_has_left_and_all_is_read() -> None:
@@ -721,7 +721,7 @@ async def test_a_deadline_counts_once_the_request_has_left_and_all_is_read() -> 
 
         async def passes() -> int:
             core._open = replace(core._open, deadline_ms=0)  # type: ignore[type-var]
-            pull._timer_due()
+            pull._timer._ring()
             await settle()
             return core.counters.timeouts
 
@@ -738,9 +738,9 @@ async def test_answers_leave_room_for_all_other_events() -> None:
     """However many arrive before the pull looks at them; those beyond are lost, and asked for again."""
     async with pulling() as scene:
         for number in range(2 * puller.EVENTS_MAX):
-            scene.puller.happened(FetchFailed(number, "busy", "later", is_retryable=True))
+            scene.puller._happened(FetchFailed(number, "busy", "later", is_retryable=True))
         for _ in range(puller.EVENTS_MAX // 2 - 1):
-            scene.puller.happened(Tick())
+            scene.puller._happened(Tick())
         scene.peer.down("cut")
         assert scene.puller._events.qsize() <= puller.EVENTS_MAX
         await settle()
@@ -751,7 +751,7 @@ async def test_a_pull_that_ends_leaves_nothing_open() -> None:
     """Each span that began has an end, and no timer is left in the event loop."""
     async with pulling() as scene:
         await scene.answer(Peer().page(1, 10))
-        timer = scene.puller._timer
+        timer = scene.puller._timer._handle
         assert timer is not None
     assert timer.cancelled()
     begun = {one.step.span: one for one in scene.telemetry.statistics() if one.started}
@@ -767,7 +767,7 @@ async def test_a_check_in_the_event_loop_fails_as_one_in_a_thread() -> None:
         raise StoreFull("disk", "make room")
 
     async with pulling() as scene:
-        checking = scene.puller.check(check, 1)
+        checking = scene.puller._checker.start(check, 1)
         with pytest.raises(StoreFull):
             await checking
 
@@ -851,15 +851,15 @@ async def test_pages_that_wait_for_their_check_are_bounded(monkeypatch: pytest.M
     monkeypatch.setattr(puller, "CHECKED_INLINE_BYTES_MAX", 0)
     monkeypatch.setattr(pull_runner, "check_batches", slow)
     async with pulling() as scene:
-        check = scene.puller.check
-        monkeypatch.setattr(scene.puller, "check", lambda call, size: begun.append(size) or check(call, size))
+        runner, start = scene.puller._runner, scene.puller._checker.start
+        monkeypatch.setattr(runner, "_start_check", lambda call, size: begun.append(size) or start(call, size))
         page = plant.page(1, 10)
         for _ in range(100):
             await scene.answer(page, 0)
         may_check.set()
         assert len(begun) == puller.CHECKS_MAX
         await wait_until_async(lambda: scene.store.put, "the page")
-        await wait_until_async(lambda: scene.puller._checks_open == 0, "the checks")
+        await wait_until_async(lambda: scene.puller._checker._checks_open == 0, "the checks")
         await scene.answer(plant.page(11, 10))
         assert len(begun) == puller.CHECKS_MAX + 1
 

@@ -44,7 +44,7 @@ def page(
     """A page of one run of offsets, that a process serves which has stored them, or an empty one after the frontier."""
     of_log = {"after": at(first - 1 if first else frontier, life), "lives": (at(last, life),) if last else ()}
     run = {"first_offset": first, "last_offset": last, "more": more}
-    return ArrivedPage(frontier=frontier, **run, content=None, life=life, **(of_log | fields))
+    return ArrivedPage(frontier=frontier, **run, life=life, **(of_log | fields))
 
 
 def after(fetch: Fetch) -> int | None:

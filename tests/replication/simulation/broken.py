@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from agent.positions import last_of
 from agent.replication.pulling.pull_events import (
@@ -42,12 +41,13 @@ class AcceptsAnyPage(Receiver):
 class CountsFacts(AcceptsAnyPage):
     """Takes any page for the next one."""
 
-    def _accept(self, page: ArrivedPage[Any]) -> None:
+    def _accept(self, page: ArrivedPage, content: object) -> None:
         after = last_of(self._accepted)
         by = after.offset + 1 - page.first_offset
         lives = tuple(one._replace(offset=one.offset + by) for one in page.lives)
         super()._accept(
-            replace(page, first_offset=after.offset + 1, last_offset=page.last_offset + by, after=after, lives=lives)
+            replace(page, first_offset=after.offset + 1, last_offset=page.last_offset + by, after=after, lives=lives),
+            content,
         )
 
 

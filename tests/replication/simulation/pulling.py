@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -11,19 +11,16 @@ from typing import TYPE_CHECKING, Any
 from agent.batch import Batch
 from agent.fact_store.log.errors import StoreError
 from agent.local_socket.serving.store_errors import STORE_ERRORS
-from agent.pages import LackingDefinitions, PutResult
+from agent.pages import PutResult
 from agent.positions import Position, furthest
 from agent.replication.protocol.arrived_answer import ArrivedAnswer
 from agent.replication.protocol.codec import encode_request
 from agent.replication.protocol.errors import TransportError, UnprovenAnswer
 from agent.replication.protocol.messages import FetchFacts
-from agent.replication.pulling.artifact_pull import ArtifactPull
-from agent.replication.pulling.catch_up import CatchUp, CatchUpEvent
-from agent.replication.pulling.definition_pull import DefinitionPull
 from agent.replication.pulling.page_check import PageRefused
 from agent.replication.pulling.page_judge import JudgedPage
-from agent.replication.pulling.pull_events import Asking, FetchFailed, LinkDown, LinkUp, Note, Tick
-from agent.replication.pulling.pull_runner import PullEvent, PullRunner, PullSettings
+from agent.replication.pulling.pull_events import Append, Asking, Event, FetchFailed, LinkDown, LinkUp, Tick
+from agent.replication.pulling.pull_runner import PullRunner, PullSettings, not_sent
 from agent.signing.messages import MessagePlace
 from tests.replication.simulation.checkers import STREAM, Offered, Violation
 from tests.replication.simulation.comparing import Comparing, PeerRequester
@@ -71,8 +68,11 @@ class Pull:
             receiver=replace(world.settings, page_bytes_max=PAGE_BYTES_MAX),
         )
         store: Any = _WatchedStore(self)
+        requester: Any = PeerRequester(self)
         self._runner = PullRunner(
-            *(self, store, settings, STORE_ERRORS), make_receiver=world.receiver, judge=self.node.judge
+            *(store, settings, STORE_ERRORS, requester, self._check),
+            make_receiver=world.receiver,
+            judge=self.node.judge,
         )
         self._is_linked = False
         self._tick_at = None
@@ -122,9 +122,9 @@ class Pull:
     def _consumer_name(self) -> str:
         return f"{self.node.zone}.{STREAM}"
 
-    # --- the runner's IO
+    # --- as `Puller` does it
 
-    def happened(self, event: PullEvent) -> None:
+    def happened(self, event: Event) -> None:
         runner, node = self._runner, self.node
         assert runner is not None
         if self._is_forged and not (isinstance(event, FetchFailed) and event.code == UnprovenAnswer.code):
@@ -134,7 +134,11 @@ class Pull:
             return
         self._is_handling = True
         try:
-            runner.handle(event, node.receiver_now_ms(), node.world.chance.random())
+            for effect in runner.handle(event, node.receiver_now_ms(), node.world.chance.random()):
+                if isinstance(effect, Append):
+                    run(self._store(effect), node.soon)
+                else:
+                    self._send(effect.fetch_id, *runner.request(effect))
         finally:
             self._is_handling = False
         deadline_ms = runner.core.deadline_ms
@@ -147,7 +151,7 @@ class Pull:
             self._tick_at = None
             self.happened(Tick())
 
-    def send(self, fetch_id: int, request: FetchFacts, expiry_s: int) -> None:
+    def _send(self, fetch_id: int, request: FetchFacts, expiry_s: int) -> None:
         node, peer, world = self.node, self.peer, self.node.world
         payload, life = request_of(node.version, encode_request(request)), node.life
         place, sent_ms = MessagePlace(peer.zone, node.zone, node.instance, world.correlation()), world.now_ms
@@ -168,7 +172,7 @@ class Pull:
 
         def refused() -> None:
             if self._is_alive(life):
-                self._runner.send_failed(fetch_id, TransportError(peer.zone, "no machine serves there now", ""))
+                self.happened(not_sent(fetch_id, TransportError(peer.zone, "no machine serves there now", "")))
 
         def arrive(machine: Node) -> None:
             if world.now_ms - sent_ms > expiry_s * 1_000:
@@ -202,10 +206,10 @@ class Pull:
         if self._is_alive(life):
             self._answers = version, served
             self._is_forged = is_forged
-            self._runner.answered(fetch_id, arrived)
+            self.happened(self._runner.answered(fetch_id, arrived))
             self._is_forged = False
 
-    def check(self, check: Callable[[], JudgedPage], _size: int) -> Awaitable[JudgedPage]:
+    def _check(self, check: Callable[[], JudgedPage], _size: int) -> Awaitable[JudgedPage]:
         """At once, or after a while where the node is slow."""
         world, checked = self.node.world, Future[JudgedPage]()
         try:
@@ -226,28 +230,9 @@ class Pull:
             checked.set_result(judged)
         return Waiting(checked)
 
-    def begin(self, storing: Coroutine[Any, Any, None]) -> None:
-        run(storing, self.node.soon)
-
-    def durable(self, future: Future[PutResult]) -> Awaitable[PutResult]:
-        return Waiting(future)
-
-    def fetch_artifacts(self, batches: list[Batch]) -> Awaitable[bool]:
-        requester: Any = PeerRequester(self)
-        return ArtifactPull(requester, self.node.running.artifacts, STORE_ERRORS).fetch(batches)
-
-    def fetch_definitions(self, lacking: Sequence[LackingDefinitions]) -> Awaitable[None]:
-        requester: Any = PeerRequester(self)
-        return DefinitionPull(requester, self.node.running.inbound).fetch(lacking)
-
-    def note(self, note: Note) -> None:
-        """Log lines are not checked."""
-
-    def stored(self, result: PutResult) -> None:
-        """Checked when it became durable."""
-
-    def caught_up(self, event: CatchUpEvent, progress: CatchUp) -> None:
-        """Log lines are not checked."""
+    async def _store(self, page: Append) -> None:
+        assert self._runner is not None
+        self.happened(await self._runner.store_page(page))
 
 
 class _WatchedStore:

@@ -190,7 +190,7 @@ class World:
             case Refuse(code, message):
                 event = FetchFailed(one.fetch_id, code, message, is_retryable=False)
             case (answer, attachment, *_):
-                page = check_page(answer, attachment, PULL.peer_zone, STREAM, lambda _: None)
+                page, _ = check_page(answer, attachment, PULL.peer_zone, STREAM)
                 event = PageArrived(one.fetch_id, page)
         if not self.loses():
             self.at(self.delay_ms(), lambda: one.machine.life == one.life and one.machine.tell(event))
