@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 from agent.ingest.opcua.decode import DecodeError, filetime_ns, publish_head
 
 NUMBERS = 2**32 - 1  # 1 to 2^32 - 1, then 1 again (OPC 10000-4, 7.9)
-EARLY_LAST_NUMBER = 2**32 - 1025  # node-opcua continues with 1 after it, like numbers of chunks (OPC 10000-6, 6.7.2)
 DUPLICATES_BACK_MAX = 1_000  # a number this far behind is a duplicate; one further behind belongs to a new count
 FIRST_NUMBER_MAX = 100  # a first number above this is accepted as the first; below it, earlier ones may be missing
 OVERTAKEN_S = 1.0  # an answer that a later one has overtaken arrives within this time, or was lost
@@ -72,11 +71,6 @@ class _Order:
         self.held: dict[int, tuple[int, float, Arrived]] = {}  # by number: request, time of arrival, answer
         # Request, time of arrival and number of a keep-alive that shows a break.
         self.keep_alive: tuple[int, float, int] | None = None
-
-    @property
-    def begins_again(self) -> bool:
-        """Whether the server has sent number 1, or a keep-alive announces it."""
-        return 1 in self.held or (self.keep_alive is not None and self.keep_alive[2] == 1)
 
     def ahead(self, number: int) -> int:
         """How far a number is ahead of the expected one; negative if behind."""
@@ -158,8 +152,6 @@ class Sequencer:
         if self._ready:
             return self._ready[0]
         for subscription_id, order in self._orders.items():
-            if order.expected == EARLY_LAST_NUMBER + 1 and order.begins_again:
-                order.expected = 1
             if order.expected in order.held:
                 return order.held[order.expected][2]
             if missing := self._missing(subscription_id, order, now_s):

@@ -23,7 +23,7 @@ TYPES_MAX = 2_000  # known in one session; the largest companion specifications 
 FIELDS_MAX = 500  # of one structure, or names of one enumeration
 SUPERTYPES_MAX = 20  # steps from a data type to its built-in type, because a server may describe a circle
 
-BOOLEAN, INT16, INT32, INT64, UINT32, FLOAT, DOUBLE, STRING, DATE_TIME = 1, 4, 6, 8, 7, 10, 11, 12, 13
+INT32, INT64, UINT32, DOUBLE, STRING = 6, 8, 7, 11, 12
 NODE_ID, LOCALIZED_TEXT, STRUCTURE, VARIANT = 17, 21, 22, 24
 NUMBER, INTEGER, UINTEGER, ENUMERATION = 26, 27, 28, 29  # abstract; the first three are written as Variants
 
@@ -80,7 +80,7 @@ class Types:
     """The known types of one session, and the encodings that occurred and are not requested yet (`missing`)."""
 
     def __init__(self) -> None:
-        self.named: dict[TypeKey, StructureType | EnumType | int] = dict(STANDARD_TYPES)
+        self.named: dict[TypeKey, StructureType | EnumType | int] = {}
         self.missing: set[TypeKey] = set()
         self._encodings: dict[TypeKey, StructureType | None] = dict(STANDARD_ENCODINGS)
 
@@ -180,32 +180,7 @@ def _plain(*fields: tuple[str, int | TypeKey] | tuple[str, int | TypeKey, int]) 
     return StructureType(tuple(Field(*field) for field in fields))
 
 
-def _named(*texts: str) -> EnumType:
-    return EnumType(dict(enumerate(texts)))
-
-
 # Standard structures that variables hold, for servers older than the attribute DataTypeDefinition (OPC 10000-5, 12).
-_BUILD_INFO = _plain(
-    ("ProductUri", STRING),
-    ("ManufacturerName", STRING),
-    ("ProductName", STRING),
-    ("SoftwareVersion", STRING),
-    ("BuildNumber", STRING),
-    ("BuildDate", DATE_TIME),
-)
-_EU_INFORMATION = _plain(
-    ("NamespaceUri", STRING), ("UnitId", INT32), ("DisplayName", LOCALIZED_TEXT), ("Description", LOCALIZED_TEXT)
-)
-_RANGE = _plain(("Low", DOUBLE), ("High", DOUBLE))
-STANDARD_TYPES: Final[dict[TypeKey, StructureType | EnumType | int]] = {
-    (0, 338): _BUILD_INFO,
-    (0, 852): _named(  # ServerState
-        "Running", "Failed", "NoConfiguration", "Suspended", "Shutdown", "Test", "CommunicationFault", "Unknown"
-    ),
-    (0, 884): _RANGE,
-    (0, 887): _EU_INFORMATION,
-    (0, 12077): _named("Linear", "Log", "Ln"),  # AxisScale
-}
 STANDARD_ENCODINGS: Final[dict[TypeKey, StructureType | None]] = {
     (0, 298): _plain(  # Argument
         ("Name", STRING),
@@ -214,27 +189,9 @@ STANDARD_ENCODINGS: Final[dict[TypeKey, StructureType | None]] = {
         ("ArrayDimensions", UINT32, 1),
         ("Description", LOCALIZED_TEXT),
     ),
-    (0, 340): _BUILD_INFO,
-    (0, 864): _plain(  # ServerStatus
-        ("StartTime", DATE_TIME),
-        ("CurrentTime", DATE_TIME),
-        ("State", (0, 852)),
-        ("BuildInfo", (0, 338)),
-        ("SecondsTillShutdown", UINT32),
-        ("ShutdownReason", LOCALIZED_TEXT),
+    (0, 886): _plain(("Low", DOUBLE), ("High", DOUBLE)),  # Range
+    (0, 889): _plain(  # EUInformation
+        ("NamespaceUri", STRING), ("UnitId", INT32), ("DisplayName", LOCALIZED_TEXT), ("Description", LOCALIZED_TEXT)
     ),
-    (0, 886): _RANGE,
-    (0, 889): _EU_INFORMATION,
     (0, 8251): _plain(("Value", INT64), ("DisplayName", LOCALIZED_TEXT), ("Description", LOCALIZED_TEXT)),  # EnumValue
-    (0, 8917): _plain(("Offset", INT16), ("DaylightSavingInOffset", BOOLEAN)),  # TimeZone
-    (0, 12089): _plain(  # AxisInformation
-        ("EngineeringUnits", (0, 887)),
-        ("EURange", (0, 884)),
-        ("Title", LOCALIZED_TEXT),
-        ("AxisScaleType", (0, 12077)),
-        ("AxisSteps", DOUBLE, 1),
-    ),
-    (0, 12090): _plain(("X", DOUBLE), ("Value", FLOAT)),  # XV
-    (0, 12181): _plain(("Real", FLOAT), ("Imaginary", FLOAT)),
-    (0, 12182): _plain(("Real", DOUBLE), ("Imaginary", DOUBLE)),
 }

@@ -50,17 +50,6 @@ TYPES = {
     "BCD": "bcd16",
     "BCD_32": "bcd32",
 }
-OPCUA_TYPES = {
-    "int1": "SByte",
-    "int2": "Int16",
-    "int4": "Int32",
-    "int8": "Int64",
-    "float4": "Float",
-    "float8": "Double",
-    "boolean": "Boolean",
-    "string": "String",
-    "datetime": "DateTime",
-}
 ITEM = re.compile(r"(?:ns=1;s=)?\[(?P<device>[^\]]*)\](?P<rest>.*)")
 MODBUS = re.compile(  # the longest kind first: HRI_641 is register 1 as 64 bits
     r"(?:(?P<unit>[0-9]{1,3})\.)?(?P<table>C|DI|IR|HR)(?P<kind>U?I_64|BCD_32|BCD|US|UI|I|F|D|S|)(?P<number>[0-9]{1,5})"
@@ -116,7 +105,7 @@ def _translated(tag: Mapping[str, str], options: Options) -> tuple[dict[str, str
             raise NotTranslated(f"{path!r} is read by Ignition's own driver; run again with --protocol modbus")
         if _scaling(tag):
             raise NotTranslated("is scaled: values of OPC UA are recorded as the server gives them")
-        own = _opcua(path, options) | {"data_type": OPCUA_TYPES.get(tag.get("datatype", "").lower(), "")}
+        own = _opcua(path, options)
     own |= _deadband(tag)
     own |= {"unit": tag.get("engunit", ""), "description": tag.get("documentation", "") or tag.get("tooltip", "")}
     mode = tag.get("clampmode", "").lower()

@@ -26,7 +26,7 @@ SYMBOL = re.compile(r"\s*(?:(?P<digits>[0-9]{1,9})|(?P<name>[^\W\d][\w .]*)|(?P<
 TERM_SYMBOLS_MAX = 30  # limits the nesting of parentheses
 WHOLE_TYPES = {"byte", "short", "integer", "long", "int1", "int2", "int4", "int8"}
 SETTINGS = (
-    *("valueSource", "enabled", "opcServer", "opcItemPath", "dataType", "engUnit", "documentation", "tooltip"),
+    *("valueSource", "enabled", "opcServer", "opcItemPath", "engUnit", "documentation", "tooltip"),
     *("scaleMode", "rawLow", "rawHigh", "scaledLow", "scaledHigh", "clampMode", "deadband", "deadbandMode"),
 )
 TEXTS = {"engUnit", "documentation", "tooltip"}  # a reference without a value in them makes no wrong value

@@ -43,21 +43,6 @@ MODBUS_TYPES = {
     "bcd": "bcd16",
     "lbcd": "bcd32",
 }
-OPCUA_TYPES = {
-    "boolean": "Boolean",
-    "char": "SByte",
-    "byte": "Byte",
-    "short": "Int16",
-    "word": "UInt16",
-    "long": "Int32",
-    "dword": "UInt32",
-    "llong": "Int64",
-    "qword": "UInt64",
-    "float": "Float",
-    "double": "Double",
-    "string": "String",
-    "date": "DateTime",
-}
 ADDRESS = re.compile(r"(?:(?P<hex>H)(?P<hex_table>[0134])(?P<hex_digits>[0-9A-F]+)|(?P<table>[0134])(?P<digits>[0-9]+))"
                      r"(?:\.(?P<part>[0-9]{1,3})(?P<half>[HL]?))?", re.IGNORECASE)  # fmt: skip
 
@@ -79,17 +64,11 @@ def _translated(cells: Mapping[str, str], options: Options) -> tuple[Mapping[str
         raise NotTranslated("has no name")
     if cells.get("client access", "").upper() == "WO":
         raise NotTranslated("can only be written")
-    own, lost = _modbus(cells, options) if options.protocol == "modbus" else _opcua(cells, options)
+    own, lost = {"address": f"nsu={NAMESPACE};s={options.device}.{cells['tag name']}"}, ""
+    if options.protocol == "modbus":
+        own, lost = _modbus(cells, options)
     unit = cells.get("eng units") or cells.get("eng. units", "")
     return {**own, "unit": unit, "description": cells.get("description", "")}, lost
-
-
-def _opcua(cells: Mapping[str, str], options: Options) -> tuple[dict[str, str], str]:
-    kind = cells.get("data type", "").lower()
-    if "array" in kind:
-        kind = ""  # the type of its elements is not given, and is not needed
-    address = f"nsu={NAMESPACE};s={options.device}.{cells['tag name']}"
-    return {"address": address, "data_type": OPCUA_TYPES.get(kind, "")}, ""
 
 
 def _modbus(cells: Mapping[str, str], options: Options) -> tuple[dict[str, str], str]:

@@ -36,20 +36,6 @@ MODBUS_TYPES = {
     "float": "float32",
     "double": "float64",
 }
-OPCUA_TYPES = {
-    "int8": "SByte",
-    "uint8": "Byte",
-    "int16": "Int16",
-    "uint16": "UInt16",
-    "int32": "Int32",
-    "uint32": "UInt32",
-    "int64": "Int64",
-    "uint64": "UInt64",
-    "float": "Float",
-    "double": "Double",
-    "bool": "Boolean",
-    "string": "String",
-}
 ORDERS = {"B": "BADC", "L": "ABCD", "LL": "ABCD", "LB": "BADC", "BL": "CDAB", "BB": "DCBA"}  # the bytes 1,2,3,4 of each
 ADDRESS = re.compile(
     r"(?P<unit>[0-9]{1,3})!(?P<table>[0-9])(?P<number>[0-9]{1,5})(?:\.(?P<part>[0-9]{1,3}))?(?:#(?P<endian>[BL]{1,2}))?"
@@ -104,8 +90,7 @@ def _opcua(cells: Mapping[str, str], options: Options) -> dict[str, str]:
     if _decimal(cells):
         raise NotTranslated(f"decimal {cells['decimal']}: values of OPC UA are recorded as the server gives them")
     node = f"i={identifier}" if identifier.isdigit() else f"s={identifier}"
-    kind = OPCUA_TYPES.get(cells.get("type", "").lower(), "")
-    return {"address": node_address(options, int(namespace), node), "data_type": kind}
+    return {"address": node_address(options, int(namespace), node)}
 
 
 def _type(match: re.Match[str], kind: str) -> dict[str, str]:
