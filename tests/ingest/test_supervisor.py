@@ -29,15 +29,6 @@ from tests.ingest.plant import ingesting, modbus, opcua
 from tests.waiting import LIMIT_S, wait_until_async
 
 
-async def test_a_lost_source_leaves_one_bad_sample(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Between the last value of a life and the first of the next one stands a bad one, so that the hole is in the
-    data."""
-    lives(monkeypatch, SourceLost("gone"))
-    async with ingesting(modbus(1, tmp_path, TAG)) as run:
-        await run.wait_good("plant/x", 1)
-    assert [sample.quality for sample in run.store.of("plant/x")] == [0, BAD_COMMUNICATION_ERROR, 0]
-
-
 @pytest.mark.parametrize("death", [AssertionError("ours"), ExceptionGroup("tasks", [AssertionError("ours")])])
 def test_our_own_mistake_ends_the_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, death: Exception) -> None:
     """An assertion that fails, in a source or in one of its tasks, is not counted as a lost source."""

@@ -11,13 +11,12 @@ import pytest
 from agent import file_watch
 from agent.concurrency import TaskGroup
 from agent.file_watch import WatchTimes
-from agent.ingest.lifecycle import State
 from agent.ingest.quality import TAG_REMOVED
 from agent.ingest.tags import watch
 from agent.ingest.tags.file import load_tag_files
 from agent.ingest.tags.watch import TagWatch
 from agent.settings.sources import OpcuaSourceSettings
-from tests.ingest.fakes import FakeStore, Program, running
+from tests.ingest.fakes import FakeStore, Program
 from tests.ingest.plant import Running, ingesting, opcua
 from tests.waiting import wait_until_async
 
@@ -125,48 +124,6 @@ def test_a_broken_file_is_reported_once_and_the_map_before_stays(
     assert second == "plc.csv row 4 column tag: 'plant/count_01' is also in row 2; each tag stands once"
     counts = {name: getattr(told[2], name) for name in ("source", "added", "removed", "changed", "kept")}
     assert counts == {"source": "plc", "added": 1, "removed": 0, "changed": 0, "kept": 1}
-
-
-@pytest.mark.system
-async def test_a_file_edited_while_its_source_is_away(tmp_path: Path) -> None:
-    """Nobody answers: the new map waits, and is what is read when the server returns."""
-    with running("opcua_server") as first:
-        source = opcua(first.port, tmp_path, rows("count_01", "count_02"))
-        async with ingesting(source, times=SWIFT) as run:
-            await run.wait_good("plant/count_02", 2)
-            first.kill()
-            await run.wait_state("plc", State.WAITING)
-            put(source.tags_file, rows("count_01", "count_03"))
-            await run.wait_bad("plant/count_02", TAG_REMOVED)
-            with running("opcua_server", port=first.port):
-                await run.wait_good("plant/count_03", 2)
-                await run.wait_good("plant/count_01", len(run.store.good("plant/count_01")) + 2)
-                assert run.store.of("plant/count_02")[-1].quality == TAG_REMOVED
-
-
-@pytest.mark.system
-async def test_a_file_edited_while_the_store_refuses(plc: Program, tmp_path: Path) -> None:
-    """The store takes nothing: the new tags wait for their numbers and nothing that was queued is lost or repeated."""
-    store = FakeStore()
-    sources = (
-        opcua(plc.port, tmp_path, rows("count_01", "count_02"), queue_size=500),
-        opcua(plc.port, tmp_path, HEADER + "witness/count_01,nsu=urn:bsfg:demo:plant;s=count_01\n", name="witness"),
-    )
-    async with ingesting(*sources, store=store, times=SWIFT) as run:
-        await run.wait_good("plant/count_01", 3)
-        await run.wait_good("witness/count_01", 3)
-        store.refusing = True
-        put(sources[0].tags_file, rows("count_01", "count_03"))
-        await wait_until_async(lambda: run.source("plc").store_refused_total > 6, "refusals")
-        await wait_until_async(lambda: run.source("plc").tags == 2, "the new map")
-        store.refusing = False
-        await run.wait_good("plant/count_03", 3)
-        await run.wait_bad("plant/count_02", TAG_REMOVED)
-        for tag in ("plant/count_01", "witness/count_01"):
-            await run.wait_good(tag, len(store.good(tag)) + 5)
-        assert_same_values(store, "plant/count_01", "witness/count_01")
-        assert [found.dropped_total for found in run.ingest.statistics()] == [0, 0]
-        assert [found.connects_total for found in run.ingest.statistics()] == [1, 1]
 
 
 class Watching:

@@ -3,7 +3,6 @@
 import asyncio
 import math
 from datetime import UTC, datetime
-from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
@@ -12,16 +11,13 @@ from asyncua.client.client import Client
 from asyncua.client.ua_client import UaClient
 from asyncua.common.connection import MessageChunk
 from asyncua.common.utils import Buffer
-from asyncua.crypto.security_policies import SecurityPolicyBasic256Sha256, SecurityPolicyNone
+from asyncua.crypto.security_policies import SecurityPolicyNone
 from asyncua.ua import ua_binary, uaerrors
 from asyncua.ua.uaerrors import UaError
 
 from agent.concurrency import TaskGroup
-from agent.ingest.errors import SourceRefused
 from agent.ingest.opcua.security import transport
-from agent.ingest.opcua.security.channel import choose_endpoint
 from agent.ingest.opcua.security.transport import Protocol, Transport
-from agent.settings.sources import OpcuaSourceSettings
 from tests.waiting import LIMIT_S, wait_until_async
 
 
@@ -210,17 +206,3 @@ def test_a_revised_lifetime_is_used_as_far_as_it_means_something(told: int, used
     answer = ua.OpenSecureChannelResult(SecurityToken=token, ServerNonce=b"")
     connection.set_channel(answer, ua.SecurityTokenRequestType.Issue, b"")
     assert (answer.SecurityToken.RevisedLifetime, connection.security_token.RevisedLifetime) == (used, used)
-
-
-def test_the_certificate_of_a_web_server_is_not_that_of_opc_tcp() -> None:
-    """Servers list their https endpoints with the same policies, and with the certificate of TLS."""
-    settings = OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv"))
-    mode, uri = ua.MessageSecurityMode.SignAndEncrypt, SecurityPolicyBasic256Sha256.URI
-    urls = "https://plc:443", "opc.tcp://plc:4840"
-    endpoints = [
-        ua.EndpointDescription(EndpointUrl=url, SecurityMode=mode, SecurityPolicyUri=uri, ServerCertificate=b"x")
-        for url in urls
-    ]
-    assert choose_endpoint(settings, endpoints).EndpointUrl == "opc.tcp://plc:4840"
-    with pytest.raises(SourceRefused, match="it offers nothing"):
-        choose_endpoint(settings, endpoints[:1])
