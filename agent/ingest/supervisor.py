@@ -265,7 +265,7 @@ class SourceSupervisor:
         counts = self._delivery.sampler.counts if self._delivery is not None else None
         backfill = self._source.backfill if self._source is not None else None
         events = self._source.events if self._source is not None else None
-        ahead_ns = self._source.clock_ahead_ns if self._source is not None else None
+        ahead_ns = self._source.clock.ahead_ns if self._source is not None else None
         tally = self._delivery.sampler.tally() if self._delivery is not None else Tally(0, len(self._tags.tags))
         return SourceStatistics(
             name=self.settings.name,
@@ -403,7 +403,7 @@ class SourceSupervisor:
         delivery.has_outage = True
         if outage.since is None:  # not before `finish`, because it delivers signs of life
             outage.since = source.complete
-        now = source.now()
+        now = source.clock.now()
         since_ns = None if outage.since is None else outage.since.on(now)
         await delivery.lose(quality.BAD_COMMUNICATION_ERROR, now.time_ns, since_ns=since_ns)
         self._recorder.hand_in_gaps(at_once=True)
@@ -444,7 +444,7 @@ class SourceSupervisor:
             log.info("source returned", extra={"action": "source_returned", "source": self.settings.name})
         if not source.take_missed() or outage.since is None:
             return
-        span, *before = spans(outage.since, source.now())
+        span, *before = spans(outage.since, source.clock.now())
         delivery.add_gap(outage.reason, *span, 0, delivery.points, exact=False)
         for other in before:
             delivery.add_gap(CLOCK_SET_BACK, *other, 0, delivery.points, exact=False)

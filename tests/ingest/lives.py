@@ -25,7 +25,7 @@ def lives(
     async def run(self: ModbusSource, on_up: Callable[[], None]) -> None:
         on_up()
         (tag,) = self._delivery.points
-        self.complete = Moment(self.now_ns() if alive_ns is None else alive_ns)
+        self.complete = Moment(self.clock.now_ns() if alive_ns is None else alive_ns)
         at_ns = self.complete.time_ns
         await self._delivery.deliver(SampleColumns.of([Sample(tag, at_ns, value)]), at_ns)
         death = left.pop(0) if left else None

@@ -87,8 +87,8 @@ async def test_a_source_that_does_not_return_stays_complete_up_to_then(
     """A process that ends before the return leaves what it found to the next one, whatever it has recorded."""
 
     async def run(source: ModbusSource, __: Callable[[], None]) -> None:
-        source.complete = source.now()
-        await source._delivery.note_complete({"": Stored(source.now_ns())})
+        source.complete = source.clock.now()
+        await source._delivery.note_complete({"": Stored(source.clock.now_ns())})
         raise SourceLost("gone")
 
     monkeypatch.setattr(ModbusSource, "run", run)
@@ -105,7 +105,7 @@ async def test_a_stop_between_the_first_value_and_the_return_declares_the_gap(
     is_first = asyncio.Event()
 
     async def run(source: ModbusSource, _: Callable[[], None]) -> None:
-        await source._delivery.deliver(SampleColumns.of([Sample(1, source.now_ns(), 2.0)]), source.now_ns())
+        await source._delivery.deliver(SampleColumns.of([Sample(1, source.clock.now_ns(), 2.0)]), source.clock.now_ns())
         is_first.set()
         await asyncio.Event().wait()
 

@@ -142,8 +142,8 @@ async def test_a_source_returns_with_a_value(
         on_up()
         death = left.pop(0)
         if len(left) != 1:
-            self.complete = self.now()
-            await self._delivery.deliver(SampleColumns.of([Sample(1, self.now_ns(), 1.0)]), self.now_ns())
+            self.complete = self.clock.now()
+            await self._delivery.deliver(SampleColumns.of([Sample(1, self.clock.now_ns(), 1.0)]), self.clock.now_ns())
         if death is not None:
             raise death
         await asyncio.Event().wait()
@@ -311,13 +311,12 @@ async def test_what_a_person_asks_of_a_source_reaches_it(monkeypatch: pytest.Mon
     status. Before the first connection each is refused with the reason."""
     up = asyncio.Event()
     asked = Mock(
-        polls_missed_total=6, polls_late_total=7, clock_ahead_ns=None, backfill=Mock(gaps_open=3, values_total=5)
+        polls_missed_total=6, polls_late_total=7, clock=Mock(ahead_ns=None), backfill=Mock(gaps_open=3, values_total=5)
     )
     asked.events.statistics.return_value = (1, 2, 3, 4)
     asked.events.end = AsyncMock()
     asked.finish = AsyncMock()
     asked.read_tags = AsyncMock(return_value=[])
-    asked.now_ns.return_value = 10**18
     asked.complete = None
 
     def source_of(delivery: Delivery) -> Any:

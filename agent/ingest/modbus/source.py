@@ -36,6 +36,7 @@ from agent.ingest.modbus.refusal import quality_of, reason
 from agent.ingest.modbus.sweep import Question, Sweep
 from agent.ingest.modbus.units import Pauses, Unit
 from agent.ingest.probe_result import ReadTags
+from agent.ingest.source_clock import SourceClock
 from agent.settings.sources import ModbusSourceSettings
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ SEARCH_PART = 0.8  # part of the time up to the next slot that the search may ta
 class ModbusSource:
     """One device or gateway. The object exists across connections and keeps what was learned about the units."""
 
-    backfill = events = clock_ahead_ns = service_level = None  # a device has none of these
+    backfill = events = service_level = None  # a device has none of these
 
     def __init__(
         self,
@@ -60,6 +61,7 @@ class ModbusSource:
     ) -> None:
         """Sources with the same of `endpoints` share a line."""
         self._settings, self._delivery = settings, delivery
+        self.clock = SourceClock()  # never read: a device has none, and its samples have our time
         self._line = Line(settings, endpoints.of(settings))
         self._asked_silent_ns = 0  # when a silent unit was last asked over the main connection
         self._holders_logged: frozenset[int] = frozenset()
@@ -81,14 +83,6 @@ class ModbusSource:
         for unit in self._units:
             unit.suspect_parked()
 
-    def now_ns(self) -> int:
-        """The time of this source's samples. It is our own, because Modbus has no times."""
-        return time.time_ns()
-
-    def now(self) -> Moment:
-        """The present moment."""
-        return Moment(self.now_ns())
-
     def continue_from(self, stored: Mapping[str, Stored]) -> None:
         """Does nothing, because a device has no clock and keeps nothing for us."""
 
@@ -108,7 +102,7 @@ class ModbusSource:
         self._is_missing_logged = self._takes_one_line = False
         settings = self._settings
         async with self._line as line:
-            await self._delivery.recorder.begin_complete("", Stored(self.now_ns()))
+            await self._delivery.recorder.begin_complete("", Stored(self.clock.now_ns()))
             # Before the grid begins there is time for the search: most refusals are found here.
             await self._poll_all(line, self._intervals(), time.monotonic_ns() + FIRST_POLL_NS)
             is_alive = not all(unit.is_silent for unit in self._units)
@@ -158,7 +152,7 @@ class ModbusSource:
     async def _take_over_map(self) -> bool:
         """Take over a new tag map, if there is one. Called only between polls, because a read and its samples belong to
         one map."""
-        if not self._delivery.take_over_map(self.now_ns()):
+        if not self._delivery.take_over_map(self.clock.now_ns()):
             return False
         self._units = self._units_for(self._delivery.points, self._units)
         self._counters.keep(self._moduli())
@@ -212,7 +206,7 @@ class ModbusSource:
             if await self._ask(line, unit, sweep, sweep.search, search_end_ns):
                 await self._flush()
                 await self._mark(sweep)
-        await self._delivery.deliver_due(self.now_ns())
+        await self._delivery.deliver_due(self.clock.now_ns())
         if self.complete is not None:
             await self._delivery.note_complete({"": Stored(self.complete.time_ns)})
 
@@ -235,7 +229,7 @@ class ModbusSource:
                         await self._note_silence(line, unit, error)
                     return False
             else:
-                now_ns = unit.answered_ns = self.now_ns()
+                now_ns = unit.answered_ns = self.clock.now_ns()
                 self.alive_s, self.complete = time.monotonic(), Moment(now_ns)
                 unit.misses = 0
                 self._read_samples.append(question.decoder.decode(data, now_ns))
@@ -274,13 +268,13 @@ class ModbusSource:
         for fall in self._counters.falls(samples):
             (subject,) = self._delivery.subjects([fall.tag])
             recorder.hand_in_fact(fall_message(fall, subject, recorder.zone), fall.after_ns)
-        await self._delivery.deliver(samples, self.now_ns())
+        await self._delivery.deliver(samples, self.clock.now_ns())
 
     async def _mark(self, sweep: Sweep) -> None:
         """Record what a sweep could not read, and log new refusals."""
         for registers, code in sweep.marks():
             tags = list(map(sweep.tag, registers))
-            await self._delivery.lose(quality_of(code), self.now_ns(), tags, corrects=True)
+            await self._delivery.lose(quality_of(code), self.clock.now_ns(), tags, corrects=True)
         self._log_refused(sweep)
 
     def _log_refused(self, sweep: Sweep) -> None:
@@ -423,7 +417,7 @@ class ModbusSource:
         """A unit has not answered in this poll. It is polled in the next one as if it had."""
         await self._flush()
         self._log_missing(unit, error)
-        await self._delivery.lose(quality.BAD_TIMEOUT, self.now_ns(), unit.all_tags(), since_ns=unit.answered_ns)
+        await self._delivery.lose(quality.BAD_TIMEOUT, self.clock.now_ns(), unit.all_tags(), since_ns=unit.answered_ns)
 
     async def _note_silence(self, line: Line, unit: Unit, error: UnitSilent) -> None:
         await self._flush()
@@ -433,5 +427,5 @@ class ModbusSource:
         if is_news:
             extra = {"action": "unit_lost", "source": self._settings.name, "unit": unit.unit_id, "why": str(error)}
             log.warning("unit lost", extra=extra)
-        await self._delivery.lose(quality.BAD_TIMEOUT, self.now_ns(), unit.all_tags(), since_ns=unit.answered_ns)
+        await self._delivery.lose(quality.BAD_TIMEOUT, self.clock.now_ns(), unit.all_tags(), since_ns=unit.answered_ns)
         self._silence.set()

@@ -24,9 +24,9 @@ from agent.ingest.gap import POLLS_MISSED, STORE_REFUSED
 from agent.ingest.opcua.decode import Change, DecodeError
 from agent.ingest.opcua.history import HistoryBackfill
 from agent.ingest.opcua.security.client import SessionKey
-from agent.ingest.opcua.server_clock import SourceClock
 from agent.ingest.opcua.session import CallTooLarge, Ending, Session, open_session, read_in_parts
 from agent.ingest.opcua.subscriptions.subscription import log_parked
+from agent.ingest.source_clock import SourceClock
 from agent.message import Sample
 from agent.settings.sources import OpcuaSourceSettings
 
@@ -45,10 +45,10 @@ class OpcuaPollSource:
         self.backfill, self.events = backfill, None
         self.read_tags = None  # a command can open a second session
         self.remarks, self.service_level = "", None
+        self.clock = SourceClock()
         if backfill is not None:
-            backfill.now_ns = self.now_ns
+            backfill.now_ns = self.clock.now_ns
             delivery.on_gap(backfill.note_gap)
-        self._clock = SourceClock()
         self._key: SessionKey | None = None  # of the last session
         self._started: object = None  # StartTime of its server
         self._bad: dict[int, int] = {}  # tags without a value in the last poll, with the status
@@ -59,23 +59,10 @@ class OpcuaPollSource:
         self.complete: Moment | None = None
         self.polls_missed_total = self.polls_late_total = 0
 
-    @property
-    def clock_ahead_ns(self) -> int | None:
-        """By how much the server's clock is ahead of ours; None before it was read."""
-        return self._clock.ahead_ns
-
-    def now_ns(self) -> int:
-        """The time on the server's clock, as far as it is known."""
-        return self._clock.now_ns()
-
-    def now(self) -> Moment:
-        """The present moment on that clock."""
-        return self._clock.now()
-
     def continue_from(self, stored: Mapping[str, Stored]) -> None:
         """Compare the server's clock with what an earlier process saw."""
         if "" in stored:
-            self._clock.continue_from(stored[""])
+            self.clock.continue_from(stored[""])
 
     def take_missed(self) -> bool:
         """Values are always missing, because nothing is subscribed."""
@@ -114,7 +101,7 @@ class OpcuaPollSource:
         raise await session.lost
 
     async def _take_over_map(self) -> None:
-        if self._delivery.take_over_map(self.now_ns()):
+        if self._delivery.take_over_map(self.clock.now_ns()):
             self._bad = {tag: status for tag, status in self._bad.items() if tag in self._delivery.points}
             await self._delivery.recorder.settle()
 
@@ -124,12 +111,12 @@ class OpcuaPollSource:
         start_s, slot = time.monotonic(), 0
         is_up = False
         while True:
-            refused_before, slot_ns = self._delivery.recorder.refused_total, self.now_ns()
+            refused_before, slot_ns = self._delivery.recorder.refused_total, self.clock.now_ns()
             await self._take_over_map()
             await self._read_all(session)
-            await self._delivery.deliver_due(self.now_ns())
+            await self._delivery.deliver_due(self.clock.now_ns())
             if self.complete is not None:
-                await self._delivery.note_complete({"": self._clock.stored(self.complete)})
+                await self._delivery.note_complete({"": self.clock.stored(self.complete)})
             if not is_up:
                 on_up()
                 is_up = True
@@ -149,9 +136,9 @@ class OpcuaPollSource:
         namespaces = await session.namespaces()
         if time.monotonic() >= self._retry_s:
             self._unread, self._retry_s = set(), time.monotonic() + self._settings.parked_retry_ms / 1000
-        first = await self._read_clock(session, namespaces)
+        first = await self._read_clock(session)
         self.complete = self.complete or first
-        await self._delivery.recorder.begin_complete("", self._clock.stored(self.complete))
+        await self._delivery.recorder.begin_complete("", self.clock.stored(self.complete))
         tags = [tag for tag in self._delivery.points if tag not in self._unread]
         readings = [self._delivery.points[tag].reading for tag in tags]
         found, self._size = await read_in_parts(session, readings, namespaces, self._size)
@@ -162,22 +149,22 @@ class OpcuaPollSource:
         # before until that call was answered.
         self.complete = first
 
-    async def _read_clock(self, session: Session, namespaces: Sequence[str]) -> Moment:
+    async def _read_clock(self, session: Session) -> Moment:
         """A moment on the server's clock that is not later than what is read from now on."""
-        least_ns, asked = self._clock.least_ns(), self.now()
+        least_ns, asked = self.clock.least_ns(), self.clock.now()
         try:
-            clock, _ = await session.read_with_clock([], namespaces)
+            clock = await session.read_clock()
         except CallTooLarge as error:
             raise SourceLost(f"{self._settings.url} refuses to read even one value: {error}") from error
         except DecodeError:
             return asked
         if clock.read_ns:
-            self._clock.note(clock.read_ns, least_ns)
-        return Moment(clock.shown_ns, self._clock.set_back_ns) if clock.shown_ns else asked
+            self.clock.note(clock.read_ns, least_ns)
+        return Moment(clock.shown_ns, self.clock.set_back_ns) if clock.shown_ns else asked
 
     async def _deliver(self, tags: Sequence[int], found: Sequence[Change]) -> None:
         """Deliver the good values. A bad one is recorded once, until it is good again or bad for another reason."""
-        now_ns = self.now_ns()
+        now_ns = self.clock.now_ns()
         samples: list[Sample] = []
         bad: dict[int, int] = {}
         for tag, (_, value, status, source_ns, server_ns) in zip(tags, found, strict=True):

@@ -53,12 +53,12 @@ from agent.ingest.opcua.security.client import (
     connect,
     library_call,
 )
-from agent.ingest.opcua.server_clock import ClockReading, read_ns
 from agent.ingest.opcua.subscriptions.monitoring import Monitoring, publishing_ms_of, sampling_ms_of
 from agent.ingest.opcua.subscriptions.plan import Created, ServerLimits, limit_of
 from agent.ingest.opcua.values.type_reader import learn_missing
 from agent.ingest.opcua.values.variant import ValueReader
-from agent.settings.opcua_address import NodeAddress
+from agent.ingest.source_clock import ClockReading, read_ns
+from agent.settings.opcua_address import STANDARD_URI, NodeAddress
 from agent.settings.sources import OpcuaSourceSettings
 from agent.status_codes import status_name
 
@@ -96,6 +96,7 @@ _LIMITS = {
     "items": ObjectIds.Server_ServerCapabilities_MaxMonitoredItems,
     "subscriptions_per_session": ObjectIds.Server_ServerCapabilities_MaxSubscriptionsPerSession,
     "subscriptions": ObjectIds.Server_ServerCapabilities_MaxSubscriptions,
+    "nodes_per_browse": ObjectIds.Server_ServerCapabilities_OperationLimits_MaxNodesPerBrowse,
 }
 
 
@@ -403,13 +404,11 @@ class Session:
         CallTooLarge and DecodeError."""
         return (await self._values_of(readings, namespaces))[0]
 
-    async def read_with_clock(
-        self, readings: Sequence[Reading], namespaces: Sequence[str]
-    ) -> tuple[ClockReading, list[Change]]:
-        """The server's clock, and values as by `read_values`, in one call."""
-        (clock, *found), answered_ns = await self._values_of([SERVER_CLOCK, *readings], namespaces)
+    async def read_clock(self) -> ClockReading:
+        """The server's clock. Raises CallTooLarge and DecodeError."""
+        (clock,), answered_ns = await self._values_of([SERVER_CLOCK], [STANDARD_URI])
         shown_ns = clock.server_time_ns or clock.source_time_ns
-        return ClockReading(shown_ns, read_ns(shown_ns, answered_ns) if shown_ns else 0), found
+        return ClockReading(shown_ns, read_ns(shown_ns, answered_ns) if shown_ns else 0)
 
     async def _values_of(self, readings: Sequence[Reading], namespaces: Sequence[str]) -> tuple[list[Change], int]:
         """The values, and the time of the answer by the server."""
@@ -436,10 +435,9 @@ class Session:
     async def clock_ns(self) -> int | None:
         """Read the server's clock, in ns since 1970; None if it gives none or one that cannot be read."""
         try:
-            clock, _ = await self.read_with_clock([], await self.namespaces())
+            return (await self.read_clock()).read_ns or None
         except (CallTooLarge, DecodeError):
             return None
-        return clock.read_ns or None
 
     async def _body_of(self, request: Awaitable[Any]) -> bytes:
         """The bytes of a response after its header."""

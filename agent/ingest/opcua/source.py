@@ -37,7 +37,6 @@ from agent.ingest.opcua.publisher import Publisher, Route
 from agent.ingest.opcua.publishing import Header, Missing, Sequencer
 from agent.ingest.opcua.reconnect import Outcome, RedundantServers, Step, next_step
 from agent.ingest.opcua.security.client import SessionKey
-from agent.ingest.opcua.server_clock import SourceClock, read_ns
 from agent.ingest.opcua.session import (
     HEARTBEAT_HANDLE,
     NOTIFICATIONS_PER_PUBLISH_MAX,
@@ -50,6 +49,7 @@ from agent.ingest.opcua.subscriptions.collection import Subscriptions
 from agent.ingest.opcua.subscriptions.losses import Losses
 from agent.ingest.opcua.subscriptions.monitoring import is_hole
 from agent.ingest.opcua.subscriptions.subscription import Subscription, log_parked
+from agent.ingest.source_clock import SourceClock, read_ns
 from agent.settings.sources import OpcuaSourceSettings
 from agent.status_codes import status_name
 
@@ -106,13 +106,13 @@ class OpcuaSource:
         self.backfill, self.events = backfill, events
         size = max(2, settings.buffer_values_max // NOTIFICATIONS_PER_PUBLISH_MAX)
         self._buffer: asyncio.Queue[Buffered] = asyncio.Queue(maxsize=size)
-        self._clock, self._losses = SourceClock(), Losses()
-        self._subscriptions = Subscriptions(settings, delivery, self._clock, self._losses)
+        self.clock, self._losses = SourceClock(), Losses()
+        self._subscriptions = Subscriptions(settings, delivery, self.clock, self._losses)
         if backfill is not None:
-            backfill.now_ns = self.now_ns
+            backfill.now_ns = self.clock.now_ns
             delivery.on_gap(backfill.note_gap)
         if events is not None:
-            events.clock = self._clock
+            events.clock = self.clock
         self._servers = RedundantServers([settings.url, *settings.urls])
         self._is_away = True  # no server was reached in the last life
         self.service_level: int | None = None  # of the server that is read
@@ -134,19 +134,6 @@ class OpcuaSource:
         """Up to when all values are delivered; None: not known."""
         return self._subscriptions.complete
 
-    @property
-    def clock_ahead_ns(self) -> int | None:
-        """By how much the server's clock is ahead of ours; None before it was read."""
-        return self._clock.ahead_ns
-
-    def now_ns(self) -> int:
-        """The time of this source's samples: the server's clock, as far as is known."""
-        return self._clock.now_ns()
-
-    def now(self) -> Moment:
-        """The present moment on that clock."""
-        return self._clock.now()
-
     def take_missed(self) -> bool:
         """Whether values are missing that no kept subscription has brought, since this was asked before."""
         missed, self._has_missed = self._has_missed, False
@@ -159,7 +146,7 @@ class OpcuaSource:
     def continue_from(self, stored: Mapping[str, Stored]) -> None:
         """Continue after an earlier process that was complete up to these times, by part."""
         if (values := stored.get("")) is not None:
-            self._clock.continue_from(values)
+            self.clock.continue_from(values)
         numbers = {tag.definition.subject: number for number, tag in self._delivery.tags.items()}
         for part, one in stored.items():
             if part in numbers:
@@ -186,7 +173,7 @@ class OpcuaSource:
                 except asyncio.CancelledError:  # a stop: the clock may have been set since it was read last
                     with suppress(SourceError, TimeoutError):
                         async with timeout(STOP_READ_S):
-                            await self._clock.read(session)
+                            await self.clock.read(session)
                     raise
                 finally:
                     self._end(session)
@@ -216,8 +203,8 @@ class OpcuaSource:
         if is_other:
             self._step = next_step(self._step, Outcome.RESTARTED)
         limits = await session.limits()
-        now = await self._clock.read(session)  # subscriptions created from now on date losses by it
-        await self._delivery.recorder.begin_complete("", self._clock.stored(now))
+        now = await self.clock.read(session)  # subscriptions created from now on date losses by it
+        await self._delivery.recorder.begin_complete("", self.clock.stored(now))
         if self._step is Step.TRANSFER and not await self._transfer(session):
             self._step = next_step(self._step, Outcome.REFUSED)
         if self._step is Step.REBUILD:
@@ -266,7 +253,7 @@ class OpcuaSource:
             await self._deliver(self._buffer.get_nowait())
         for arrived in late:
             await self._deliver(self._note_publication(arrived.header, arrived.content))
-        self._declare_until(self._clock.now())
+        self._declare_until(self.clock.now())
         await self._deliver_due()
         await self._take_over_map()
         await self._note_complete()
@@ -284,7 +271,7 @@ class OpcuaSource:
                 await self._publisher.seek(SEEK_S)  # each shows itself by its first notification, and is deleted
             await self._subscriptions.republish()
             await self._subscriptions.build()
-            await self._clock.read(session)
+            await self.clock.read(session)
             await self._wait_for_value()
             on_up()
             if self.backfill is not None:
@@ -337,7 +324,7 @@ class OpcuaSource:
 
     async def _audit(self, session: Session) -> None:
         """Check whether items still publish. A task of its own, because a Read may take as long as the time-out."""
-        audit = Audit(session, self._delivery.sampler, self._subscriptions.nodes_per_read, self.now)
+        audit = Audit(session, self._delivery.sampler, self._subscriptions.nodes_per_read, self.clock.now)
         while True:
             await asyncio.sleep(TICK_S)
             if self._publisher is not None and self._publisher.has_too_large:
@@ -389,7 +376,7 @@ class OpcuaSource:
         self._is_proven |= values > 0 or clock_moved or not one.liveness.has_clock
         one.liveness.note_answer(
             time.monotonic(),
-            self._clock.sent(header.publish_time_ns, seen),
+            self.clock.sent(header.publish_time_ns, seen),
             clock,
             is_proof=values > 0 or clock_moved,
             more=header.more or (self._publisher is not None and self._publisher.is_early(header)),
@@ -405,9 +392,9 @@ class OpcuaSource:
         server_ns = change.source_time_ns or change.server_time_ns
         if not server_ns:
             return None
-        self._clock.note(read_ns(server_ns, publish_ns), one.clock_least_ns)
+        self.clock.note(read_ns(server_ns, publish_ns), one.clock_least_ns)
         one.clock_least_ns = server_ns
-        return self._clock.moment(server_ns, one.liveness.seen)
+        return self.clock.moment(server_ns, one.liveness.seen)
 
     async def _note_missing(self, missing: Missing) -> None:
         """Notifications did not arrive and the server does not hold them any more."""
@@ -415,7 +402,7 @@ class OpcuaSource:
         if one is None:
             return
         count = missing.last - missing.first + 1  # each held at least one value
-        self._losses.add(NOT_DELIVERED, one.since, one.plan.live, self._clock.now())
+        self._losses.add(NOT_DELIVERED, one.since, one.plan.live, self.clock.now())
         extra = {"action": "notifications_missing", "source": self._settings.name, "count": count}
         log.warning("notifications of the server did not arrive, and it does not hold them any more", extra=extra)
 
@@ -443,7 +430,7 @@ class OpcuaSource:
         if not self._delivery.has_pending_map:
             return
         await self._deliver_buffered()
-        if self._delivery.take_over_map(self.now_ns()):
+        if self._delivery.take_over_map(self.clock.now_ns()):
             self._subscriptions.renumber()
             await self._delivery.recorder.settle()
 
@@ -455,7 +442,7 @@ class OpcuaSource:
     async def _declare_losses(self, session: Session) -> None:
         """End the open losses at a reading of the server's clock."""
         if self._losses:
-            self._declare_until(await self._clock.read(session))
+            self._declare_until(await self.clock.read(session))
 
     def _declare_until(self, now: Moment) -> None:
         for gap in self._losses.take(now):
@@ -464,7 +451,7 @@ class OpcuaSource:
     async def _deliver_due(self) -> None:
         await self._deliver_buffered()  # values from before the end of a subscription are recorded before its loss
         await self._subscriptions.record_losses()
-        await self._delivery.deliver_due(self.now_ns())
+        await self._delivery.deliver_due(self.clock.now_ns())
 
     async def _note_complete(self) -> None:
         """Store up to when everything is delivered and declared."""
@@ -473,17 +460,17 @@ class OpcuaSource:
             return
         await self._deliver_buffered()  # may hold what was delivered up to then
         absences = self._subscriptions.absences
-        parts = {"": self._clock.stored(complete)}
+        parts = {"": self.clock.stored(complete)}
         subjects = self._delivery.subjects(absences.tags)
         for subject, tag in zip(subjects, absences.tags, strict=True):
-            parts[subject] = self._clock.stored(absences.since(tag) or complete)
+            parts[subject] = self.clock.stored(absences.since(tag) or complete)
         await self._delivery.note_complete(parts)
 
     async def _deliver(self, arrived: Buffered) -> None:
         publication, one = arrived.publication, self._subscriptions.get(arrived.subscription_id)
         if one is None:
             return  # it was replaced
-        now_ns = self.now_ns()
+        now_ns = self.clock.now_ns()
         if one.is_resumed:  # the first sign of life since then
             one.is_resumed = False
             if not one.ended:
@@ -507,14 +494,14 @@ class OpcuaSource:
         samples = SampleColumns(changes.handles, changes.times_ns(now_ns), changes.values, changes.qualities)
         await self._delivery.deliver(samples, now_ns, one.created_ns)
         if publication.values_lost:  # of any tag of the subscription
-            self._losses.add(NOT_DELIVERED, arrived.since, one.plan.live, self._clock.now())
+            self._losses.add(NOT_DELIVERED, arrived.since, one.plan.live, self.clock.now())
         if marked:
             self._subscriptions.note_gone(one, arrived.since, marked)
 
     def _lose(self, reason: str, arrived: Buffered, tags: Iterable[int]) -> None:
         """Values of these tags that the server had before this publication may be lost."""
         if tags := list(tags):
-            self._losses.add(reason, arrived.since, tags, self._clock.now())
+            self._losses.add(reason, arrived.since, tags, self.clock.now())
 
     def _full(self, one: Subscription, changes: Changes) -> list[int]:
         """The tags whose queue was full after a hole: some servers (asyncua, python-opcua) discard values silently."""
@@ -522,7 +509,7 @@ class OpcuaSource:
         full = {tag for tag, count in counts.items() if 1 < one.items.queue_sizes.get(tag, 0) <= count}
         first_ns: dict[int, int] = {}
         for tag, time_ns, status in zip(
-            changes.handles, changes.times_ns(self.now_ns()), changes.qualities, strict=True
+            changes.handles, changes.times_ns(self.clock.now_ns()), changes.qualities, strict=True
         ):
             first_ns.setdefault(tag, time_ns)
             if quality.has_overflowed(status):
@@ -542,6 +529,6 @@ class OpcuaSource:
         that repeat a recorded loss."""
         absences = self._subscriptions.absences
         gone = {change for change in changes if change.quality & quality.CODE_BITS in _NO_VALUE_YET}
-        absences.end(back - {change.handle for change in gone}, self._losses, self._clock.now())
+        absences.end(back - {change.handle for change in gone}, self._losses, self.clock.now())
         known = {change for change in gone if self._delivery.sampler.is_lost(change.handle, change.quality)}
         return Changes.of(change for change in changes if change not in known) if known else changes

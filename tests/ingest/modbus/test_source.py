@@ -93,7 +93,7 @@ async def test_a_unit_that_falls_silent_makes_its_tags_bad(monkeypatch: pytest.M
     store = FakeStore()
     source = await made(store)
     for time_ns, is_silent in ((10 * S, False), (20 * S, True), (30 * S, True)):
-        monkeypatch.setattr(source, "now_ns", lambda time_ns=time_ns: time_ns)
+        monkeypatch.setattr(source.clock, "now_ns", lambda time_ns=time_ns: time_ns)
         await poll(source, Device(is_silent=is_silent))
     found = [(sample.source_time_ns, sample.quality) for sample in store.of("a/1")]
     assert found == [(10 * S, 0), (10 * S + 1, BAD_TIMEOUT)]
@@ -229,7 +229,7 @@ async def test_a_refusal_replaces_the_loss_before() -> None:
     store = FakeStore()
     source = await made(store)
     await poll(source, Device({2: 2}))
-    await source._delivery.lose(BAD_COMMUNICATION_ERROR, source.now_ns(), corrects=True)
+    await source._delivery.lose(BAD_COMMUNICATION_ERROR, source.clock.now_ns(), corrects=True)
     await live(source, Device({2: 2}))
     assert qualities(store)["2"] == [BAD_NODE_ID_UNKNOWN, BAD_COMMUNICATION_ERROR, BAD_NODE_ID_UNKNOWN]
 

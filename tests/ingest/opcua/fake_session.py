@@ -17,7 +17,6 @@ from agent.ingest.errors import SourceLost
 from agent.ingest.opcua.address import SERVER_CLOCK, Reading
 from agent.ingest.opcua.decode import FILETIME_EPOCH, Change, DecodeError, Publication, decode_publication
 from agent.ingest.opcua.security.client import SessionKey
-from agent.ingest.opcua.server_clock import ClockReading
 from agent.ingest.opcua.session import (
     HEARTBEAT_HANDLE,
     CallTooLarge,
@@ -29,6 +28,7 @@ from agent.ingest.opcua.session import (
 )
 from agent.ingest.opcua.subscriptions.plan import Created, ServerLimits
 from agent.ingest.opcua.values.variant import ValueReader
+from agent.ingest.source_clock import ClockReading
 
 if TYPE_CHECKING:
     from agent.ingest.opcua.poll_source import OpcuaPollSource
@@ -200,8 +200,9 @@ class FakeSession:
         assert self.republished < 100, "asked again without end"
         return self.held.get((subscription_id, number), self.unheld)
 
-    async def read_with_clock(self, readings: Sequence[Reading], _: Sequence[str]) -> tuple[ClockReading, list[Change]]:
-        return self.reads_ns(), self._values_of([SERVER_CLOCK, *readings])[1:]
+    async def read_clock(self) -> ClockReading:
+        self._values_of([SERVER_CLOCK])
+        return self.reads_ns()
 
     async def read_values(self, readings: Sequence[Reading], _: Sequence[str]) -> list[Change]:
         return self._values_of(readings)

@@ -15,7 +15,6 @@ from agent.ingest.gap import CLOCK_SET_BACK, TagGap
 from agent.ingest.opcua import poll_source
 from agent.ingest.opcua.address import Reading, TagPoint
 from agent.ingest.opcua.poll_source import OpcuaPollSource
-from agent.ingest.opcua.server_clock import ClockReading
 from agent.ingest.opcua.session import Ending
 from agent.ingest.opcua.subscriptions.plan import ServerLimits
 from agent.ingest.quality import (
@@ -26,6 +25,7 @@ from agent.ingest.quality import (
 )
 from agent.ingest.recorder import Recorder
 from agent.ingest.sampling import SamplingRule
+from agent.ingest.source_clock import ClockReading
 from agent.ingest.tags.tag_map import Tag
 from agent.message import Sample, TagDefinition
 from agent.settings.opcua_address import NodeAddress
@@ -206,8 +206,8 @@ async def test_a_clock_that_moves_once_a_second_is_not_set_back(monkeypatch: pyt
         life = group.create_task(source.run(lambda: None), name="life")
         await wait_until_async(lambda: time.monotonic_ns() > begin_ns + S // 4, "polls between two ticks")
         life.cancel()
-    assert (source._clock.set_back_ns, source.complete) == (0, Moment(10 * S))
-    assert source.now_ns() >= 10 * S + S // 4 - S // 100
+    assert (source.clock.set_back_ns, source.complete) == (0, Moment(10 * S))
+    assert source.clock.now_ns() >= 10 * S + S // 4 - S // 100
     assert not [gap for gap in gaps if gap.reason == CLOCK_SET_BACK]
 
 
@@ -218,14 +218,14 @@ async def test_polls_that_a_slow_server_costs_become_a_fact(monkeypatch: pytest.
     source = await polled(store, "a")
     session = FakeSession()
     session.values = {("a", ""): good(1.0, 10 * S)}
-    read = session.read_with_clock
+    read = session.read_clock
     stalled = time.monotonic() + 0.1
 
     async def slow(*arguments: Any) -> Any:
         await wait_until_async(lambda: time.monotonic() > stalled, "the end of the stall")
         return await read(*arguments)
 
-    monkeypatch.setattr(session, "read_with_clock", slow)
+    monkeypatch.setattr(session, "read_clock", slow)
     monkeypatch.setattr(poll_source, "open_session", opening(session))
     async with TaskGroup() as group:
         life = group.create_task(source.run(lambda: None), name="life")

@@ -131,7 +131,7 @@ async def test_limits_that_a_server_does_not_tell_are_none(monkeypatch: pytest.M
     async def read(_: object) -> list[ua.DataValue]:
         known = [ua.DataValue(ua.Variant(n, ua.VariantType.UInt32)) for n in (100, 0)]
         bad = ua.DataValue(ua.Variant(1, ua.VariantType.UInt32), StatusCode=ua.StatusCode(0x8034_0000))
-        return [*known, bad, ua.DataValue(), *known]
+        return [*known, bad, ua.DataValue(), *known, bad]
 
     session, _ = session_with(monkeypatch)
     monkeypatch.setattr(session.library, "read", read)
@@ -154,7 +154,7 @@ async def test_a_malformed_limit_of_a_server_counts_as_none(monkeypatch: pytest.
 
     session, _ = session_with(monkeypatch)
     monkeypatch.setattr(session.library, "read", read)
-    assert await session.limits() == ServerLimits(5, 5, 5, 0, 5, 0)
+    assert await session.limits() == ServerLimits(5, 5, 5, 0, 5, 0, 5)
     assert await session.server_start() is None
     monkeypatch.setattr(session.library, "read", AsyncMock(side_effect=TimeoutError()))
     with pytest.raises(SourceLost):
@@ -337,9 +337,8 @@ async def test_the_servers_clock_is_as_new_as_the_answer_that_shows_it(monkeypat
     response.ResponseHeader.Timestamp = answered  # type: ignore[assignment]
     session, _ = session_with(monkeypatch, response, response)
     begin_ns = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp()) * S
-    found, _ = await session.read_with_clock([], [])
+    found = await session.read_clock()
     assert found == (begin_ns + 5 * S, begin_ns + 5_900_000_000)
-    monkeypatch.setattr(session, "namespaces", AsyncMock(return_value=[]))
     assert await session.clock_ns() == found.read_ns
 
 

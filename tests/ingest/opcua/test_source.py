@@ -97,9 +97,9 @@ async def test_times_come_from_the_source_else_the_server_else_the_servers_clock
     ours."""
     store = FakeStore()
     source, _ = await made(store)
-    hour_ahead_ns = source.now_ns() + 3600 * S
+    hour_ahead_ns = source.clock.now_ns() + 3600 * S
     await take(source, Change(HEARTBEAT_HANDLE, "2026", 0, hour_ahead_ns, 0))
-    assert abs(source.now_ns() - hour_ahead_ns) < 60 * S
+    assert abs(source.clock.now_ns() - hour_ahead_ns) < 60 * S
     changes = Change(1, 1.0, 0, 5 * S, 6 * S), Change(1, 2.0, 0, 0, 7 * S), Change(1, 3.0, 0, 0, 0)
     await take(source, *changes)
     await source.finish()

@@ -47,7 +47,7 @@ async def test_a_server_that_publishes_rarely_is_waited_for(revised: dict[str, f
     source, _ = await made(FakeStore(), liveness_timeout_ms=15_000)
     session = FakeSession()
     vars(session).update(revised)
-    one = Subscription(session, source._settings, ServerLimits(), source.now, CallSize(9))  # type: ignore[arg-type]
+    one = Subscription(session, source._settings, ServerLimits(), source.clock.now, CallSize(9))  # type: ignore[arg-type]
     source._subscriptions._all = [one]
     await one.open()
     await one.watch_clock()
@@ -64,7 +64,7 @@ async def test_keep_alives_are_waited_for_as_the_server_sends_them(clock: str) -
     source, _ = await made(FakeStore(), liveness_timeout_ms=15_000)
     session = FakeSession()
     session.slower, session.has_clock = 10.0, clock == "stands"
-    one = Subscription(session, source._settings, ServerLimits(), source.now, CallSize(9))  # type: ignore[arg-type]
+    one = Subscription(session, source._settings, ServerLimits(), source.clock.now, CallSize(9))  # type: ignore[arg-type]
     source._subscriptions._all = [one]
     await one.open()
     await one.watch_clock()
@@ -115,12 +115,12 @@ async def test_a_clock_is_as_new_as_the_publication_that_brings_it() -> None:
     source, _ = await made(FakeStore())
     gaps = gaps_of(source)
     (subscription,) = source._subscriptions
-    source._clock.note(100 * S, None)
-    subscription.clock_least_ns = source._clock.least_ns()
+    source.clock.note(100 * S, None)
+    subscription.clock_least_ns = source.clock.least_ns()
     shown = Change(HEARTBEAT_HANDLE, "99.2", 0, 99_200_000_000, 99_200_000_000)
     source._note_publication(HEADER._replace(publish_time_ns=100 * S + 1), publication(shown))
-    assert (source._clock.set_back_ns, gaps) == (0, [])
-    assert source.now_ns() >= 100 * S + 1
+    assert (source.clock.set_back_ns, gaps) == (0, [])
+    assert source.clock.now_ns() >= 100 * S + 1
 
 
 async def test_a_server_clock_before_1970_dates_a_loss_as_any_other() -> None:
@@ -163,9 +163,9 @@ async def test_what_is_complete_keeps_its_clock_when_a_reading_shows_first_that_
 
     await shown(100)
     await shown(101)
-    before = source._clock.set_back_ns
-    source._clock.note(3_702 * S, source._clock.least_ns())  # a reading: it was set an hour ahead
+    before = source.clock.set_back_ns
+    source.clock.note(3_702 * S, source.clock.least_ns())  # a reading: it was set an hour ahead
     await shown(102)
     await shown(3_703)
     assert one.since == Moment(102 * S, before)
-    assert abs(one.since.on(source._clock.now()) - 3_702 * S) < 3 * S
+    assert abs(one.since.on(source.clock.now()) - 3_702 * S) < 3 * S

@@ -62,7 +62,9 @@ async def test_a_subscription_that_the_server_ends_is_replaced_alone(monkeypatch
         session.answers.put_nowait(answer(first, 2, (1, 1.5, 11 * S), publish_ns=12 * S))
         session.answers.put_nowait(answer(second, 1, (2, 1.0, 10 * S)))
         await wait_until_async(lambda: len(store.samples) == 3, "values")
-        await wait_until_async(lambda: source.now_ns() < 100 * S, "the clock, which is read behind what was created")
+        await wait_until_async(
+            lambda: source.clock.now_ns() < 100 * S, "the clock, which is read behind what was created"
+        )
         session.shows_ns = 60 * S
         session.answers.put_nowait(status_change(first, 3, 0x800A_0000))
         await wait_until_async(lambda: len(session.asked) == 3, "a new item")
@@ -138,7 +140,9 @@ async def test_notifications_that_never_came(monkeypatch: pytest.MonkeyPatch) ->
     async with living(monkeypatch, source, session):
         session.answers.put_nowait(TOO_MANY_REQUESTS)
         session.answers.put_nowait(answer(1, 1, (1, 1.0, 1 * S), publish_ns=1 * S))
-        await wait_until_async(lambda: source.now_ns() < 100 * S, "the clock, which is read behind what was created")
+        await wait_until_async(
+            lambda: source.clock.now_ns() < 100 * S, "the clock, which is read behind what was created"
+        )
         session.shows_ns = 60 * S
         session.answers.put_nowait(answer(1, 4, (1, 4.0, 4 * S)))
         # The answer is held until no older request is open: these come for the others.

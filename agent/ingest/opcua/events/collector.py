@@ -47,11 +47,11 @@ from agent.ingest.opcua.events.event_message import absent_message, condition_na
 from agent.ingest.opcua.events.event_service import EventService, standard_type_name
 from agent.ingest.opcua.publisher import Publisher, Route
 from agent.ingest.opcua.publishing import Header, Missing
-from agent.ingest.opcua.server_clock import SourceClock
 from agent.ingest.opcua.session import Session
 from agent.ingest.opcua.subscriptions.liveness import Liveness
 from agent.ingest.opcua.subscriptions.plan import Created, ItemPlan
 from agent.ingest.recorder import Recorder
+from agent.ingest.source_clock import SourceClock
 from agent.message import Message
 from agent.settings.opcua_address import STANDARD_URI, NodeAddress, parse_node_address
 from agent.settings.sources import SERVER_OBJECT, OpcuaSourceSettings

@@ -267,10 +267,12 @@ async def _clock_step(services: Services) -> ProbeStep:
 
 
 async def _limits_step(services: Services) -> ProbeStep:
-    lines = [f"{name} {value}" for name, value in services.limits.items()]
-    names = ("MaxSessions", "MaxSubscriptionsPerSession", "MaxMonitoredItemsPerSubscription", "MinSupportedSampleRate")
+    calls = ("MaxNodesPerRead", "MaxNodesPerBrowse", "MaxMonitoredItemsPerCall", "MaxNodesPerHistoryReadData")
+    names = [f"OperationLimits_{name}" for name in calls] + ["MaxSessions", "MaxSubscriptionsPerSession"]
+    names += ["MaxMonitoredItemsPerSubscription", "MinSupportedSampleRate"]
     values = await _values(services, [f"Server_ServerCapabilities_{name}" for name in names])
-    lines += [f"{name} {value:g}" for name, value in zip(names, values, strict=True) if isinstance(value, int | float)]
+    known = ((name.rpartition("_")[2], value) for name, value in zip(names, values, strict=True))
+    lines = [f"{name} {value:g}" for name, value in known if isinstance(value, int | float) and value]
     (history,) = await _values(services, ["HistoryServerCapabilities_AccessHistoryDataCapability"])
     if isinstance(history, bool):
         lines.append(f"history of values: {'yes' if history else 'no'}")

@@ -23,12 +23,11 @@ from agent.ingest.opcua.explore.tag_rows import clean_text
 from agent.ingest.opcua.explore.walk import Reference
 from agent.ingest.opcua.security.client import TOO_LARGE, Unreadable, library_call
 from agent.ingest.opcua.session import Session, open_session, quiet_library, read_in_parts
-from agent.ingest.opcua.subscriptions.plan import limit_of
 from agent.ingest.opcua.values.type_reader import TypeReader, names_text
 from agent.ingest.probe_result import TagReading
 from agent.ingest.quality import BAD_DECODING_ERROR
 from agent.ingest.tags.tag_map import Tag
-from agent.settings.opcua_address import STANDARD_URI, NodeAddress
+from agent.settings.opcua_address import NodeAddress
 from agent.settings.sources import OpcuaSourceSettings
 from agent.status_codes import status_name
 
@@ -54,22 +53,14 @@ class Services:
     def __init__(self, session: Session, url: str) -> None:
         self._session, self._library, self._url = session, session.library, url
         self.namespaces: list[str] = []
-        self.limits: dict[str, int] = {}
         self._per_read = NODES_PER_CALL_MAX
         self.nodes_per_browse = NODES_PER_CALL_MAX  # in one Browse call, as far as is known by now
 
     async def prepare(self) -> None:
         """Read namespaces and limits. A server may lack any of the limits."""
-        self.namespaces = await self._session.namespaces()
-        prefix = "Server_ServerCapabilities_OperationLimits_"
-        names = ("MaxNodesPerRead", "MaxNodesPerBrowse", "MaxMonitoredItemsPerCall", "MaxNodesPerHistoryReadData")
-        answers = await self.read(
-            [(NodeAddress(STANDARD_URI, getattr(ObjectIds, prefix + name)), AttributeIds.Value) for name in names]
-        )
-        limits = [limit_of(value_of(answer)) for answer in answers]
-        self.limits = {name: limit for name, limit in zip(names, limits, strict=True) if limit}
-        self._per_read = min(NODES_PER_CALL_MAX, self.limits.get("MaxNodesPerRead", NODES_PER_CALL_MAX))
-        self.nodes_per_browse = min(NODES_PER_CALL_MAX, self.limits.get("MaxNodesPerBrowse", NODES_PER_CALL_MAX))
+        self.namespaces, limits = await self._session.namespaces(), await self._session.limits()
+        self._per_read = min(NODES_PER_CALL_MAX, limits.nodes_per_read or NODES_PER_CALL_MAX)
+        self.nodes_per_browse = min(NODES_PER_CALL_MAX, limits.nodes_per_browse or NODES_PER_CALL_MAX)
 
     async def read(
         self, questions: Sequence[Question], progress: Callable[[int], None] = lambda _: None

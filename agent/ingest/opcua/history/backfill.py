@@ -38,10 +38,10 @@ from agent.ingest.opcua.history.gap_fill import (
     HistoryRange,
     Outcome,
 )
-from agent.ingest.opcua.server_clock import drift_ns
 from agent.ingest.ports import StoredFacts
 from agent.ingest.recorder import Recorder
 from agent.ingest.sampling import Sampler
+from agent.ingest.source_clock import drift_ns
 from agent.ingest.tags.tag_map import Tag
 from agent.message import Envelope, Fact, Message, Sample, canonical_json, time_text
 

@@ -20,13 +20,13 @@ from agent.ingest.gap import ITEM_GONE, NOT_DELIVERED
 from agent.ingest.opcua.address import TagPoint
 from agent.ingest.opcua.decode import Change
 from agent.ingest.opcua.publisher import Publisher
-from agent.ingest.opcua.server_clock import SourceClock
 from agent.ingest.opcua.session import Session, TooManySubscriptions
 from agent.ingest.opcua.subscriptions.audit import Findings, is_missed
 from agent.ingest.opcua.subscriptions.losses import Absences, Losses
 from agent.ingest.opcua.subscriptions.plan import NEVER_NS, Groups, ServerLimits
 from agent.ingest.opcua.subscriptions.subscription import CallSize, Subscription, log_parked
 from agent.ingest.sampling import LAG_NS_MIN
+from agent.ingest.source_clock import SourceClock
 from agent.settings.sources import OpcuaSourceSettings
 from agent.status_codes import status_name
 

@@ -191,6 +191,7 @@ class ServerLimits:
     items: int = 0
     subscriptions_per_session: int = 0
     subscriptions: int = 0
+    nodes_per_browse: int = 0
 
 
 def limit_of(value: object) -> int:

@@ -1,7 +1,7 @@
 import pytest
 
 from agent.ingest.completeness import Moment, spans
-from agent.ingest.opcua.server_clock import SET_WHILE_AWAY_NS, ServerClock, moment_shown, read_ns, sent_ns
+from agent.ingest.source_clock import SET_WHILE_AWAY_NS, ServerClock, moment_shown, read_ns, sent_ns
 
 S, MS = 1_000_000_000, 1_000_000
 NOW = 1_800_000_000 * S
