@@ -4,9 +4,9 @@ A source is *complete up to* a time on its own clock when every value with an ea
 missing. Whatever happens to the source then, what may be missing lies between that time and the first reading of its
 clock after the trouble. That is the gap, however it came about.
 
-A clock that was set in between shows some times twice or not at all, so the gap has two spans: in its times as it
-is now, and as it was; several sets within one gap are not told apart. The time up to which a source is complete is
-stored with its samples, so that the next process declares what this one did not receive. Core: no IO.
+A clock that was set in between shows some times twice or not at all, so the gap has several spans: in its times as it
+is now, as it was, and as it was between two sets. The time up to which a source is complete is stored with its samples,
+so that the next process declares what this one did not receive. Core: no IO.
 """
 
 from __future__ import annotations
@@ -37,15 +37,17 @@ class Stored(NamedTuple):
     ahead_ns: int | None = None
 
 
-def spans(since: Moment, until: Moment) -> list[tuple[int, int]]:
-    """The spans in which values have times that were sampled from `since` to `until`, in the times of the clock as it
-    is now, and if it was set in between, also as it was."""
+def spans(since: Moment, until: Moment, sets: Iterable[Moment] = ()) -> list[tuple[int, int]]:
+    """The spans in which values have times that were sampled from `since` to `until`: in the times of the clock as it
+    is now, and if it was set in between, also as it was. `sets`: when it was set, on the clock as it was then."""
     first_ns = since.on(until)
     found = [(min(first_ns, until.time_ns), max(first_ns, until.time_ns))]
-    if first_ns != since.time_ns:
-        # It may have been ahead of its last reading when it was set.
-        last_ns = until.time_ns + since.time_ns - first_ns + CLOCK_JUMP_NS
-        found.append((since.time_ns, max(since.time_ns, last_ns)))
+    earlier = [since, *(moment for moment in sets if moment.on(until) > first_ns)]
+    for set_back_ns in dict.fromkeys(moment.set_back_ns for moment in earlier):
+        if set_back_ns != until.set_back_ns:
+            begin_ns = since.on(Moment(0, set_back_ns))
+            # It may have been ahead of its last reading when it was set.
+            found.append((begin_ns, max(begin_ns, begin_ns + until.time_ns - first_ns + CLOCK_JUMP_NS)))
     return found
 
 

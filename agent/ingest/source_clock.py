@@ -4,14 +4,16 @@ times; `SourceClock` reads it over a session and follows it by our clocks."""
 from __future__ import annotations
 
 import time
+from collections import deque
 from typing import NamedTuple, Protocol
 
 from agent.ingest.clock import BUILT_NS
-from agent.ingest.completeness import CLOCK_JUMP_NS, Moment, Stored
+from agent.ingest.completeness import CLOCK_JUMP_NS, Moment, Stored, spans
 
 DRIFT_PER_MILLE = 1  # of two clocks that are not set; NTP slews by half of that at most
 DELAY_NS = 100_000_000  # difference in delay between two readings
 SET_AHEAD_NS = 60_000_000_000  # less may be the delay of a reading
+SETS_MAX = 16  # kept; nobody sets a clock more often within one gap
 SET_WHILE_AWAY_NS = 500_000_000  # between two processes, the clocks are compared by two readings over the line
 
 
@@ -27,6 +29,7 @@ class ServerClock:
 
     def __init__(self) -> None:
         self.set_back_ns = 0  # total since the start, at most; less by how much it was set ahead
+        self.sets: deque[Moment] = deque(maxlen=SETS_MAX)  # when it was set, on the clock as it was
         self._shown: tuple[int, int] | None = None  # the last reading, and our clock when it arrived
         self._ahead_ns = 0  # of our monotonic clock
         self._earlier_ahead_ns: int | None = None  # of our wall clock, in an earlier process
@@ -75,6 +78,8 @@ class ServerClock:
             if ahead_ns - self._ahead_ns > SET_AHEAD_NS:
                 set_back_ns = self._ahead_ns - ahead_ns
             self._ahead_ns = max(ahead_ns, self._ahead_ns - drift_ns(monotonic_ns - self._shown[1]))
+        if set_back_ns and self._shown is not None:
+            self.sets.append(Moment(server_ns + set_back_ns, self.set_back_ns))
         self._shown = server_ns, monotonic_ns
         self.set_back_ns += set_back_ns
 
@@ -134,6 +139,10 @@ class SourceClock:
     def set_back_ns(self) -> int:
         """By how much it was set back in total."""
         return self._clock.set_back_ns
+
+    def spans(self, since: Moment, until: Moment) -> list[tuple[int, int]]:
+        """The spans of a gap (`completeness`)."""
+        return spans(since, until, self._clock.sets)
 
     @property
     def ahead_ns(self) -> int | None:

@@ -29,7 +29,7 @@ from agent.concurrency import TaskGroup, end_if_cancelled, timeout
 from agent.file_watch import PATIENT, WatchTimes
 from agent.ingest import quality
 from agent.ingest.clock import Span
-from agent.ingest.completeness import Moment, Stored, spans
+from agent.ingest.completeness import Moment, Stored
 from agent.ingest.delivery import Delivery
 from agent.ingest.errors import NoHistory, NotConnected, Problem, SourceBusy, UnknownSource
 from agent.ingest.gap import AGENT_STOPPED, CLOCK_SET_BACK, EVENTS_PART, SOURCE_LOST
@@ -214,6 +214,10 @@ class SourceSupervisor:
                     await self._source.finish()
                     if not was_away and self._end_outage():
                         await self._source.finish()  # it is complete up to a later time now
+                    if self._outage is None and self._source.complete is not None:
+                        # The next process does not know how the clock was set just before.
+                        _, *before = self._source.clock.spans(self._source.complete, self._source.clock.now())
+                        self._declare_as_it_was(before)
                     if self._source.events is not None:
                         await self._source.events.end()
                 await self._recorder.end()
@@ -444,10 +448,15 @@ class SourceSupervisor:
             log.info("source returned", extra={"action": "source_returned", "source": self.settings.name})
         if not source.take_missed() or outage.since is None:
             return
-        span, *before = spans(outage.since, source.clock.now())
+        span, *before = source.clock.spans(outage.since, source.clock.now())
         delivery.add_gap(outage.reason, *span, 0, delivery.points, exact=False)
-        for other in before:
-            delivery.add_gap(CLOCK_SET_BACK, *other, 0, delivery.points, exact=False)
+        self._declare_as_it_was(before)
+
+    def _declare_as_it_was(self, spans: Sequence[tuple[int, int]]) -> None:
+        """Declare a gap in the times of the clock as it was before it was set."""
+        assert self._delivery is not None, "made with the source"
+        for span in spans:
+            self._delivery.add_gap(CLOCK_SET_BACK, *span, 0, self._delivery.points, exact=False)
 
     def _log_loss(self, outage: Outage, error: Exception) -> None:
         """Log each reason of an outage once."""

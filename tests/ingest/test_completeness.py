@@ -19,6 +19,22 @@ def test_every_time_that_the_clock_showed_is_in_a_span(runs_ns: int, back_ns: in
     assert sum(end_ns - first_ns for first_ns, end_ns in found) <= 2 * (runs_ns + last_ns) + CLOCK_JUMP_NS
 
 
+@given(st.lists(st.tuples(st.integers(0, 60 * S), st.integers(-7_200 * S, 7_200 * S)), max_size=5))
+def test_every_time_of_a_clock_that_was_set_several_times_is_in_a_span(stretches: list[tuple[int, int]]) -> None:
+    """It is read after each set, and what it showed before is known then. A set before the gap adds nothing."""
+    shown = since = Moment(0)
+    times_ns, sets = [0], [Moment(-10_000 * S, 9_999 * S)]
+    for runs_ns, back_ns in stretches:
+        shown = shown._replace(time_ns=shown.time_ns + runs_ns)
+        sets.append(shown)
+        times_ns += [shown.time_ns, shown.time_ns - back_ns]
+        shown = Moment(shown.time_ns - back_ns, shown.set_back_ns + back_ns)
+    found = spans(since, shown, sets)
+    for time_ns in times_ns:
+        assert any(first_ns <= time_ns <= end_ns for first_ns, end_ns in found), (time_ns, found)
+    assert len(found) <= 1 + len(stretches)
+
+
 def test_a_clock_that_was_not_set_has_one_span() -> None:
     """A gap does not end before it begins, whatever the readings."""
     assert spans(Moment(5 * S), Moment(9 * S)) == [(5 * S, 9 * S)]

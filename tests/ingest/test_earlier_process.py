@@ -114,3 +114,25 @@ async def test_a_stop_between_the_first_value_and_the_return_declares_the_gap(
     async with ingesting(modbus(1, tmp_path, TAG), store=store, stored=BEFORE):
         await is_first.wait()
     assert reasons(store) == ["agent_stopped"]
+
+
+async def test_a_stop_right_after_the_clock_was_set_declares_the_time_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The next process begins its gap on the clock as it is now, and does not know that it was set."""
+    is_set = asyncio.Event()
+
+    async def run(source: ModbusSource, on_up: Callable[[], None]) -> None:
+        on_up()
+        source.clock.note(3_600 * 10**9, None)
+        source.complete = source.clock.now()
+        source.clock.note(10**9, source.clock.least_ns())
+        is_set.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(ModbusSource, "run", run)
+    store = FakeStore()
+    async with ingesting(modbus(1, tmp_path, TAG), store=store):
+        await is_set.wait()
+    assert reasons(store) == ["clock_set_back"]
+    assert gaps(store)[0][0].startswith("1970-01-01T01:00:00")

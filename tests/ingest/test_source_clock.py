@@ -34,6 +34,7 @@ def test_a_clock_that_was_set_back_is_followed_at_once() -> None:
     clock.read(3600 * S, 0, None, 0)
     clock.read(15 * S, 10 * S, clock.least_ns(9 * S), 0)
     assert (clock.now_ns(10 * S, 0), clock.set_back_ns) == (15 * S, 3595 * S)
+    assert list(clock.sets) == [Moment(3610 * S)], "on the clock as it was"
 
 
 def test_a_clock_that_only_a_read_saw_ahead_is_followed_at_the_next_read() -> None:

@@ -445,7 +445,7 @@ class OpcuaSource:
             self._declare_until(await self.clock.read(session))
 
     def _declare_until(self, now: Moment) -> None:
-        for gap in self._losses.take(now):
+        for gap in self._losses.take(now, self.clock.spans):
             self._delivery.add_gap(gap.reason, gap.first_time_ns, gap.last_time_ns, 0, gap.tags, exact=False)
 
     async def _deliver_due(self) -> None:

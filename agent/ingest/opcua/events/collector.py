@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from agent.concurrency import TaskGroup, timeout
 from agent.ingest import quality
-from agent.ingest.completeness import Moment, Stored, spans
+from agent.ingest.completeness import Moment, Stored
 from agent.ingest.errors import SourceLost
 from agent.ingest.gap import (
     AGENT_STOPPED,
@@ -183,6 +183,8 @@ class EventCollector:
     async def end(self) -> None:
         """This process ends. Store up to when the events are complete."""
         await self._note_complete()
+        if self._complete is not None and self._missing is None:
+            self._declare_as_it_was(self.clock.spans(self._complete, self.clock.now())[1:])
         await self._recorder.end()
 
     # --- receiving ----------------------------------------------------------------------------------------------------
@@ -329,10 +331,14 @@ class EventCollector:
             self._refresh.want(time.monotonic())
 
     def _declare(self, reason: str, since: Moment, now: Moment) -> None:
-        span, *before = spans(since, now)
+        span, *before = self.clock.spans(since, now)
         self._recorder.add_gap(Gap(self._settings.name, reason, *span, 0, count_exact=False))
-        for other in before:
-            self._recorder.add_gap(Gap(self._settings.name, CLOCK_SET_BACK, *other, 0, count_exact=False))
+        self._declare_as_it_was(before)
+
+    def _declare_as_it_was(self, spans: Sequence[tuple[int, int]]) -> None:
+        """Declare a loss in the times of the clock as it was before it was set."""
+        for span in spans:
+            self._recorder.add_gap(Gap(self._settings.name, CLOCK_SET_BACK, *span, 0, count_exact=False))
 
     # --- asking -------------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ with its first value, and is a loss from its beginning on. Absences continue acr
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, KeysView, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, KeysView, Mapping
 from collections.abc import Set as AbstractSet
 
 from agent.ingest.completeness import Moment, earliest, spans
@@ -32,8 +32,8 @@ class Losses:
         first, known = self._open.get(key, (since, set[int]()))
         self._open[key] = earliest((first, since), now) or since, known.union(tags)
 
-    def take(self, now: Moment) -> list[TagGap]:
-        """End all losses: their gaps up to `now`."""
+    def take(self, now: Moment, spans: Callable[[Moment, Moment], list[tuple[int, int]]] = spans) -> list[TagGap]:
+        """End all losses: their gaps up to `now`, in these spans."""
         found: list[TagGap] = []
         for (reason, _), (since, tags) in self._open.items():
             span, *before = spans(since, now)
