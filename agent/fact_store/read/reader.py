@@ -345,27 +345,28 @@ class StoreReader:
             named = (self._stream(connection, stream), zone)
             return connection.execute(QUERIES["select_zone_is_held"], named).fetchone() is not None
 
-    def zones_held(self, stream: str, after_zone: str, limit: int, first_zone: str = "") -> list[ZoneHeld]:
+    def zones_held(self, stream: str, after_zone: str, limit: int) -> list[ZoneHeld]:
         """What is held of zones in a stream, or was held until its release: the next ones by name."""
-        with self._reading() as connection, one_state(connection):
-            number = self._stream(connection, stream)
-            asked = {"stream": number, "first": first_zone, "after": after_zone, "limit": limit}
-            return [
-                ZoneHeld(
-                    Origin(zone, life),
-                    held_of(connection.execute, number or 0, newest),
-                    HeldSum(ranges, int.from_bytes(digest_sum)),
-                    facts,
-                )
-                for zone, life, newest, ranges, digest_sum, facts in connection.execute(
-                    QUERIES["select_zones_held"], asked
-                ).fetchall()
-            ]
+        return self._zones_held(stream, QUERIES["select_zones_held"], {"after": after_zone, "limit": limit})
 
     def zone_held(self, stream: str, zone: str) -> ZoneHeld | None:
         """What is held of one zone in a stream; None if nothing ever was."""
-        found = self.zones_held(stream, "", 1, first_zone=zone)
-        return found[0] if found and found[0].newest.zone == zone else None
+        found = self._zones_held(stream, QUERIES["select_zone_held"], {"zone": zone})
+        return found[0] if found else None
+
+    def _zones_held(self, stream: str, query: str, asked: dict[str, object]) -> list[ZoneHeld]:
+        with self._reading() as connection, one_state(connection):
+            number = self._stream(connection, stream) or 0
+            rows = connection.execute(query, {"stream": number, **asked}).fetchall()
+            return [
+                ZoneHeld(
+                    Origin(zone, life),
+                    held_of(connection.execute, number, newest),
+                    HeldSum(ranges, int.from_bytes(digest_sum)),
+                    facts,
+                )
+                for zone, life, newest, ranges, digest_sum, facts in rows
+            ]
 
     def earlier_lives(
         self, stream: str, zone: str, below: bytes, ranges_max: int, down_to: bytes = b""
@@ -389,14 +390,15 @@ class StoreReader:
     def held_below(self, stream: str, zone: str, life: bytes) -> tuple[HeldSum, int]:
         """The sum of what is held of the lives of a zone below one, and how many facts it has. Reads those from there
         up to the newest."""
-        held = self.zone_held(stream, zone)
-        if held is None:
-            return HeldSum(), 0
-        newest = held.newest.life
-        if life > newest:
-            newest_facts = count(part.span for part in held.ranges)
-            return held.before.plus(HeldSum.of(newest, held.ranges)), held.facts_before + newest_facts
-        above = self.earlier_lives(stream, zone, newest, RANGES_OF_ZONE_MAX, life)
+        with self.at_one_moment() as moment:  # a page stored in between would be in one of two reads
+            held = moment.zone_held(stream, zone)
+            if held is None:
+                return HeldSum(), 0
+            newest = held.newest.life
+            if life > newest:
+                newest_facts = count(part.span for part in held.ranges)
+                return held.before.plus(HeldSum.of(newest, held.ranges)), held.facts_before + newest_facts
+            above = moment.earlier_lives(stream, zone, newest, RANGES_OF_ZONE_MAX, life)
         facts_above = count(part.span for ranges in above.values() for part in ranges)
         sums = (HeldSum.of(origin.life, ranges) for origin, ranges in above.items())
         return reduce(HeldSum.minus, sums, held.before), held.facts_before - facts_above

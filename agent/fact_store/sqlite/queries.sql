@@ -288,8 +288,15 @@ WHERE before.stream = ? ORDER BY before.zone, first_sequence;
 
 -- select_zones_held: the newest origin of zones in a stream, and what is held of their others, by name after one
 SELECT zone.name, origin.life, before.newest, before.ranges, before.digest_sum, before.facts
-FROM held_before AS before JOIN zone ON zone.id = before.zone JOIN origin ON origin.id = before.newest
-WHERE before.stream = :stream AND zone.name >= :first AND zone.name > :after ORDER BY zone.name LIMIT :limit;
+FROM zone CROSS JOIN held_before AS before ON before.stream = :stream AND before.zone = zone.id
+CROSS JOIN origin ON origin.id = before.newest
+WHERE zone.name > :after ORDER BY zone.name LIMIT :limit;  -- in this order: nothing is sorted
+
+-- select_zone_held: the same of one zone
+SELECT zone.name, origin.life, before.newest, before.ranges, before.digest_sum, before.facts
+FROM zone CROSS JOIN held_before AS before ON before.stream = :stream AND before.zone = zone.id
+CROSS JOIN origin ON origin.id = before.newest
+WHERE zone.name = :zone;
 
 -- select_earlier_lives: the ranges of the lives of a zone below one and down to another, newest life first
 SELECT origin.life, first_sequence, last_sequence, first_previous_digest, last_digest

@@ -285,12 +285,7 @@ class AntiEntropy:
                 await self._fetch_damaged(found, origin, span)
             found.repaired_artifacts, found.missing_artifacts = await self._artifacts.fetch_absent(stream)
             differing = {origin.zone for origin, _ in [*found.missing, *found.damaged]}
-            # While the pull is not level, lives from our newest on are under way, and not yet known to be held.
-            sums = {
-                zone: compared
-                for zone, compared in found.sums.items()
-                if zone not in differing and (is_level or compared.floor <= self._newest_life(stream, zone))
-            }
+            sums = await asyncio.to_thread(self._sums_without, differing, found, is_level=is_level)
             if sums and not found.forks:
                 await asyncio.wrap_future(self._store.inbound.note_compared(self._settings.peer_zone, stream, sums))
         else:
@@ -339,15 +334,24 @@ class AntiEntropy:
             end = Position(bytes.fromhex(answer.end_life), answer.end_offset)
             more = answer.more and bool(answer.before)
             after = answer.before[-1][0] if answer.before else None
+        newest = {one.zone: one.life for one in sorted(theirs, key=astuple, reverse=True)}
         for zone, rest in before.items():
-            newest = min((one.life for one in theirs if one.zone == zone), default=b"")
-            await self._list_earlier(found, theirs, zone, newest, rest)
+            await self._list_earlier(found, theirs, zone, newest.get(zone, b""), rest)
         trail = self._store.inbound.trail(peer, found.stream)
         return theirs, any(one.life == end.life and one.offset >= end.offset for one in trail)
 
     def _newest_life(self, stream: str, zone: str) -> bytes:
         held = self._store.zone_held(stream, zone)
         return held.newest.life if held is not None else b""
+
+    def _sums_without(self, zones: Collection[str], found: Comparison, *, is_level: bool) -> dict[str, ComparedSums]:
+        """The sums of other zones, to be noted as compared. While the pull is not level, lives from our newest on are
+        under way, and not yet known to be held."""
+        return {
+            zone: compared
+            for zone, compared in found.sums.items()
+            if zone not in zones and (is_level or compared.floor <= self._newest_life(found.stream, zone))
+        }
 
     async def _list_earlier(
         self, found: Comparison, theirs: dict[Origin, list[HeldRange]], zone: str, floor: bytes, rest: HeldSum
@@ -391,24 +395,35 @@ class AntiEntropy:
         self, found: Comparison, theirs: Mapping[Origin, list[HeldRange]], *, is_level: bool
     ) -> None:
         """Note what the peer holds and this store does not, the lowest lives of each zone first."""
-        stream = found.stream
         for zone, origins in groupby(sorted(theirs, key=astuple), key=lambda one: one.zone):
-            is_own, forgotten, newest = (
-                zone == self._store.zone,
-                self._store.forgotten(zone),
-                self._newest_life(stream, zone),
+            ranges = {one: theirs[one] for one in origins}
+            spans = await asyncio.to_thread(self._missing_of, found.stream, zone, ranges, is_level=is_level)
+            for origin, span in spans:
+                await self._note_missing(found, origin, span)
+
+    def _missing_of(
+        self, stream: str, zone: str, theirs: Mapping[Origin, list[HeldRange]], *, is_level: bool
+    ) -> list[tuple[Origin, Sequences]]:
+        """Spans of a zone that the peer holds and this store does not. Reads the store, in a thread."""
+        is_own, forgotten, newest = (
+            zone == self._store.zone,
+            self._store.forgotten(zone),
+            self._newest_life(stream, zone),
+        )
+        lowest = 1
+        if stream in self._settings.begun_late and not is_own:
+            lowest = self._store.lowest_sequence(stream, zone) or SEQUENCE_MAX
+        return [
+            (origin, span)
+            for origin, ranges in theirs.items()
+            if origin.life > forgotten
+            for span in missing(
+                self._store.held_of(stream, origin),
+                ranges,
+                lowest,
+                is_complete=is_level or is_own or origin.life < newest,  # own facts are in no page: never under way
             )
-            lowest = 1
-            if stream in self._settings.begun_late and not is_own:
-                lowest = self._store.lowest_sequence(stream, zone) or SEQUENCE_MAX
-            for origin in origins:
-                if origin.life <= forgotten:
-                    continue
-                # Own facts are left out of pages, so they are never under way.
-                is_complete = is_level or is_own or origin.life < newest
-                ours = self._store.held_of(stream, origin)
-                for span in missing(ours, theirs[origin], lowest, is_complete=is_complete):
-                    await self._note_missing(found, origin, span)
+        ]
 
     async def _compare_span(
         self,

@@ -5,6 +5,7 @@ import threading
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from agent.fact_store.log.records import StreamInfo
 from agent.fact_store.read.history import _pieces
 from agent.fact_store.writer import writer
 from agent.message import TagDefinition
-from agent.pages import Hole
+from agent.pages import HeldSum, Hole
 from agent.positions import Position
 from tests.fact_store.making import EVERYTHING, TELEMETRY, Elsewhere, chain_is_whole, done, plant, samples, values_in
 from tests.support.relay_store import ALARMS, HOLES, PLANTS, relay_store
@@ -293,3 +294,20 @@ def test_a_hole_is_split_by_all_that_was_held_and_all_that_is_damaged() -> None:
         (25, 30, "expired"),
         (31, 40, "absent"),
     ]
+
+
+def test_a_sum_is_of_one_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page that is stored between the two reads of a sum is in both or in neither: here in neither."""
+    old, new = (Elsewhere("north", life=bytes([0, 0, 0, 0, 0, at, *range(10)])) for at in (1, 2))
+    read = StoreReader.earlier_lives
+    with plant(tmp_path) as store:
+        for origin in (old, new):
+            origin.put(store, [origin.seal(10)])
+        before = store.held_below(TELEMETRY, "north", old.origin.life)
+
+        def put_first(reader: StoreReader, *asked: Any) -> Any:
+            old.put(store, [old.seal(10)])
+            return read(reader, *asked)
+
+        monkeypatch.setattr(StoreReader, "earlier_lives", put_first)
+        assert store.held_below(TELEMETRY, "north", old.origin.life) == before == (HeldSum(), 0)

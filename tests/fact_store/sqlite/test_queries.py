@@ -45,7 +45,10 @@ def test_every_statement_fits_the_schema(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["select_page", "select_batch_at_sequence", "select_message", "select_definition_chain", "select_end_offset"],
+    [
+        *("select_page", "select_batch_at_sequence", "select_message", "select_definition_chain"),
+        *("select_end_offset", "select_zone_held"),
+    ],
 )
 def test_hot_look_ups_use_an_index(name: str) -> None:
     """What runs per page or per batch never scans a table or sorts: a store of 100 million facts answers like a new
