@@ -48,12 +48,13 @@ def page(config_file: Path, add_user: str | None) -> None:
 @click.command()
 @config_option
 @click.argument("words", nargs=-1)
-@click.option("--all", "everything", is_flag=True, help="Print the good zones as well.")
+@click.option("--all", "everything", is_flag=True, help="Print every zone, also the good ones.")
 @json_option
 def fleet(config_file: Path, words: tuple[str, ...], everything: bool, as_json: bool) -> None:
-    """Print the state of each zone whose health is here, worst first: of those whose name or problem holds WORDS. Exit
-    status 0 when no operator must act anywhere, 1 otherwise."""
+    """Print the state of the zones whose health is here: the worst ten that are not good, or those whose name or
+    problem holds WORDS. Exit status 0 when no operator must act anywhere, 1 otherwise."""
     from agent.cli.store.store_file import open_reader
+    from agent.health.brief import SHOWN_MAX
     from agent.health.problems import Level, duration
     from agent.page.fleet import fleet_rows, fleet_sentence, matching
     from agent.page.health_tail import HealthTail
@@ -63,7 +64,10 @@ def fleet(config_file: Path, words: tuple[str, ...], everything: bool, as_json: 
         tail.read()
     rows = fleet_rows(tail.zones.values(), time.time_ns() // 1_000_000)
     found = matching(rows, " ".join(words))
-    shown = [row for row in found if everything or words or as_json or row.level is not Level.GOOD]
+    is_brief = not (everything or words or as_json)
+    if is_brief:
+        found = [row for row in found if row.level is not Level.GOOD]
+    shown = found[:SHOWN_MAX] if is_brief else found
     if as_json:
         for row in shown:
             click.echo(json.dumps(row.to_json(), ensure_ascii=False))
@@ -79,6 +83,8 @@ def fleet(config_file: Path, words: tuple[str, ...], everything: bool, as_json: 
         ]
         for line in lines(("verdict", "zone", "behind", "full in", "health", "what"), table, "table") if table else ():
             click.echo(line)
+        if len(found) > len(shown):
+            click.echo(f"the worst {len(shown)} of {len(found):,} that are not good (--all prints all)")
         for row in shown[:1] if shown and shown[0].alert else ():
             click.echo(f"{row.zone}: -> {row.hint}")
     sys.exit(1 if any(row.alert for row in rows) else 0)
