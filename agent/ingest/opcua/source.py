@@ -270,7 +270,7 @@ class OpcuaSource:
             if session.is_reactivated and self._kept is not None and self._kept.has_unknown:
                 await self._publisher.seek(SEEK_S)  # each shows itself by its first notification, and is deleted
             await self._subscriptions.republish()
-            await self._subscriptions.build()
+            await self._subscriptions.maintain()
             await self.clock.read(session)
             await self._wait_for_value()
             on_up()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
 from agent.ingest import quality
 from agent.ingest.completeness import Moment, earliest
@@ -131,15 +131,8 @@ class Subscriptions:
 
     # --- building and maintaining ------------------------------------------------------------------------------------
 
-    async def build(self) -> None:
-        """Create all subscriptions and items."""
-        await self._follow_map()
-        namespaces = await self.session.namespaces()
-        for one in self:
-            await self._update_items(one, namespaces)
-
     async def maintain(self) -> None:
-        """Do what is due: replace subscriptions that ended, follow the tag map, create items."""
+        """Do what is due, at first everything: replace subscriptions that ended, follow the tag map, create items."""
         for one in self:
             if one.ended:
                 one.check_age()
@@ -205,12 +198,12 @@ class Subscriptions:
         self.absences.begin(unplaced, self._clock.now())
         self._note_parked(dict.fromkeys(unplaced, quality.BAD_TOO_MANY_MONITORED_ITEMS))
 
-    async def _update_items(self, one: Subscription, namespaces: Sequence[str] | None = None) -> None:
+    async def _update_items(self, one: Subscription) -> None:
         """Delete and create the items of a subscription that are due. A refused tag is absent since the source was
         complete without it."""
         since = earliest(filter(None, (one.opened, self._complete_before)), self._clock.now())
-        begun = Moment(self._clock.now_ns(), self._clock.set_back_ns)
-        refused = await one.update_items(self.points, self.absences.request, namespaces)
+        begun = self._clock.now()
+        refused = await one.update_items(self.points, self.absences.request)
         if refused:
             is_first = not one.liveness.complete and since is not None
             self.absences.begin(refused, since if is_first and since is not None else begun)

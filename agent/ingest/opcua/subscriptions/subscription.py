@@ -180,12 +180,11 @@ class Subscription:
         self,
         points: Mapping[int, TagPoint],
         on_request: Callable[[Sequence[int]], None],
-        namespaces: Sequence[str] | None = None,
     ) -> dict[int, int]:
         """Delete and create the items that are due. `on_request` is called ahead of each creation. Returns the newly
         parked handles with their statuses."""
         await self._delete_due()
-        return await self._create_due(points, on_request, namespaces)
+        return await self._create_due(points, on_request)
 
     async def _delete_due(self) -> None:
         while items := self.plan.next_deletion():
@@ -198,17 +197,14 @@ class Subscription:
             self.plan.deleted(items)
 
     async def _create_due(
-        self,
-        points: Mapping[int, TagPoint],
-        on_request: Callable[[Sequence[int]], None],
-        namespaces: Sequence[str] | None,
+        self, points: Mapping[int, TagPoint], on_request: Callable[[Sequence[int]], None]
     ) -> dict[int, int]:
         news: dict[int, int] = {}
-        begun_ns = self._now().time_ns
+        begun_ns, namespaces = self._now().time_ns, list[str]()
         while handles := self.plan.next_call(time.monotonic_ns()):
             self.created_ns = begun_ns  # for all calls, because values of the first arrive before the last is made
-            if namespaces is None:  # read again for parked nodes, because a server may add a namespace late
-                namespaces = await self._session.namespaces()
+            # Read again for parked nodes, because a server may add a namespace late.
+            namespaces = namespaces or await self._session.namespaces()
             handles = [handle for handle in handles if handle in points]  # the tag map may have changed meanwhile
             on_request(handles)
             self.is_uncertain = True  # until the answer has arrived
