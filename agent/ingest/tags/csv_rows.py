@@ -19,8 +19,6 @@ from agent.ingest.tags.sheet import ROWS_MAX, Row, Sheet, check_size, unknown_na
 
 COMMENT = "#"
 DELIMITER_LINE = re.compile(r'"?sep=(?P<delimiter>[,;\t|])"?[,;\t|]*\r?\n', re.IGNORECASE)  # Excel's first line
-CODE_PAGES = ("windows-1252", "windows-1250", "windows-1251", "gbk", "shift_jis")  # that spreadsheets write
-CELLS_NAMED_MAX = 5
 DECIMAL = re.compile(r"[0-9]([.,])[0-9]")
 DECIMAL_COMMA = re.compile(r"[+-]?[0-9]*,[0-9]*(?:[eE][+-]?[0-9]+)?")
 GROUPED = re.compile(r"[+-]?[1-9][0-9]{0,2}[.,][0-9]{3}")  # 1.000 is a thousand in one country, one in another
@@ -60,9 +58,14 @@ def decoded(file: str, data: bytes, code_page: str = "") -> tuple[str, tuple[str
     try:
         text = data.decode(encoding)
     except UnicodeDecodeError as error:
-        if encoding != "utf-8-sig":
-            raise TagMapError([Problem(file, 0, "", "", f"is not text in {encoding}: {error.reason}")]) from error
-        raise TagMapError(_undecodable(file, data)) from error
+        why = f"is not text in {encoding}: {error.reason}"
+        if encoding == "utf-8-sig":
+            line = data.count(b"\n", 0, error.start) + 1
+            why = (
+                f"is not UTF-8 (line {line}), and its code page is not known; save it as CSV UTF-8, or convert it with the"
+                " right name in iconv -f NAME -t UTF-8 (bsfg tags import: --encoding NAME)"
+            )
+        raise TagMapError([Problem(file, 0, "", "", why)]) from error
     return text, () if encoding == "utf-8-sig" else (f"{file} was read as {encoding.upper()}; check units such as °C",)
 
 
@@ -96,43 +99,6 @@ def both_readings(text: str) -> str:
     """Why a number such as 1.000 is refused beside 0,5."""
     thousands, decimal = int(text.replace(",", "").replace(".", "")), float(text.replace(",", "."))
     return f"is {thousands} or {decimal:g}: the file has numbers with a decimal comma and with a point; write all alike"
-
-
-def _undecodable(file: str, data: bytes) -> list[Problem]:
-    """The cells that are not UTF-8, each with what it would be in the usual code pages."""
-    text, delimiter = delimited(data.removeprefix(b"\xef\xbb\xbf").decode("latin-1"))  # a character for each byte
-    names: list[str] = []
-    problems: list[Problem] = []
-    lines = csv.reader((line.replace("\0", "") for line in io.StringIO(text, newline="")), delimiter=delimiter)
-    for row, cells in enumerate(lines, 1):
-        if not names and cells and not _is_comment(cells[0]):
-            names = cells
-        for index, cell in enumerate(cells):
-            if readings := _readings(cell.encode("latin-1")):
-                column = names[index].strip() if index < len(names) and names[index].isascii() else str(index + 1)
-                problems.append(Problem(file, row, column, cell.encode("ascii", "replace").decode(), readings))
-    why = (
-        "is not UTF-8, and its code page is not known; save it as CSV UTF-8, or convert it with the right name in "
-        "iconv -f NAME -t UTF-8 (bsfg tags import: --encoding NAME)"
-    )
-    if len(problems) > CELLS_NAMED_MAX:
-        why += f"; {len(problems)} cells have two readings, such as"
-    return [Problem(file, 0, "", "", why), *problems[:CELLS_NAMED_MAX]]
-
-
-def _readings(cell: bytes) -> str:
-    """What a cell is in each code page, empty if it is UTF-8."""
-    try:
-        cell.decode()
-    except UnicodeDecodeError:
-        pages: dict[str, list[str]] = {}
-        for page in CODE_PAGES:
-            try:
-                pages.setdefault(cell.decode(page), []).append(page)
-            except UnicodeDecodeError:
-                continue
-        return "is " + ", ".join(f"{text!r} in {' and '.join(names)}" for text, names in pages.items())
-    return ""
 
 
 def _is_comment(line: str) -> bool:
