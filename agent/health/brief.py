@@ -62,7 +62,7 @@ def worst_of(snapshot: NodeSnapshot, verdict: Verdict, shown_max: int = SHOWN_MA
             snapshot.peers,
             lambda peer: peer.position - peer.end_offset,
             places,
-            lambda peer: f"peer {peer.zone}/{peer.stream}",
+            lambda peer: peer.subject,
         ),
         sources=worst(
             snapshot.sources, lambda source: -source.errors_total, places, lambda source: f"source {source.name}"

@@ -227,7 +227,6 @@ class Problem(Enum):
 
 P = Problem
 _NO_BROKER = {P.BROKER_LOST, P.BROKER_REFUSES}
-_NOT_PULLED = {P.PEER_FENCED, P.PEER_BLOCKED, P.PEER_SILENT}
 
 EXPLAINS: Mapping[Problem, frozenset[Problem]] = {
     P.APPENDS_REFUSED: frozenset(
@@ -243,7 +242,6 @@ EXPLAINS: Mapping[Problem, frozenset[Problem]] = {
         _NO_BROKER,
         frozenset({P.PEER_SILENT, P.PEER_LAG, P.PEER_CATCHES_UP, P.CONSUMER_BEHIND, P.CONSUMER_LOSES}),
     ),
-    **dict.fromkeys(_NOT_PULLED, frozenset({P.PEER_LAG, P.PEER_CATCHES_UP})),
     P.ARTIFACTS_FULL: frozenset({P.PAGE_WAITS, P.PEER_LAG, P.PEER_CATCHES_UP}),
     P.PAGE_WAITS: frozenset({P.PEER_LAG, P.PEER_CATCHES_UP}),
     P.CONSUMER_BEHIND: frozenset({P.CONSUMER_LOSES, P.STORE_FILL, P.STORE_FULL_SOON, P.SHARE_USED_UP}),

@@ -311,6 +311,16 @@ class PeerStatus:
     broker: str = ""
     """Over which it is pulled."""
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether the zone does not answer, for no reason of ours."""
+        return not (self.connected or self.blocked or self.fenced)
+
+    @property
+    def subject(self) -> str:
+        """What is wrong if something is: the stream, or all of a zone that is silent."""
+        return f"peer {self.zone}" if self.is_silent else f"peer {self.zone}/{self.stream}"
+
 
 @dataclass(frozen=True, slots=True)
 class EventStatus:

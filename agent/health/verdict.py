@@ -115,6 +115,7 @@ def assess(snapshot: NodeSnapshot) -> Verdict:
     for abuse in snapshot.broker_abuses:
         alert = abuse.sessions > ABUSING_SESSIONS
         found.append(_reason(Problem.BROKER_ABUSED, f"zone {abuse.zone}", abuse.why, alert=alert, zone=abuse.zone))
+    found += _silent_reasons(snapshot.peers)
     for peer in snapshot.peers:
         found += _peer_reasons(peer)
         found += _comparison_reasons(peer)
@@ -365,7 +366,7 @@ def _lost_source(source: SourceStatus, subject: str) -> Reason:
         )
         return replace(found, hint=remedy or found.hint)
     said = trouble if kind == "SourceLost" else source.trouble
-    text = f"not connected, {since}" + (f": {said}" if said else "")
+    text = _told(f"not connected, {since}", said)
     return _reason(Problem.SOURCE_LOST, subject, text, alert=True, kind=source.kind, source=source.name)
 
 
@@ -380,7 +381,7 @@ def _broker_reasons(broker: BrokerStatus) -> Iterator[Reason]:
         trouble = " ".join(broker.trouble.split()).rstrip(". ")  # several problems come as lines
         if trouble.startswith(f"{subject} ("):  # as its own errors name it
             trouble = trouble.removeprefix(f"{subject} (").replace("): ", ": ", 1)
-        text = "not connected" + (f": {trouble}" if trouble else "")
+        text = _told("not connected", trouble)
         problem = Problem.BROKER_REFUSES if broker.needs_person else Problem.BROKER_LOST
         yield _reason(problem, subject, text, alert=broker.needs_person)
     if broker.identity_trouble:
@@ -388,30 +389,49 @@ def _broker_reasons(broker: BrokerStatus) -> Iterator[Reason]:
         yield _reason(Problem.IDENTITY_REFUSED, subject, text)
 
 
+def _silent_reasons(peers: Sequence[PeerStatus]) -> Iterator[Reason]:
+    """One for each zone that does not answer, whatever is pulled from it."""
+    silent: dict[str, list[PeerStatus]] = {}
+    for peer in peers:
+        if peer.is_silent:
+            silent.setdefault(peer.subject, []).append(peer)
+    for subject, pulls in silent.items():
+        lags = [peer.lag_seconds for peer in pulls if peer.lag_seconds is not None]
+        lag = max(lags, default=0.0)
+        alert, streams = THRESHOLDS["peer_lag"].passed(lag), ", ".join(peer.stream for peer in pulls)
+        text = f"no answer{'' if lags else ' yet'} for {streams}"
+        text += "" if alert is None else f", {duration(lag)} behind"
+        said = [peer.trouble.rstrip(". ") for peer in pulls if f"broker {peer.broker} (" not in peer.trouble]
+        trouble = next((one for one in said if one and not one.endswith("no answer")), "")  # not said already
+        carriers = frozenset(f"broker {peer.broker}" for peer in pulls)
+        yield _reason(Problem.PEER_SILENT, subject, _told(text, trouble), carriers, alert=bool(alert))
+
+
+def _told(text: str, trouble: str) -> str:
+    return f"{text}: {trouble}" if trouble else text
+
+
 def _peer_reasons(peer: PeerStatus) -> Iterator[Reason]:
-    subject, lag = f"peer {peer.zone}/{peer.stream}", peer.lag_seconds
+    subject, lag = peer.subject, peer.lag_seconds
     carrier = frozenset({f"broker {peer.broker}"})
     trouble = peer.trouble.rstrip(". ")
     if peer.fenced:
         text = f"fenced: another instance of this node pulls in its place, and this one has stopped ({trouble})"
         yield _reason(Problem.PEER_FENCED, subject, text, alert=True)
         return
-    if not peer.connected:
-        what = "blocked" if peer.blocked else "no answer yet" if lag is None else "no answer"
-        problem = Problem.PEER_BLOCKED if peer.blocked else Problem.PEER_SILENT
-        if f"broker {peer.broker} (" in trouble or trouble.endswith("no answer"):  # another reason says it, or this
-            trouble = ""
-        yield _reason(problem, subject, what + (f": {trouble}" if trouble else ""), carrier, alert=peer.blocked)
-        if peer.blocked:
-            return  # its lag follows from that
+    if peer.blocked:  # its lag follows from that
+        yield _reason(Problem.PEER_BLOCKED, subject, _told("blocked", trouble), carrier, alert=True)
+        return
     if peer.page_waits:
         text = f"a page that has arrived is not stored: {peer.page_waits}"
         yield _reason(Problem.PAGE_WAITS, subject, text, carrier)
+    if peer.is_silent:
+        return
     behind = max(0, peer.end_offset - peer.position)
     text = (
         "" if lag is None else f"{duration(lag)} behind, {behind:,} facts known to be outstanding{_catching_up(peer)}"
     )
-    if peer.connected and peer.catch_up is not None and peer.catch_up.seconds_left is not None:
+    if peer.catch_up is not None and peer.catch_up.seconds_left is not None:
         text = text or _catching_up(peer).lstrip("; ")
         yield _reason(Problem.PEER_CATCHES_UP, subject, text, carrier)
         return
@@ -430,8 +450,7 @@ def _comparison_reasons(peer: PeerStatus) -> Iterator[Reason]:
     """Differences that a comparison could not repair. They do not get worse with time, so they are no alert."""
     if peer.compared is not None and peer.compared.is_equal is False:
         text = "the last comparison left ranges that differ from what the peer holds"
-        subject = f"peer {peer.zone}/{peer.stream}"
-        yield _reason(Problem.COMPARISON_DIFFERS, subject, text, peer=peer.zone)
+        yield _reason(Problem.COMPARISON_DIFFERS, f"peer {peer.zone}/{peer.stream}", text, peer=peer.zone)
 
 
 def _catching_up(peer: PeerStatus) -> str:

@@ -203,8 +203,8 @@ class Page:
         row = next((one for one in await self._watch.facts.latest(zone) or () if one["subject"] == subject), None)
         name = subject.removeprefix("tag:")
         spans = [
-            (text, urlencode({"zone": zone, "tag": subject, "from": last - hours * 3_600_000, "to": last}))
-            for text, hours in (("1 h", 1), ("8 h", 8), ("24 h", 24), ("7 days", 168))
+            (text, urlencode({"zone": zone, "tag": subject, "from": last - minutes * 60_000, "to": last}))
+            for text, minutes in (("10 min", 10), ("1 h", 60), ("8 h", 480), ("24 h", 1440), ("7 days", 10_080))
         ]
         main = self._render(
             "tag.html", zone=zone, name=name, subject=subject, trend=trend, row=row, spans=spans, columns=COLUMNS,

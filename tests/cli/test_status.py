@@ -203,7 +203,6 @@ def test_consequences_stand_beneath_their_cause_in_lines_of_a_terminal() -> None
         "! broker site: no",
         "-> start the",
         "so peer plant",
-        "so peer plant",
     ]
     assert max(map(len, lines)) <= 120
 

@@ -71,7 +71,7 @@ CASES = [
         *("differs", {"peers": {"compared": ComparisonStatus(1, 0, 1, 0, 0, 0, is_equal=False)}}),
         (Level.BROKEN, False, "peer plant/facts.telemetry"),
     ),
-    ("peer gone", {"peers": {"connected": False}}, (Level.BROKEN, False, "peer plant/facts.telemetry")),
+    ("peer gone", {"peers": {"connected": False}}, (Level.BROKEN, False, "peer plant")),
     (
         "blocked",
         {"peers": {"connected": False, "blocked": True, "lag_seconds": None}},
@@ -217,6 +217,17 @@ def test_a_pull_that_loses_its_peer_while_catching_up_is_an_alert(healthy: NodeS
         assert assess(away).alert is alert
 
 
+def test_a_silent_zone_is_one_problem(healthy: NodeSnapshot) -> None:
+    """Of a zone that does not answer, all streams are named together, with the greatest lag and one trouble that
+    nothing else says."""
+    peer = replace(healthy.peers[0], connected=False, lag_seconds=None, trouble="broker site (host): no answer")
+    peers = (peer, replace(peer, stream="health", lag_seconds=40.0, trouble="busy."), replace(peer, zone="other"))
+    first, second = assess(replace(healthy, peers=peers)).reasons
+    assert (first.subject, first.text) == ("peer plant", "no answer for facts.telemetry, health, 40.0 s behind: busy")
+    assert (second.subject, second.text) == ("peer other", "no answer yet for facts.telemetry")
+    assert (first.alert, second.alert) == (True, False)
+
+
 def test_failed_and_slow_appends(healthy: NodeSnapshot) -> None:
     """One failure in a hundred is a warning, two are an alert; a p99 of a quarter of a second is no trouble, one of a
     second is late, and one of ten is an alert."""
@@ -311,9 +322,9 @@ TEXTS = [
     ("brokers", GONE, "not connected", NO_PERSON),
     ("brokers", {**GONE, "trouble": "no\n  route. "}, "not connected: no route", NO_PERSON),
     ("brokers", {**GONE, "needs_person": True}, "not connected", PERSON),
-    ("peers", {**GONE, "lag_seconds": None}, "no answer yet", "start the node of that zone"),
-    ("peers", GONE, "no answer", "start the node of that zone"),
-    ("peers", {**GONE, "trouble": "busy. "}, "no answer: busy", "start the node of that zone"),
+    ("peers", {**GONE, "lag_seconds": None}, "no answer yet for facts.telemetry", "start the node of that zone"),
+    ("peers", GONE, "no answer for facts.telemetry", "start the node of that zone"),
+    ("peers", {**GONE, "trouble": "busy. "}, "no answer for facts.telemetry: busy", "start the node of that zone"),
     (
         "peers",
         {**GONE, "blocked": True, "trouble": "not_exported: no. Add it."},

@@ -195,7 +195,7 @@ async def test_a_restart_while_the_peer_is_away(tmp_path: Path, monkeypatch: pyt
         collector = collector_of(store, tmp_path)
         collector.recall()
         assert collector._since["broken"] == began_ms - 640_000
-        assert collector._since[f"peer_silent peer plant-b/{STREAM}"] == before.taken_unix_ms
+        assert collector._since["peer_silent peer plant-b"] == before.taken_unix_ms
         assert collector._peer(away).lag_seconds is None
         monkeypatch.setattr(status, "_now_unix_ms", lambda: began_ms + 31_000)
         assert collector._peer(away).lag_seconds == pytest.approx(640, abs=5)
