@@ -20,6 +20,7 @@ from zlib import crc32
 import jinja2
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
@@ -36,7 +37,7 @@ from agent.page.trend import COLUMNS, HEIGHT
 from agent.page.watch import Watch
 from agent.status_codes import status_name
 
-ROWS_SHOWN = 200
+ROWS_SHOWN = 100
 SPAN_MS_DEFAULT, SPAN_MS_MAX = 3_600_000, 32 * 86_400_000
 STREAMS_MAX, STREAMS_OF_ADDRESS_MAX = 32, 16
 """Open pages that are kept up to date; more of them ask again each second."""
@@ -285,5 +286,6 @@ def make_app(watch: Watch, names: list[str], users: Users | None = None) -> Star
         middleware=[
             Middleware(Guard, users=users),
             Middleware(TrustedHostMiddleware, allowed_hosts=names, www_redirect=False),
+            Middleware(GZipMiddleware, compresslevel=1),  # nothing in a page is secret from who may see it
         ],
     )

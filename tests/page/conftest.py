@@ -1,5 +1,6 @@
 """Zones with health in a real store, and the page over it in this process, asked without a socket."""
 
+import gzip
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -89,7 +90,8 @@ async def ask(app: Starlette, path: str, method: str = "GET", **headers: str) ->
 
     await app(scope, receive, send)
     body = b"".join(one.get("body", b"") for one in sent[1:])
-    return sent[0]["status"], {name.decode(): text.decode() for name, text in sent[0]["headers"]}, body.decode()
+    found = {name.decode(): text.decode() for name, text in sent[0]["headers"]}
+    return sent[0]["status"], found, (gzip.decompress(body) if "content-encoding" in found else body).decode()
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ below, and what a hostile name, host or password can do."""
 import asyncio
 import base64
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -75,6 +76,22 @@ async def test_the_snapshot_survives_the_socket(healthy: NodeSnapshot) -> None:
     """The page judges what the node judged: a snapshot that went through JSON is the same."""
     body = encode_health(healthy, assess(healthy), everything=True)
     assert msgspec.json.decode(body, type=NodeSnapshot) == healthy
+
+
+async def test_a_thousand_zones_are_a_small_page(site: Site, healthy: NodeSnapshot) -> None:
+    """With all that it loads at most 200 kB, whatever the number of rows; each zone has a cell."""
+    await site.watch.look()
+    found = own_health(healthy, assess(healthy))
+    site.watch.zones |= {name: replace(found, zone=name) for name in (f"plant-{n:04}" for n in range(1_000))}
+    site.watch._rows = None
+    page = (await site.get("/fleet?all=1"))[2]
+    assert page.count("<tr>") == 100 + 2, "the head, and how many more there are"
+    assert page.count("<li>") == 1_001
+    files = [(await site.get(path))[2] for path in re.findall(r'(?:src|href)="(/static/[^"]+)', page)]
+    assert len(files) == 3
+    assert sum(map(len, (page, *files))) < 160_000
+    _, headers, again = await ask(site.app, "/fleet?all=1", **{"accept-encoding": "gzip"})
+    assert (again, int(headers["content-length"]) < 20_000) == (page, True)
 
 
 async def test_names_and_values_are_text(site: Site) -> None:

@@ -95,13 +95,56 @@ def test_a_trend_is_zoomed_by_dragging(zones: RunningZones, browser: Chromium) -
 @pytest.mark.parametrize("path", PAGES)
 def test_everybody_can_read_it(zones: RunningZones, browser: Chromium, path: str) -> None:
     """axe finds nothing, and nothing is wider than the window, on a telephone and on a wall, light and dark."""
+    browser.open(address(zones, path))
+    is_readable(browser)
+    assert browser.complaints() == []
+
+
+def is_readable(browser: Chromium) -> None:
+    """The present page, in four looks."""
     if not AXE.exists():
         pytest.skip("axe-core is not in build/foreign (make foreign)")
     for width, dark in ((360, False), (1920, True), (1280, False), (360, True)):
         browser.look(width, dark=dark)
-        browser.open(address(zones, path))
         assert browser.violations() == [], (width, dark)
         assert not browser.is_wider_than_the_window(), (width, dark)
+    browser.look(1280)
+
+
+def test_the_keyboard_is_enough(zones: RunningZones, browser: Chromium) -> None:
+    """From the fleet to a zone, its tags and a part of a trend, by Tab, Enter and typing; the first key skips the
+    navigation."""
+    from selenium.webdriver import ActionChains, Keys
+
+    def press(*keys: str) -> None:
+        ActionChains(browser.driver).send_keys(*keys).perform()
+
+    def tab_to(selector: str) -> None:
+        for _ in range(60):
+            press(Keys.TAB)
+            if browser.run("return document.activeElement.matches(arguments[0])", selector):
+                return
+        raise AssertionError(f"no {selector} is reached")
+
+    browser.open(address(zones, "/fleet?all=1"))
+    press(Keys.TAB)
+    assert browser.run("return document.activeElement.textContent") == "Skip to the content"
+    assert browser.run("return document.activeElement.getBoundingClientRect().left") >= 0, "it is seen"
+    tab_to("[data-search]")
+    press("plant")
+    browser.wait_text("plant-a", no="idmz")
+    tab_to("tbody th a")
+    press(Keys.ENTER)
+    browser.wait_text("SOURCES, WORST FIRST")
+    tab_to("tbody th a[href*=press]")
+    press(Keys.ENTER)
+    browser.wait_text("LATEST VALUES", "plant/pressure_01")
+    tab_to("a[href*=pressure_01]")
+    press(Keys.ENTER)
+    browser.wait_text("least to greatest".upper())
+    tab_to("figure")
+    press("+")
+    wait_until(lambda: "from=" in browser.driver.current_url, "a part of the trend")
     assert browser.complaints() == []
 
 
@@ -111,6 +154,7 @@ def test_a_dead_node_and_a_dead_page(zones: RunningZones, browser: Chromium) -> 
     browser.wait_text("enterprise is", no="does not answer")
     zones.nodes[layout.ENTERPRISE].kill()
     browser.wait_text("enterprise is broken: the node does not answer", "systemctl status bsfg@enterprise")
+    is_readable(browser)
     zones.nodes[layout.ENTERPRISE].start()
     browser.wait_text("enterprise is", no="does not answer")
     assert browser.complaints() == []
@@ -119,6 +163,7 @@ def test_a_dead_node_and_a_dead_page(zones: RunningZones, browser: Chromium) -> 
         browser.wait_text("as of")
         page.kill()
         browser.wait_text("This page hears nothing from its server")
+        is_readable(browser)
 
 
 def test_a_broker_that_is_cut_off(zones: RunningZones, browser: Chromium) -> None:
@@ -131,6 +176,7 @@ def test_a_broker_that_is_cut_off(zones: RunningZones, browser: Chromium) -> Non
         status = zones.status(layout.ENTERPRISE)
         assert status is not None
         assert status["verdict"] == "broken"
+        is_readable(browser)
     finally:
         zones.broker.thaw()
     browser.wait_text("enterprise is", no="cut")
@@ -150,6 +196,7 @@ def test_a_lost_device_is_seen_above(zones: RunningZones, browser: Chromium) -> 
         browser.wait_text("plant-a is broken: source boiler", "TAGS WITHOUT A GOOD VALUE", "plant/unit1")
         if "PAGE_PICTURES" in os.environ:
             browser.picture(PICTURES / "zone.png")
+        is_readable(browser)
     finally:
         device.start()
     browser.wait_text("plant-a is", no="source boiler: not connected")
@@ -184,6 +231,21 @@ def test_pictures_of_a_thousand_zones(tmp_path: Path, browser: Chromium) -> None
         if "PAGE_PICTURES" in os.environ:
             browser.picture(PICTURES / "fleet.png")
         assert browser.run("return document.querySelectorAll('.cells li').length") == 1001
+        is_readable(browser)
+
+
+def test_a_page_before_there_is_anything(tmp_path: Path, browser: Chromium) -> None:
+    """Where no node has ever run, each page says what is missing and what to do."""
+    (tmp_path / "node.toml").write_text('[node]\nzone = "plant"\n[page]\nlisten_port = 0\n')
+    words = [sys.executable, "-m", "agent.cli", "page", "--config", tmp_path / "node.toml"]
+    with Child("page", words, tmp_path / "page.log") as page:
+        page.start()
+        base = page.wait_line("page: ").removeprefix("page: ").rstrip("/")
+        for path in ("/", "/fleet", "/tags", "/tag?tag=tag:x", "/incidents"):
+            browser.open(base + path)
+            is_readable(browser)
+        browser.open(base)
+        browser.wait_text("plant is broken: the node does not answer", "cannot be read")
 
 
 def _page(zones: RunningZones) -> Child:
