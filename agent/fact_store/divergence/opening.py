@@ -5,8 +5,9 @@ copy, or has lost the end of its write-ahead log, says so in an incident and a f
 the life of this opening. Attended, a lost log is an exception, and nothing has changed. Opening reads no batch's body,
 and its time does not grow with the file.
 
-One transaction makes and records all changes. It also marks the store as open, and a checkpoint brings the mark into
-the database file before the first append: from then on the log must be there (decision 0046).
+One transaction makes and records all changes. It also counts the opening and marks the store as open, and a checkpoint
+brings the mark into the database file before the first append: from then on the log must be there (decision 0046). An
+opening that is interrupted before it has changed nothing but the log, so a lost log is noted beside the store first.
 """
 
 from __future__ import annotations
@@ -15,19 +16,21 @@ import logging
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from agent.batch import Definitions
 from agent.fact_store.append import append_notice
 from agent.fact_store.divergence.quarantine import (
     QuarantinedFile,
+    forget_lost_log,
     keep_log,
+    lost_log_reason,
     quarantine,
     quarantined_files,
     suspect_reason,
 )
-from agent.fact_store.divergence.witness import LiveWitness, missing_in, read_witness
+from agent.fact_store.divergence.witness import LiveWitness, Witness, read_witness
 from agent.fact_store.log import Catalog, StoreDamaged, StoreError, StoreUnusable
 from agent.fact_store.sqlite import (
     QUERIES,
@@ -77,8 +80,7 @@ class _Found:
     is_unattended: bool
     has_header: bool
     has_commits_behind: bool
-    witness: dict[str, int] | None
-    """Where the streams ended by the witness."""
+    witness: Witness | None
     quarantined: str | None
     """The file just quarantined, which the new store reports. If it is None, a new store reports the newest one,
     because the life that quarantined it ended before it could report it."""
@@ -150,18 +152,13 @@ def _open(
         witness = read_witness(path) if is_unattended else None
         found = _Found(*(path, zone, now_unix_ms, is_unattended, header is not None, is_cut, witness, quarantined))
         _migrate(connection, path)
-        opened = _load(connection, found, signer)
-        _checkpoint(connection)  # the mark of an open store is now in the database file itself
+        return _load(connection, found, signer)
     except sqlite3.Error as error:
         close_and_keep_log(path, connection)
         raise reading_error(path, error) from error
     except StoreError:
         close_and_keep_log(path, connection)
         raise
-    if not is_unattended:
-        return opened
-    # After the commit: a witness ahead of the store would be an alarm at the next opening.
-    return replace(opened, witness=LiveWitness(path, _ends(opened.catalog)))
 
 
 def _has_commits_behind(connection: sqlite3.Connection, path: Path, header: WalHeader | None) -> bool:
@@ -199,29 +196,35 @@ def _load(connection: sqlite3.Connection, found: _Found, signer: RecordSigner | 
     with reading_tables(path):
         is_new = begin_life(connection, path, found.zone, found.now_unix_ms)
         check_zone(identity(connection, path), found.zone, path)
-        (was_open,) = connection.execute(QUERIES["select_is_open"]).fetchone()
+        was_open, openings = connection.execute(QUERIES["select_openings"]).fetchone()
     catalog = load(connection, path)
     with reading_tables(path):
         index = MessageIndex.load(connection)
-    lost = None if is_new else _log_lost_because(found, was_open=bool(was_open))
+    lost = None if is_new else _log_lost_because(found, openings, was_open=bool(was_open))
+    opening = 1 + max(openings, found.witness.opening if found.witness is not None else 0)
     transaction = Transaction(connection, catalog, index, found.now_unix_ms, catalog.age_ms, signer)
     try:
         if is_new:
             _record_predecessor(transaction, found)
         else:
-            _record_losses(transaction, found, lost)
-        if not was_open:
-            connection.execute(QUERIES["update_is_open"], (1,))
+            _record_losses(transaction, found, lost, openings)
+        connection.execute(QUERIES["update_openings"], (opening,))
         connection.execute(QUERIES["commit"])
     except sqlite3.OperationalError as error:
         if is_new or not error.sqlite_errorname.startswith("SQLITE_FULL"):
             raise
-        # The store opens without what it could not record: a log that is deleted later is not noticed.
+        # The store opens without what it could not record, and keeps the witness for the next opening: a log that is
+        # deleted later is not noticed.
         _roll_back(connection)
         index.settle(is_durable=False)
         return Opened(connection, catalog, index)
     index.settle(is_durable=True)
-    return Opened(connection, transaction.catalog, index)
+    forget_lost_log(path)
+    _checkpoint(connection)  # the mark of an open store is now in the database file itself
+    # After the commit: a witness ahead of the store would be an alarm at the next opening.
+    ends = _ends(transaction.catalog)
+    witness = LiveWitness(path, Witness(opening, ends)) if found.is_unattended else None
+    return Opened(connection, transaction.catalog, index, witness)
 
 
 @contextmanager
@@ -241,17 +244,17 @@ def _roll_back(connection: sqlite3.Connection) -> None:
         connection.execute(QUERIES["rollback"])
 
 
-def _log_lost_because(found: _Found, *, was_open: bool) -> str | None:
-    """Why committed frames of the last life must be missing; None if the log does not prove it. Raises StoreDamaged
-    unless the opening is unattended.
+def _log_lost_because(found: _Found, openings: int, *, was_open: bool) -> str | None:
+    """Why committed frames of the last life must be missing; None if the log does not prove it, and no opening since
+    has found it out. Raises StoreDamaged unless the opening is unattended.
 
     A power cut causes neither damage: the header is synced before the first frame, and at most one transaction is
     unsynced (decision 0046).
     """
-    why = None
+    why = lost_log_reason(found.path, openings)
     if was_open and not found.has_header:
         why = "the store was not closed, and its write-ahead log is missing or damaged from its beginning"
-    elif found.has_commits_behind:
+    elif why is None and found.has_commits_behind:
         why = "its write-ahead log is damaged, and commits follow the damage"
     if why is not None and not found.is_unattended:
         raise StoreDamaged(f"{found.path}: {why}")
@@ -262,10 +265,10 @@ def _ends(catalog: Catalog) -> dict[str, int]:
     return {name: state.end_offset for name, state in catalog.streams.items()}
 
 
-def _record_losses(transaction: Transaction, found: _Found, lost: str | None) -> None:
+def _record_losses(transaction: Transaction, found: _Found, lost: str | None, openings: int) -> None:
     """Say that the store has less than it acknowledged. What is missing comes back from peers by comparison."""
     catalog, name = transaction.catalog, found.path.name
-    missing = missing_in(found.witness, _ends(catalog))
+    missing = found.witness.missing(openings, _ends(catalog)) if found.witness is not None else {}
     ends = ", ".join(f"{stream} ends at {end}, {known} was acknowledged" for stream, (end, known) in missing.items())
     about: dict[str, object] = {
         "life": catalog.life.hex(),
@@ -276,7 +279,7 @@ def _record_losses(transaction: Transaction, found: _Found, lost: str | None) ->
     if lost is not None:
         # Pages of two states may name definitions that are gone: the tags are defined anew.
         catalog.own_definition_id, catalog.own_definitions = None, Definitions()
-        lost = keep_log(found.path, lost, found.now_unix_ms)  # before this transaction writes to the log
+        lost = keep_log(found.path, lost, found.now_unix_ms, openings)  # before this transaction writes to the log
         log.error("log_lost", extra={"path": str(found.path), "reason": lost})
         transaction.add_incident("log_lost", name, f"{lost}{f'; {ends}' if ends else ''}")
         append_notice(transaction, None, "log_lost", {**about, "because": lost}, catalog.life.hex())
@@ -295,8 +298,9 @@ def _record_predecessor(transaction: Transaction, found: _Found) -> None:
             _record_quarantine(transaction, one)
         return
     name, life = found.path.name, transaction.catalog.life.hex()
-    streams = [{"stream": stream, "known_end_offset": end} for stream, end in sorted(found.witness.items())]
-    ends = ", ".join(f"{stream} up to {end_offset}" for stream, end_offset in sorted(found.witness.items()))
+    known = sorted(found.witness.ends.items())
+    streams = [{"stream": stream, "known_end_offset": end} for stream, end in known]
+    ends = ", ".join(f"{stream} up to {end_offset}" for stream, end_offset in known)
     detail = f"{name} was missing or empty, a new store began; the one before acknowledged {ends or 'no facts'}: put a"
     detail += " backup in place, or let what peers hold come home"
     log.error("store_missing", extra={"path": str(found.path)})

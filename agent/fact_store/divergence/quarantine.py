@@ -17,7 +17,7 @@ from typing import NamedTuple
 from agent.fact_store.divergence.witness import read_json, sidecar_path, write_json
 from agent.fact_store.sqlite import file_bytes, sync_folder, wal_path
 
-_PARTS = ("-wal", "-shm", ".witness", "")
+_PARTS = ("-wal", "-shm", ".witness", ".lost", "")
 
 
 class QuarantinedFile(NamedTuple):
@@ -67,9 +67,17 @@ def quarantine(path: Path, why: str, now_unix_ms: int) -> Path:
     return target
 
 
-def keep_log(path: Path, why: str, now_unix_ms: int) -> str:
-    """Copy the damaged log of a store that continues without the log's end, and record why; returns the reason with the
-    name of the copy. On a disk without room no copy is kept."""
+def lost_log_reason(path: Path, openings: int) -> str | None:
+    """Why an opening that ended before it could record it took the log for lost; None if none did."""
+    found = read_json(sidecar_path(path, ".lost"))
+    return str(found["why"]) if found.get("openings") == openings else None
+
+
+def keep_log(path: Path, why: str, now_unix_ms: int, openings: int) -> str:
+    """Copy the damaged log of a store that continues without the log's end, and keep why until `forget_lost_log`;
+    returns the reason with the name of the copy. On a disk without room no copy is kept."""
+    if (known := lost_log_reason(path, openings)) is not None:
+        return known
     target = _free_name(path, now_unix_ms)
     copy = wal_path(target)
     try:
@@ -79,7 +87,14 @@ def keep_log(path: Path, why: str, now_unix_ms: int) -> str:
         with suppress(OSError):
             copy.unlink(missing_ok=True)
     write_json(sidecar_path(target, ".why"), {"why": why})
+    write_json(sidecar_path(path, ".lost"), {"why": why, "openings": openings})
     return why
+
+
+def forget_lost_log(path: Path) -> None:
+    """The loss is recorded in the store."""
+    with suppress(OSError):
+        sidecar_path(path, ".lost").unlink(missing_ok=True)
 
 
 def quarantined_files(path: Path) -> list[QuarantinedFile]:

@@ -2,10 +2,10 @@
 
     facts.db.witness        replaced when the store is opened, updated in place after each commit that moves an end
 
-Lines of 128 bytes, one for each stream: name, end, checksum. No line crosses a
-sector, so each is there whole or not at all. An update is written after the commit and before its answers, and is not
-synced: it survives the end of the process at once, and a power cut once the kernel has written it back, within half a
-minute. The witness never records what is not durable in the store.
+Lines of 128 bytes: name, number, checksum. The first has the number of the opening that began the file, the others the
+end of a stream each. No line crosses a sector, so each is there whole or not at all. An update is written after the
+commit and before its answers, and is not synced: it survives the end of the process at once, and a power cut once the
+kernel has written it back, within half a minute. The witness never records what is not durable in the store.
 
 It is an alarm only: an opening that finds fewer facts than it names says so, and changes nothing else. The store opens
 even if it cannot be written.
@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from errno import ENOSPC
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 from agent.fact_store.sqlite import sync_folder
@@ -27,39 +27,51 @@ from agent.message import check_depth
 
 LINE_BYTES = 128
 _COVERED_BYTES = LINE_BYTES - 10  # a space, the checksum and the line's end follow
+_OPENING = ""  # the name of the first line, which no stream has
 
 
-def read_witness(path: Path) -> dict[str, int] | None:
-    """The end offset of each stream of the store at `path`; None if there is no witness or it cannot be read. Damaged
-    lines are left out."""
+class Witness(NamedTuple):
+    """The opening that began a witness, by number; and the end offset of each stream."""
+
+    opening: int
+    ends: dict[str, int]
+
+    def missing(self, openings: int, held: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+        """Streams that end before what is recorded: where, and what is recorded. Nothing if the store was opened since:
+        that opening has reported it, and ended before it replaced the witness."""
+        if self.opening < openings:
+            return {}
+        return {name: (held.get(name, 0), end) for name, end in sorted(self.ends.items()) if held.get(name, 0) < end}
+
+
+def read_witness(path: Path) -> Witness | None:
+    """The witness of the store at `path`; None if there is none, or its first line is damaged. Other damaged lines
+    are left out."""
     try:
         content = sidecar_path(path, ".witness").read_bytes()
     except OSError:
         return None
     lines = [_parse(content[at : at + LINE_BYTES]) for at in range(0, len(content), LINE_BYTES)]
-    return dict(line for line in lines if line is not None)
+    ends = dict(line for line in lines if line is not None)
+    opening = ends.pop(_OPENING, None)
+    return None if opening is None else Witness(opening, ends)
 
 
-def write_witness(path: Path, ends: Mapping[str, int]) -> None:
+def write_witness(path: Path, witness: Witness) -> None:
     """Replace the witness of the store at `path`. What it says must be durable in the store already."""
-    write_file(sidecar_path(path, ".witness"), b"".join(_line(name, end) for name, end in ends.items()))
-
-
-def missing_in(witness: Mapping[str, int] | None, held: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-    """Streams that end before what the witness records: where, and what it records."""
-    known = witness or {}
-    return {name: (held.get(name, 0), end) for name, end in sorted(known.items()) if held.get(name, 0) < end}
+    lines = {_OPENING: witness.opening, **witness.ends}
+    write_file(sidecar_path(path, ".witness"), b"".join(_line(name, end) for name, end in lines.items()))
 
 
 class LiveWitness:
     """The witness of an open store: written by the constructor, updated by the writer's thread, synced by any thread.
     If an update cannot be written, the file keeps its lower ends."""
 
-    def __init__(self, path: Path, ends: Mapping[str, int]) -> None:
+    def __init__(self, path: Path, witness: Witness) -> None:
         self._descriptor: int | None = None
-        self._places = {name: number for number, name in enumerate(ends)}
-        write_witness(path, ends)
-        if read_witness(path) == ends:
+        self._places = {name: number for number, name in enumerate([_OPENING, *witness.ends])}
+        write_witness(path, witness)
+        if read_witness(path) == witness:
             with suppress(OSError):
                 self._descriptor = os.open(sidecar_path(path, ".witness"), os.O_WRONLY | os.O_CLOEXEC)
 

@@ -30,11 +30,14 @@ INSERT INTO store (id, zone, format, created_unix_ms) VALUES (1, ?, ?, ?);
 -- select_store: the store's zone and format
 SELECT zone, format FROM store;
 
--- select_is_open: whether the store was left open
-SELECT is_open FROM store;
+-- select_openings: whether the store was left open, and how often it was opened
+SELECT is_open, openings FROM store;
 
--- update_is_open: the store is opened, or closed in order
-UPDATE store SET is_open = ?;
+-- update_openings: the store is opened
+UPDATE store SET is_open = 1, openings = ?;
+
+-- update_is_closed: the store is closed in order
+UPDATE store SET is_open = 0;
 
 -- insert_zone: number a new zone
 INSERT INTO zone (name) VALUES (?) RETURNING id;

@@ -34,7 +34,7 @@ from agent.lease import Lease
 from agent.pages import BatchEnd
 from agent.positions import Position
 
-FORMAT = 7  # of the tables and what they mean; incremented by changes that other programs must not read or write
+FORMAT = 8  # of the tables and what they mean; incremented by changes that other programs must not read or write
 
 OWN_DEFINITIONS_MAX = 50_000
 """Own tag definitions, with those of tags that were changed or removed, after which an opening begins without any: each

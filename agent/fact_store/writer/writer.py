@@ -521,7 +521,7 @@ class Writer:
                 # All facts are in the database before the mark is removed: a checkpoint writes pages in any order. A
                 # power cut amid one, with the log lost, would leave a store that is marked as closed and lacks facts.
                 self._connection.execute(QUERIES["checkpoint"]).close()
-                self._connection.execute(QUERIES["update_is_open"], (0,))
+                self._connection.execute(QUERIES["update_is_closed"])
                 self._connection.close()
             except sqlite3.Error as error:
                 log.warning("store_not_closed", extra={"reason": str(error)})

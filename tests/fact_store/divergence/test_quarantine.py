@@ -13,7 +13,7 @@ from agent.batch import open_messages, parse
 from agent.fact_store import FactStore
 from agent.fact_store.divergence import witness
 from agent.fact_store.divergence.quarantine import mark_suspect, quarantine, quarantined_files
-from agent.fact_store.divergence.witness import LiveWitness, read_witness
+from agent.fact_store.divergence.witness import LiveWitness, Witness, read_witness
 from agent.fact_store.log.errors import StoreDamaged, StoreForeign
 from agent.pages import Page
 from agent.positions import Position
@@ -110,17 +110,17 @@ def test_an_interrupted_quarantine_is_completed(tmp_path: Path) -> None:
 def test_the_witness_follows_each_commit(tmp_path: Path) -> None:
     """Ends and new streams are in the witness at once. A damaged line of it is left out."""
     path = tmp_path / "facts.db"
-    live = LiveWitness(path, {"a": 1})
+    live = LiveWitness(path, Witness(1, {"a": 1}))
     live.record({"a": 5, "b": 7})
-    assert read_witness(path) == {"a": 5, "b": 7}
+    assert read_witness(path) == (1, {"a": 5, "b": 7})
     live.record({"b": 8})
     live.close()
     live.record({"a": 9})
-    assert read_witness(path) == {"a": 5, "b": 8}
+    assert read_witness(path) == (1, {"a": 5, "b": 8})
     content = bytearray((tmp_path / "facts.db.witness").read_bytes())
-    content[128 + 70] ^= 1
+    content[2 * 128 + 70] ^= 1
     (tmp_path / "facts.db.witness").write_bytes(content)
-    assert read_witness(path) == {"a": 5}
+    assert read_witness(path) == (1, {"a": 5})
 
 
 def test_losses_are_shown_for_a_day(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_the_scrub_reads_all_batches_and_reports_damage(tmp_path: Path) -> None:
         assert store.integrity().last_full_pass_unix_ms is not None
     witness = read_witness(tmp_path / "facts.db")
     assert witness is not None
-    assert witness == {TELEMETRY: 20}
+    assert witness.ends == {TELEMETRY: 20}
 
 
 def test_the_scrub_passes_over_a_stream_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

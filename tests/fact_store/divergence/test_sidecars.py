@@ -10,6 +10,7 @@ import pytest
 from agent.fact_store.divergence.quarantine import keep_log, mark_suspect, quarantine, quarantined_files, suspect_reason
 from agent.fact_store.divergence.witness import (
     LiveWitness,
+    Witness,
     read_json,
     read_witness,
     write_json,
@@ -18,7 +19,7 @@ from agent.fact_store.divergence.witness import (
 from tests.fact_store.making import TELEMETRY
 from tests.support.disk_calls import DiskCalls
 
-WITNESS = {TELEMETRY: 7}
+WITNESS = Witness(3, {TELEMETRY: 7})
 
 
 def test_a_side_file_is_durable_before_it_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +86,7 @@ def test_a_log_that_cannot_be_kept_leaves_no_part(tmp_path: Path, monkeypatch: p
         raise OSError(28, "no space left")
 
     monkeypatch.setattr("shutil.copyfile", full)
-    assert keep_log(tmp_path / "facts.db", "its end is gone", 0) == "its end is gone"
+    assert keep_log(tmp_path / "facts.db", "its end is gone", 0, 1) == "its end is gone"
     assert [path.name for path in tmp_path.iterdir() if "damaged" in path.name] == [
         "facts.db.damaged-19700101T000000Z.why"
     ]
@@ -101,7 +102,7 @@ def test_a_witness_that_could_not_be_replaced_stays_as_it_was(tmp_path: Path, mo
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "replace", refuse)
-        live = LiveWitness(path, {TELEMETRY: 9})
+        live = LiveWitness(path, Witness(4, {TELEMETRY: 9}))
     live.record({TELEMETRY: 11, "facts.other": 2})
     live.close()
     assert read_witness(path) == WITNESS

@@ -314,7 +314,7 @@ def test_the_log_is_copied_before_the_mark_of_an_open_store_goes(tmp_path: Path)
 
     class Watched(sqlite3.Connection):
         def execute(self, sql: str, *parameters: object) -> sqlite3.Cursor:  # type: ignore[override]
-            if (sql, parameters) == (QUERIES["update_is_open"], ((0,),)):
+            if sql == QUERIES["update_is_closed"]:
                 shutil.copy(tmp_path / "facts.db", copied)
             return super().execute(sql, *parameters)  # type: ignore[arg-type]
 

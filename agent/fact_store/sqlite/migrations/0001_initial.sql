@@ -4,14 +4,16 @@
 -- milliseconds (_unix_ms) since 1970, UTC. Digests are BLAKE2b-128.
 
 -- The zone that owns this store. One row. definition: the newest of the zone's own tag definitions. is_open: set, also in
--- the database file itself, as long as there must be a write-ahead log; an orderly close clears it (decision 0046).
+-- the database file itself, as long as there must be a write-ahead log; an orderly close clears it. openings: how often
+-- it was opened; what was found before the last one is reported (decision 0046).
 CREATE TABLE store (
     id INTEGER PRIMARY KEY CHECK (id = 1),
     zone TEXT NOT NULL,
     format INTEGER NOT NULL,
     created_unix_ms INTEGER NOT NULL,
     definition INTEGER,
-    is_open INTEGER NOT NULL DEFAULT 0 CHECK (is_open IN (0, 1))
+    is_open INTEGER NOT NULL DEFAULT 0 CHECK (is_open IN (0, 1)),
+    openings INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 
 -- The zones that first recorded the facts held here. is_proven: a record of this zone was verified. lives: how many
