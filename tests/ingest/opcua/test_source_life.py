@@ -7,6 +7,7 @@ import pytest
 
 from agent.ingest.completeness import Moment
 from agent.ingest.errors import SourceLost
+from agent.ingest.gap import CLOCK_SET_BACK, NOT_DELIVERED
 from agent.ingest.opcua import source as source_module
 from agent.ingest.opcua.decode import Change
 from agent.ingest.opcua.session import HEARTBEAT_HANDLE, Session
@@ -169,3 +170,15 @@ async def test_what_is_complete_keeps_its_clock_when_a_reading_shows_first_that_
     await shown(3_703)
     assert one.since == Moment(102 * S, before)
     assert abs(one.since.on(source.clock.now()) - 3_702 * S) < 3 * S
+
+
+async def test_a_loss_in_which_the_clock_was_set_twice_is_declared_in_all_its_times() -> None:
+    """An hour ahead and right again: values that are missing may have times of either."""
+    source, _ = await made(FakeStore())
+    gaps = gaps_of(source)
+    for shown_s in (101, 3_701, 101):
+        source.clock.note(shown_s * S, source.clock.least_ns())
+    source._losses.add(NOT_DELIVERED, Moment(100 * S), [1], source.clock.now())
+    source._declare_until(source.clock.now())
+    assert {gap.reason for gap in gaps} == {NOT_DELIVERED, CLOCK_SET_BACK}
+    assert {round(gap.first_time_ns / S, -2) for gap in gaps} == {100, 3_700}
