@@ -26,7 +26,7 @@ from bench.replication.fleet import pulling_node
 from tests.security.test_broker_attacks import bombs, evil
 from tests.sim import scaled
 from tests.support.mosquitto import Mosquitto
-from tests.waiting import wait_until
+from tests.waiting import LIMIT_S, wait_until
 
 pytestmark = pytest.mark.system
 
@@ -68,7 +68,7 @@ def appended(plants: Any, state: Path) -> None:
 
     end = offset() + PAGES
     os.kill(plants.pid, signal.SIGUSR1)
-    wait_until(lambda: offset() >= end, "the facts arrive")
+    wait_until(lambda: offset() >= end, "the facts arrive", LIMIT_S + PAGES / len(PLANTS))  # each appends once a second
     os.kill(plants.pid, signal.SIGUSR1)
 
 
