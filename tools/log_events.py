@@ -14,7 +14,7 @@ from pathlib import Path
 
 from agent.ingest.opcua.events.collector import LINES
 from agent.replication.pulling.catch_up import CatchUpEvent
-from agent.replication.pulling.pull_events import NoteKind
+from agent.replication.pulling.receiving.pull_events import NoteKind
 
 AGENT = Path(__file__).resolve().parents[1] / "agent"
 EVENT = re.compile(r"[a-z]+(_[a-z]+)*")

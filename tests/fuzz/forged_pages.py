@@ -29,7 +29,7 @@ from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.protocol.errors import ERRORS, ReplicationError
 from agent.replication.pulling import PageJudge, Puller, PullSettings, TrustPolicy
 from agent.replication.pulling.anti_entropy import AntiEntropy, AntiEntropySettings
-from agent.replication.pulling.pull_events import Asking, ReceiverSettings
+from agent.replication.pulling.receiving.pull_events import Asking, ReceiverSettings
 from agent.replication.pulling.throttled_requester import ThrottledRequester
 from agent.signing.certificates import SignerTrust
 from agent.signing.keys import SigningKey, ZoneSigner

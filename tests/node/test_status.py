@@ -42,8 +42,8 @@ from agent.replication.mqtt.link import LinkStatistics
 from agent.replication.protocol.messages import ConfirmReceipt
 from agent.replication.pulling.anti_entropy import AntiEntropyStatistics
 from agent.replication.pulling.catch_up import CatchUp
-from agent.replication.pulling.pull_events import Asking, ReceiverCounters
 from agent.replication.pulling.puller import Pacing, PullStatistics
+from agent.replication.pulling.receiving.pull_events import Asking, ReceiverCounters
 from agent.replication.serving.server import ServerStatistics
 from agent.settings.node import IdentitySettings, NodeSettings
 from agent.settings.store import StoreSettings, StreamSettings

@@ -27,7 +27,7 @@ from agent.replication.mqtt.requester import Requester
 from agent.replication.protocol.pacing import BYTES_MAX
 from agent.replication.protocol.token_bucket import TokenBucket
 from agent.replication.pulling import EvidenceFolder, PageJudge, Puller, PullSettings, TrustPolicy
-from agent.replication.pulling.pull_events import ReceiverSettings
+from agent.replication.pulling.receiving.pull_events import ReceiverSettings
 from agent.replication.serving.server import Server
 from agent.settings.peers import BrokerSettings
 from agent.settings.store import StoreSettings, StreamSettings

@@ -29,7 +29,7 @@ from agent.replication.protocol.messages import (
     SequencesAnswer,
     origin_named,
 )
-from agent.replication.pulling.pull_events import ArrivedPage, FetchFailed
+from agent.replication.pulling.receiving.pull_events import ArrivedPage, FetchFailed
 from agent.signing.chains import Offered
 
 REASON_CHARACTERS_MAX = 200

@@ -31,7 +31,8 @@ from agent.replication.pulling.catch_up import CatchUpTracker
 from agent.replication.pulling.definition_pull import DefinitionPull, store_with_definitions
 from agent.replication.pulling.page_check import PageContent, check_batches, read_page
 from agent.replication.pulling.page_judge import JudgedPage, PageJudge
-from agent.replication.pulling.pull_events import (
+from agent.replication.pulling.pull_spans import PullSpans
+from agent.replication.pulling.receiving.pull_events import (
     Append,
     Appended,
     AppendFailed,
@@ -43,8 +44,7 @@ from agent.replication.pulling.pull_events import (
     PageArrived,
     ReceiverSettings,
 )
-from agent.replication.pulling.pull_spans import PullSpans
-from agent.replication.pulling.receiver import Receiver
+from agent.replication.pulling.receiving.receiver import Receiver
 from agent.replication.pulling.throttled_requester import ThrottledRequester
 from agent.telemetry import Telemetry
 
@@ -130,7 +130,7 @@ class PullRunner:
         effects = self.core.handle(event, now_ms, chance)
         self.spans.after(event, self.core, self.peer_end_offset)
         if isinstance(event, Appended | PageArrived):  # before the effects, which store a page as backlog or not
-            noted = self.catch_up.update(now_ms, self.core.stored_offset, self.peer_end_offset)
+            noted = self.catch_up.update(now_ms, self.core.place.offset, self.peer_end_offset)
             if noted is not None:
                 progress = noted[1]
                 fields = {**self._about(), "percent": round(progress.percent, 1), **asdict(progress)}

@@ -8,7 +8,7 @@ confirmations.
 from __future__ import annotations
 
 from agent.positions import last_of
-from agent.replication.pulling.pull_events import (
+from agent.replication.pulling.receiving.pull_events import (
     Append,
     Appended,
     AppendFailed,
@@ -21,7 +21,7 @@ from agent.replication.pulling.pull_events import (
     PageArrived,
     Tick,
 )
-from agent.replication.pulling.receiver import Receiver
+from agent.replication.pulling.receiving.receiver import Receiver
 from agent.telemetry import Side, Span, Started, Telemetry
 
 CONFIRMS_MAX = 4
@@ -100,10 +100,10 @@ class PullSpans:
         for offset in list(self._confirms):
             if is_restarted:
                 self._telemetry.discard(self._confirms.pop(offset), "the peer's log was put back")
-            elif isinstance(event, PageArrived) and offset <= core.frontier:
+            elif isinstance(event, PageArrived) and offset <= core.place.frontier:
                 self._telemetry.stop(self._confirms.pop(offset))
             elif isinstance(event, LinkDown) or (core.open_fetch_id is None and core.asking in _FAILED):
-                self._telemetry.fail(self._confirms.pop(offset), core.lost_reason or core.asking.value)
+                self._telemetry.fail(self._confirms.pop(offset), core.contact.lost_reason or core.asking.value)
             elif len(self._confirms) > CONFIRMS_MAX:
                 self._telemetry.discard(self._confirms.pop(offset), "a later confirmation includes it")
 
@@ -116,10 +116,10 @@ class PullSpans:
         if self._bootstrap is None:
             return
         if core.asking in {Asking.BLOCKED, Asking.FENCED}:
-            self._telemetry.fail(self._bootstrap, core.lost_reason or core.asking.value)
+            self._telemetry.fail(self._bootstrap, core.contact.lost_reason or core.asking.value)
             self._bootstrap = None
-        elif core.is_caught_up and core.stored_offset >= end_offset:
-            self._telemetry.stop(self._bootstrap, offset=core.stored_offset)
+        elif not core.place.more and core.place.offset >= end_offset:
+            self._telemetry.stop(self._bootstrap, offset=core.place.offset)
             self._bootstrap = None
 
     def _start(self, span: Span, **fields: object) -> Started:

@@ -25,7 +25,8 @@ from agent.replication.protocol.token_bucket import TokenBucket
 from agent.replication.pulling.catch_up import CatchUp
 from agent.replication.pulling.page_check import PageRefused
 from agent.replication.pulling.page_judge import JudgedPage, PageJudge
-from agent.replication.pulling.pull_events import (
+from agent.replication.pulling.pull_runner import PullRunner, PullSettings, not_sent
+from agent.replication.pulling.receiving.pull_events import (
     Append,
     Asking,
     Event,
@@ -37,7 +38,6 @@ from agent.replication.pulling.pull_events import (
     ReceiverCounters,
     Tick,
 )
-from agent.replication.pulling.pull_runner import PullRunner, PullSettings, not_sent
 from agent.replication.pulling.throttled_requester import ThrottledRequester
 from agent.telemetry import Telemetry
 
@@ -73,7 +73,6 @@ class PullStatistics:
     asking: Asking
     lost_reason: str | None
     offset: int
-    frontier: int
     lease: int
     peer_end_offset: int
     is_caught_up: bool
@@ -194,17 +193,16 @@ class Puller:
             peer_zone=runner.settings.peer_zone,
             stream=runner.settings.stream,
             asking=core.asking,
-            lost_reason=core.lost_reason,
-            offset=core.stored_offset,
-            frontier=core.frontier,
-            lease=core.lease,
+            lost_reason=core.contact.lost_reason,
+            offset=core.place.offset,
+            lease=core.lease.epoch,
             peer_end_offset=runner.peer_end_offset,
-            is_caught_up=core.is_caught_up and core.stored_offset >= runner.peer_end_offset,
+            is_caught_up=not core.place.more and core.place.offset >= runner.peer_end_offset,
             counters=replace(core.counters),
             last_answer_ms=self._last_answer_ms,
             catch_up=runner.catch_up.now,
-            page_waits=core.page_waits or runner.artifacts.waits,
-            pacing=self._pacing(core.paced_ms(_now_ms())),
+            page_waits=core.pages.waits or runner.artifacts.waits,
+            pacing=self._pacing(core.pace.paced_ms(_now_ms())),
         )
 
     def _pacing(self, paced_ms: int) -> Pacing | None:

@@ -14,7 +14,7 @@ from agent.replication.mqtt.carrier import Incoming
 from agent.replication.mqtt.transport import Connection
 from agent.replication.protocol.topics import SLOTS, request_filter, response_filter
 from agent.replication.pulling import Puller, TrustPolicy
-from agent.replication.pulling.pull_events import Asking
+from agent.replication.pulling.receiving.pull_events import Asking
 from agent.signing.certificates import SignerTrust
 from agent.signing.keys import ZoneSigner
 from agent.signing.messages import MessagePlace, sign_answer, split_answer

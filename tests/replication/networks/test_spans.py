@@ -29,7 +29,8 @@ from agent.replication.protocol.messages import (
 )
 from agent.replication.protocol.topics import request_topic, response_topic
 from agent.replication.pulling.anti_entropy import AntiEntropy, AntiEntropySettings
-from agent.replication.pulling.pull_events import (
+from agent.replication.pulling.pull_spans import CONFIRMS_MAX, PullSpans
+from agent.replication.pulling.receiving.pull_events import (
     Appended,
     AppendFailed,
     ArrivedPage,
@@ -41,8 +42,7 @@ from agent.replication.pulling.pull_events import (
     ReceiverSettings,
     Tick,
 )
-from agent.replication.pulling.pull_spans import CONFIRMS_MAX, PullSpans
-from agent.replication.pulling.receiver import Receiver
+from agent.replication.pulling.receiving.receiver import Receiver
 from agent.replication.pulling.throttled_requester import ThrottledRequester
 from agent.replication.serving.consumer_effects import StartConfirm
 from agent.replication.serving.operations.consumers import BOOTSTRAPS_MAX, BootstrapSpans, Consumers

@@ -6,7 +6,7 @@ import pytest
 
 from agent.positions import NOTHING_READ, Position
 from agent.replication.protocol.pacing import BYTES_MAX, BYTES_MIN, BYTES_START, QUICK_MS, SLOW_MS, PageSize
-from agent.replication.pulling.pull_events import (
+from agent.replication.pulling.receiving.pull_events import (
     Appended,
     ArrivedPage,
     Event,
@@ -15,7 +15,7 @@ from agent.replication.pulling.pull_events import (
     PageArrived,
     ReceiverSettings,
 )
-from agent.replication.pulling.receiver import Receiver
+from agent.replication.pulling.receiving.receiver import Receiver
 
 
 def test_pages_grow_while_they_come_at_once_and_stop_at_the_largest() -> None:

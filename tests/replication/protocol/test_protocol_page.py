@@ -20,7 +20,7 @@ from agent.replication.protocol.messages import (
     LogPosition,
     operation_of,
 )
-from agent.replication.pulling.pull_events import ASKING_TRANSITIONS, STORING_TRANSITIONS
+from agent.replication.pulling.receiving.pull_events import ASKING_TRANSITIONS, STORING_TRANSITIONS
 from tests.replication.answers import encode_answer
 
 ROOT = Path(__file__).parents[3]

@@ -16,7 +16,7 @@ from agent.replication.protocol.token_bucket import (
     Priority,
     TokenBucket,
 )
-from agent.replication.pulling.pull_events import (
+from agent.replication.pulling.receiving.pull_events import (
     Appended,
     ArrivedPage,
     Asking,
@@ -28,7 +28,7 @@ from agent.replication.pulling.pull_events import (
     ReceiverSettings,
     Tick,
 )
-from agent.replication.pulling.receiver import Receiver
+from agent.replication.pulling.receiving.receiver import Receiver
 from agent.settings.peers import BYTES_PER_SECOND_MIN
 
 ONE = "1" * 32
@@ -155,9 +155,9 @@ def test_a_backlog_keeps_to_the_rate_and_lets_live_facts_pass() -> None:
             live.end_offset += 1
             live.serve(now_ms, 400)
             waited_ms.append(now_ms)
-    assert len(waited_ms) == live.core.stored_offset == 300
+    assert len(waited_ms) == live.core.place.offset == 300
     assert backlog.core.asking is Asking.PACED
-    assert backlog.core.counters.paced_ms > 10_000
+    assert backlog.core.pace.paced_ms(60_000) > 10_000
     assert backlog.bytes + live.bytes == pytest.approx(60 * RATE, rel=0.02)
 
 
@@ -212,14 +212,14 @@ def test_debt_and_waited_time_are_reported() -> None:
     pull.serve(0, 10 * RATE)
     assert (bandwidth.bytes_owed(0), bandwidth.bytes_waited_off) == (975_000, 0)
     assert (bandwidth.bytes_owed(4_000), bandwidth.bytes_waited_off) == (575_000, 400_000)
-    assert pull.core.paced_ms(4_000) == 4_000
+    assert pull.core.pace.paced_ms(4_000) == 4_000
     pull(LinkDown("gone"), 5_000)
-    assert pull.core.paced_ms(6_000) == 5_000
+    assert pull.core.pace.paced_ms(6_000) == 5_000
     pull(LinkUp(), 6_000)
     pull(Tick(), 6_000 + ReceiverSettings().spread_ms)
     pull(Tick(), 9_750)
     assert pull.core.asking is Asking.WAITING
-    assert pull.core.paced_ms(20_000) == 5_000 + 9_750 - 6_000 - ReceiverSettings().spread_ms
+    assert pull.core.pace.paced_ms(20_000) == 5_000 + 9_750 - 6_000 - ReceiverSettings().spread_ms
     assert (bandwidth.bytes_owed(20_000), bandwidth.bytes_waited_off) == (0, 975_000)
 
 

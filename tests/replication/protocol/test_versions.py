@@ -22,8 +22,8 @@ from agent.replication.broker.peer_test import Peer, check_peer
 from agent.replication.mqtt import requester
 from agent.replication.protocol.errors import PeerRefused
 from agent.replication.protocol.messages import GetBounds, ListStreams
-from agent.replication.pulling.pull_events import Asking
 from agent.replication.pulling.puller import Puller
+from agent.replication.pulling.receiving.pull_events import Asking
 from agent.replication.serving import server
 from tests.replication.answers import encode_answer
 from tests.replication.broker.zones import target_of

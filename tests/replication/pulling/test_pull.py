@@ -16,7 +16,7 @@ import pytest
 from agent.fact_store import FactStore, StoreFull
 from agent.message import Sample
 from agent.replication.protocol.token_bucket import TokenBucket
-from agent.replication.pulling.pull_events import Asking
+from agent.replication.pulling.receiving.pull_events import Asking
 from agent.settings.peers import BYTES_PER_SECOND_MIN
 from agent.settings.store import StoreSettings, StreamSettings
 from tests.replication.nodes import IMPATIENT, STREAM, Node, define, samples, sealed

@@ -48,7 +48,7 @@ from agent.replication.protocol.token_bucket import TokenBucket
 from agent.replication.pulling import Puller, PullSettings, message_judge, pull_runner, puller
 from agent.replication.pulling.catch_up import BEHIND_FACTS_MIN
 from agent.replication.pulling.page_check import check_batches
-from agent.replication.pulling.pull_events import Asking, FetchFailed, ReceiverSettings, Tick
+from agent.replication.pulling.receiving.pull_events import Asking, FetchFailed, ReceiverSettings, Tick
 from agent.settings.peers import BYTES_PER_SECOND_MIN
 from agent.signing.certificates import Refusal, RefusalReason
 from agent.signing.messages import MessagePlace

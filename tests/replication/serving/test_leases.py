@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.replication.pulling.pull_events import Asking
 from agent.replication.pulling.puller import Puller
+from agent.replication.pulling.receiving.pull_events import Asking
 from tests.replication.nodes import STREAM, Node, sealed
 from tests.support.mosquitto import Mosquitto
 from tests.waiting import wait_until_async

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from agent.positions import last_of
-from agent.replication.pulling.pull_events import (
+from agent.replication.pulling.receiving.pull_events import (
     Appended,
     AppendFailed,
     ArrivedPage,
@@ -16,7 +16,7 @@ from agent.replication.pulling.pull_events import (
     LinkUp,
     PageArrived,
 )
-from agent.replication.pulling.receiver import PAGES_AHEAD_MAX, Receiver
+from agent.replication.pulling.receiving.receiver import Receiver
 
 
 class ConfirmsTooEarly(Receiver):
@@ -24,7 +24,7 @@ class ConfirmsTooEarly(Receiver):
 
     def handle(self, event: Event, now_ms: int, jitter: float) -> list[Effect]:
         effects = super().handle(event, now_ms, jitter)
-        accepted = last_of(self._accepted)
+        accepted = last_of(self.place.accepted)
         return [
             replace(effect, confirm=accepted) if isinstance(effect, Fetch) and accepted.offset else effect
             for effect in effects
@@ -34,15 +34,15 @@ class ConfirmsTooEarly(Receiver):
 class AcceptsAnyPage(Receiver):
     """Accepts any page, at any position."""
 
-    def _fits(self, page: object, *, is_newest: bool) -> bool:  # noqa: ARG002
-        return len(self._read_ahead) < PAGES_AHEAD_MAX
+    def _fits(self, page: object, fetch: object) -> bool:  # noqa: ARG002
+        return self.pages.has_room
 
 
 class CountsFacts(AcceptsAnyPage):
     """Takes any page for the next one."""
 
     def _accept(self, page: ArrivedPage, content: object) -> None:
-        after = last_of(self._accepted)
+        after = last_of(self.place.accepted)
         by = after.offset + 1 - page.first_offset
         lives = tuple(one._replace(offset=one.offset + by) for one in page.lives)
         super()._accept(

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.replication.pulling.pull_events import ReceiverSettings
-from agent.replication.pulling.receiver import Receiver
+from agent.replication.pulling.receiving.pull_events import ReceiverSettings
+from agent.replication.pulling.receiving.receiver import Receiver
 from tests.replication.simulation import comparing, serving, stepped, trust
 from tests.replication.simulation.broker import TakenOverBroker
 from tests.replication.simulation.checkers import Checkers, Violation

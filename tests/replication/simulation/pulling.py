@@ -19,8 +19,8 @@ from agent.replication.protocol.errors import TransportError, UnprovenAnswer
 from agent.replication.protocol.messages import FetchFacts
 from agent.replication.pulling.page_check import PageRefused
 from agent.replication.pulling.page_judge import JudgedPage
-from agent.replication.pulling.pull_events import Append, Asking, Event, FetchFailed, LinkDown, LinkUp, Tick
 from agent.replication.pulling.pull_runner import PullRunner, PullSettings, not_sent
+from agent.replication.pulling.receiving.pull_events import Append, Asking, Event, FetchFailed, LinkDown, LinkUp, Tick
 from agent.signing.messages import MessagePlace
 from tests.replication.simulation.checkers import STREAM, Offered, Violation
 from tests.replication.simulation.comparing import Comparing, PeerRequester
@@ -108,7 +108,7 @@ class Pull:
         end, frontier = peer.end_offset(STREAM), consumer.frontier if consumer else 0
         if at == end and frontier == end:
             return None
-        reason = core.lost_reason if core else None
+        reason = core.contact.lost_reason if core else None
         return f"{self.node.name} has {at} of {end} of {self.peer.name}, confirmed {frontier} ({reason})"
 
     def _twins(self) -> Iterator[Pull]:

@@ -28,8 +28,8 @@ from agent.replication.protocol.messages import FetchFacts
 from agent.replication.pulling import anti_entropy
 from agent.replication.pulling.anti_entropy import AntiEntropy
 from agent.replication.pulling.page_judge import PageJudge, TrustPolicy
-from agent.replication.pulling.pull_events import ReceiverSettings
-from agent.replication.pulling.receiver import Receiver
+from agent.replication.pulling.receiving.pull_events import ReceiverSettings
+from agent.replication.pulling.receiving.receiver import Receiver
 from agent.replication.serving import consumer_core, reading
 from agent.replication.serving.admission import decide_fetch
 from agent.replication.serving.consumer_effects import Effect, GetStreamState, Park, ReadPage

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 from agent.lease import NO_LEASE, Denied, Lease, LeaseClaim, decide_lease
 from agent.positions import LifeList, LogLives, Position
 from agent.replication.pulling.page_check import check_page
-from agent.replication.pulling.pull_events import (
+from agent.replication.pulling.pull_runner import PullSettings, fetch_request
+from agent.replication.pulling.receiving.pull_events import (
     Asking,
     Event,
     Fetch,
@@ -29,8 +30,7 @@ from agent.replication.pulling.pull_events import (
     ReceiverSettings,
     Tick,
 )
-from agent.replication.pulling.pull_runner import PullSettings, fetch_request
-from agent.replication.pulling.receiver import Receiver
+from agent.replication.pulling.receiving.receiver import Receiver
 from agent.replication.serving import consumer_effects as effects
 from agent.replication.serving.admission import Caller
 from agent.replication.serving.consumer_core import ConsumerCore
@@ -221,6 +221,6 @@ def test_one_of_two_instances_continues() -> None:
         world.run()
         going = [machine for machine in world.machines if machine.core.asking is not Asking.FENCED]
         assert len(going) == 1, f"seed {seed}: {len(going)} of two go on"
-        holder = Lease(going[0].core.lease, f"{going[0].name}{going[0].life}")
+        holder = Lease(going[0].core.lease.epoch, f"{going[0].name}{going[0].life}")
         assert world.lease == holder, f"seed {seed}"
         assert world.taken_ms <= FAULTS_END_MS + 3_000, f"seed {seed}: taken at {world.taken_ms}"

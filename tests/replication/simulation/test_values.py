@@ -9,7 +9,7 @@ import pytest
 
 from agent.fact_store.inbound import Inbound
 from agent.message import Sample
-from agent.replication.pulling.receiver import Receiver
+from agent.replication.pulling.receiving.receiver import Receiver
 from tests.replication.simulation import pulling
 from tests.replication.simulation.broken import ConfirmsTooEarly
 from tests.replication.simulation.checkers import STREAM

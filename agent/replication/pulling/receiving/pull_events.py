@@ -66,31 +66,18 @@ class ReceiverSettings:
     """Time for the answer beyond `wait_ms`, and for a heartbeat beyond HEARTBEAT_MS; each failure doubles it, up to
     eightfold. A peer that was killed while our fetch waited there is asked again 8 s after its last heartbeat, which is
     also how late facts are whose answer was lost. A later answer is used all the same."""
-    behind_ms: int = 250
-    """How much longer to wait each time while this node itself is behind."""
-    behind_ms_max: int = 30_000
-    """In all, so that a flood of messages does not hide that an answer was lost."""
     backoff_ms_min: int = 250
     backoff_ms_max: int = 5_000
     """Requests are small packets, so the back-off stays short and a peer that returns is found within seconds."""
     spread_ms: int = SPREAD_MS
     """After a reconnect the pulls of a node ask again spread over this time."""
-    returning_ms: int = 10_000
-    """For this long after a reconnect, the peer's own connection is probably returning too."""
-    backoff_ms_returning: int = 1_000
-    """Longest back-off during that time."""
     blocked_ms: int = 60_000
     """Between two attempts at something that an operator must repair."""
-    restart_ms: int = 1_000
-    """Between two requests that a peer made necessary by refusing the position. Otherwise it would be
-    asked as fast as it refuses, with a log line each time."""
     twins_ms: int = 600_000
     """After two machines have answered in turn: until only one has answered for this long, requests are rare."""
     pause_ms_min: int = 100
     pause_ms_max: int = 5_000
     page_bytes_max: int = BYTES_MAX
-    empty_ms_min: int = 200
-    """A page without facts that arrives sooner than this did not wait at the peer. Asking again at once would loop."""
 
 
 # --------------------------------------------------------------------------------------------------------------- events
@@ -236,19 +223,6 @@ Effect = Fetch | Append | Note
 # ---------------------------------------------------------------------------------------------------------------- state
 
 
-@dataclass(frozen=True, slots=True)
-class OpenFetch:
-    """A request whose answer is awaited until `deadline_ms`, which each heartbeat moves, up to `last_ms`. Both begin
-    again when the broker has taken it."""
-
-    fetch_id: int
-    sent_ms: int
-    deadline_ms: int
-    last_ms: int
-    wait_ms: int
-    names_trail: bool = False
-
-
 @dataclass(slots=True)
 class ReceiverCounters:
     """Counted since the receiver began."""
@@ -261,5 +235,3 @@ class ReceiverCounters:
     restarts: int = 0
     facts_stored: int = 0
     facts_duplicate: int = 0
-    paced_ms: int = 0
-    """How long no request was sent because the peer's bandwidth was used up."""

@@ -1,0 +1,102 @@
+"""Where a pull is in its peer's log: which page follows, what to ask for and what to confirm. Core: one frozen value.
+
+The place is a trail (agent/positions.py) with two ends: the pages after `stored` up to `accepted` are on their way to
+the store. A page follows if it begins at the accepted end, whichever request it answers, or where the peer's log parts
+from the trail, if the newest request named that. Nothing is skipped: facts that the peer no longer has are holes of a
+page. What is stored may be confirmed, not what is merely accepted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from agent.positions import NOTHING_READ, Position, Trail, continues, extended, last_of
+from agent.replication.pulling.receiving.open_fetch import OpenFetch
+from agent.replication.pulling.receiving.pull_events import ArrivedPage
+
+
+@dataclass(frozen=True, slots=True)
+class LogPlace:
+    """`log_end` is where the peer's log ends, if that is before the place. `more`: the peer had more behind its last
+    page."""
+
+    stored: Trail = ()
+    accepted: Trail = ()
+    is_placed: bool = True
+    """Otherwise the place is the end of the log, where the consumer is registered, until an answer names it."""
+    names_trail: bool = True
+    """Whether the next request names the trail."""
+    log_end: Position | None = None
+    frontier: int = 0
+    """What the peer knows as confirmed."""
+    more: bool = True
+
+    @property
+    def offset(self) -> int:
+        """How far the peer's log is stored here."""
+        return last_of(self.stored).offset
+
+    @property
+    def after(self) -> Position | None:
+        """Where the next page must begin, if the request does not name the trail."""
+        return last_of(self.accepted) if self.is_placed and not self.names_trail else None
+
+    @property
+    def trail(self) -> Trail | None:
+        """The trail, if the next request names it."""
+        return self.accepted if self.is_placed and self.names_trail else None
+
+    @property
+    def confirm(self) -> Position | None:
+        """What the next request confirms."""
+        position = self.log_end or last_of(self.stored)
+        return position if position.offset > self.frontier else None
+
+    def fits(self, page: ArrivedPage, fetch: OpenFetch | None) -> bool:
+        """Whether a page may follow the accepted ones. `fetch` is the newest request, if the page answers it; only that
+        one's answer chooses a place for a pull that has none."""
+        if not self.is_placed:
+            return fetch is not None
+        is_answer_to_trail = fetch is not None and fetch.names_trail
+        return continues(self.accepted, page.after, is_answer_to_trail=is_answer_to_trail)
+
+    def parts(self, page: ArrivedPage) -> bool:
+        """Whether a page begins elsewhere: the log was read further, or is another one."""
+        return self.is_placed and page.after[:2] != last_of(self.accepted)[:2]
+
+    def accept(self, page: ArrivedPage) -> LogPlace:
+        """The place after a page that fits."""
+        return replace(
+            self,
+            stored=self.stored if self.is_placed or page.after == NOTHING_READ else (page.after,),
+            accepted=extended(self.accepted, page.lives),
+            is_placed=True,
+            names_trail=False,
+            log_end=None,
+            more=page.more,
+        )
+
+    def end(self, page: ArrivedPage) -> LogPlace:
+        """The place after a page without offsets, which says where the log ends. If that is before the place, the next
+        facts follow another position of the trail."""
+        stored, accepted = self.stored, self.accepted
+        if not self.is_placed:
+            stored = accepted = () if page.after == NOTHING_READ else (page.after,)
+        names_trail = page.after[:2] != last_of(accepted)[:2]
+        is_stored = any(one.life == page.after.life and one.offset >= page.after.offset for one in stored)
+        log_end = page.after if names_trail and is_stored else None
+        return LogPlace(
+            stored, accepted, names_trail=names_trail, log_end=log_end, frontier=self.frontier, more=page.more
+        )
+
+    def store(self, page: ArrivedPage) -> LogPlace:
+        """The place when the oldest accepted page is durable."""
+        return replace(self, stored=extended(self.stored, page.lives))
+
+    def drop(self) -> LogPlace:
+        """The place without the accepted pages, which are requested again."""
+        return replace(self, accepted=self.stored, names_trail=True)
+
+    def doubt(self) -> LogPlace:
+        """The same place; the next request names the trail."""
+        return replace(self, names_trail=True)
