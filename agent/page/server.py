@@ -32,6 +32,8 @@ CONNECTIONS_MAX = 128
 CONNECTIONS_OF_ADDRESS_MAX = 48
 """Open pages of one browser, or of a proxy."""
 REQUEST_S_MAX = 10.0
+REQUESTS_MAX = 2 * CONNECTIONS_MAX
+"""At work, also for visitors that have left; more are answered with 503. Each takes memory."""
 BACKLOG_MAX = 128
 STOP_S = 1
 
@@ -91,10 +93,11 @@ async def serve(settings: NodeSettings, ready: Callable[[str], None] = lambda _:
         options = {"ssl_certfile": str(page.cert_file), "ssl_keyfile": str(page.key_file)}
         if page.client_ca_file:
             options |= {"ssl_ca_certs": str(page.client_ca_file), "ssl_cert_reqs": ssl.CERT_REQUIRED}
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # a visitor's mistakes, as many as it likes
     config = uvicorn.Config(
         app, http=BoundedProtocol, ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,
         proxy_headers=False, timeout_keep_alive=int(REQUEST_S_MAX), timeout_graceful_shutdown=STOP_S,
-        backlog=BACKLOG_MAX, h11_max_incomplete_event_size=16 * 1024, **options,
+        backlog=BACKLOG_MAX, limit_concurrency=REQUESTS_MAX, h11_max_incomplete_event_size=16 * 1024, **options,
     )  # fmt: skip
     try:
         config.load()

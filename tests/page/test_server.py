@@ -1,8 +1,10 @@
 """The page as a process: hostile visitors cost nobody else, another user serves it, and TLS with users guards it."""
 
+import asyncio
 import http.client
 import os
 import shutil
+import signal
 import socket
 import ssl
 import subprocess
@@ -15,10 +17,12 @@ from pathlib import Path
 import pytest
 
 from agent.client import Client
+from agent.config import load
 from agent.demo.processes import Child, accepts
 from agent.health.snapshot import NodeSnapshot
 from agent.page.access import user_line
-from agent.page.server import CONNECTIONS_MAX, CONNECTIONS_OF_ADDRESS_MAX
+from agent.page.facts import Facts
+from agent.page.server import CONNECTIONS_MAX, CONNECTIONS_OF_ADDRESS_MAX, REQUESTS_MAX, serve
 from agent.replication import pki
 from tests.page.conftest import store_with
 from tests.waiting import wait_until
@@ -64,6 +68,39 @@ def test_hostile_visitors(tmp_path: Path, healthy: NodeSnapshot) -> None:
         assert get(port, Host="evil.example")[0] == 400
         assert get(port, "/zone/%3Cscript%3E")[0] == 404
     assert "Traceback" not in page.log_text()
+
+
+async def test_requests_of_visitors_that_have_left(
+    tmp_path: Path, healthy: NodeSnapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they asked for is at work up to a limit; then a reader is told to come again, and later answered."""
+    is_read = asyncio.Event()
+
+    async def latest(*_: object) -> list[object]:
+        await is_read.wait()
+        return []
+
+    async def wait_status(wanted: int) -> None:
+        while (await asyncio.to_thread(get, port))[0] != wanted:
+            assert not serving.done()
+
+    monkeypatch.setattr(Facts, "latest", latest)
+    (tmp_path / "node.toml").write_text('[node]\nzone = "idmz"\n[page]\nlisten_port = 0\n')
+    with store_with(tmp_path, healthy):
+        addresses: asyncio.Queue[str] = asyncio.Queue()
+        serving = asyncio.create_task(serve(load(tmp_path / "node.toml"), addresses.put_nowait))
+        port = int((await addresses.get()).rstrip("/").rpartition(":")[2])
+        await wait_status(200)
+        for _ in range(REQUESTS_MAX + 200):
+            _, visitor = await asyncio.open_connection("127.0.0.1", port)
+            visitor.write(b"GET /tags HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            visitor.close()
+        await wait_status(503)
+        assert len(asyncio.all_tasks()) < REQUESTS_MAX + 50
+        is_read.set()
+        await wait_status(200)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await serving
 
 
 def test_visitors_change_nothing_at_the_node(tmp_path: Path) -> None:
