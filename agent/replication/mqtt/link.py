@@ -59,6 +59,54 @@ class LinkStatistics:
     identity_ends: datetime | None = None
 
 
+class LinkHistory:
+    """What has become of a link: its losses, logged once each, and its counters."""
+
+    def __init__(self, broker: str) -> None:
+        self._broker = broker
+        self.down_reason: str | None = "not connected yet"
+        self.connects = 0
+        self.failures = 0
+        self.unsolicited = 0
+        self._refusals = 0  # in a row
+        self._reasons_logged = set[str]()  # during this outage
+        self._is_identity_unusable = False
+
+    @property
+    def needs_person(self) -> bool:
+        """Whether the link is down for a reason that does not pass by itself."""
+        return self._is_identity_unusable or self._refusals >= REFUSALS_UNTIL_ERROR
+
+    def connected(self) -> None:
+        _log.info("broker_connected", extra={"broker": self._broker, "after": self.down_reason})
+        self.connects += 1
+        self._refusals = 0
+        self._is_identity_unusable = False
+        self._reasons_logged.clear()
+        self.down_reason = None
+
+    def lost(self, reason: ReplicationError | None) -> None:
+        """Without a reason the connection is replaced by one with a new identity."""
+        if reason is not None:
+            _log.warning("broker_lost", extra={"broker": self._broker, "reason": str(reason)})
+        self.down_reason = "a new identity is being taken over" if reason is None else str(reason)
+
+    def failed(self, error: ReplicationError) -> None:
+        """There is no connection."""
+        self.failures += 1
+        # A single refusal may be a broker that is stopping; several in a row mean that it refuses this certificate.
+        self._refusals = self._refusals + 1 if isinstance(error, ConnectionRefused) else 0
+        if self._refusals == REFUSALS_UNTIL_ERROR:
+            extra = {"broker": self._broker, "times": self._refusals, "reason": str(error)}
+            _log.error("broker_refuses_us", extra=extra)
+        self._is_identity_unusable = isinstance(error, PkiError)
+        reason = re.sub(r"\d+", "", str(error))  # the text about an expired certificate has the time in it
+        if reason not in self._reasons_logged and len(self._reasons_logged) < REASONS_LOGGED_MAX:
+            self._reasons_logged.add(reason)
+            _log.warning("broker_unreachable", extra={"broker": self._broker, "reason": str(error)})
+        self.down_reason = str(error)
+
+
 class Link:
     """The link to one broker for the lifetime of a node."""
 
@@ -71,20 +119,13 @@ class Link:
             identity.on_offer = self._wake
         self._changed = asyncio.Event()  # the connection ended, or a new identity is offered
         self._replacement: Connection | None = None  # accepted by the broker with a new identity, not yet in use
-        self._refusals = 0  # in a row
-        self._reasons_logged = set[str]()  # during this outage
-        self._is_identity_unusable = False
+        self._history = LinkHistory(access.name)
         self.connection: Connection | None = None
         self._chance = chance
         self.instance = secrets.token_hex(8)  # of this node, for the answers of all peers
         self._routes: dict[str, Callable[[Incoming], None]] = {}
-        self._subscriptions = set[str]()
         self._watchers: list[tuple[Callable[[], None], Callable[[str], None]]] = []
         self._up = asyncio.Event()
-        self._connects = 0
-        self._failures = 0
-        self._unsolicited = 0
-        self._down_reason: str | None = "not connected yet"
         self._is_running = False
 
     def route(self, topic: str, handler: Callable[[Incoming], None]) -> None:
@@ -92,7 +133,6 @@ class Link:
         assert not self._is_running, "routes are fixed before the link runs"
         assert topic not in self._routes, topic
         self._routes[topic] = handler
-        self._subscriptions.add(subscription_to(topic))
 
     def watch(self, on_up: Callable[[], None], on_down: Callable[[str], None]) -> None:
         """Call `on_up` after each connect, when all topics are subscribed, and `on_down` with the reason when it is
@@ -108,7 +148,7 @@ class Link:
     def require(self) -> Connection:
         """The present connection. Raises ConnectionLost if there is none."""
         if self.connection is None:
-            raise ConnectionLost(str(self.access), self._down_reason or "not connected")
+            raise ConnectionLost(str(self.access), self._history.down_reason or "not connected")
         return self.connection
 
     def is_behind(self) -> bool:
@@ -117,18 +157,18 @@ class Link:
 
     def count_unsolicited(self) -> None:
         """Count a message that belongs to no open request."""
-        self._unsolicited += 1
+        self._history.unsolicited += 1
 
     def statistics(self) -> LinkStatistics:
         """Counters and state."""
-        identity = self._identity
+        identity, history = self._identity, self._history
         return LinkStatistics(
             self.connection is not None,
-            self._connects,
-            self._failures,
-            self._unsolicited,
-            self._down_reason,
-            self._is_identity_unusable or self._refusals >= REFUSALS_UNTIL_ERROR,
+            history.connects,
+            history.failures,
+            history.unsolicited,
+            history.down_reason,
+            history.needs_person,
             "" if identity is None else identity.problem,
             None if identity is None else identity.expires,
         )
@@ -142,14 +182,14 @@ class Link:
             try:
                 if connection is None:
                     connection = await self._open()
-                refused = await connection.subscribe(sorted(self._subscriptions))
+                refused = await connection.subscribe(sorted({subscription_to(topic) for topic in self._routes}))
                 tries = 0
-                self._note_up(connection)
+                self._begin_use(connection)
                 for topic in refused:
                     _log.warning("subscription_refused", extra={"broker": self.access.name, "topic": topic})
                 await self._wait_until_over(connection)
             except ReplicationError as error:  # not connected, or lost while subscribing
-                self._note_failure(error)
+                self._history.failed(error)
             finally:
                 self.connection = None
                 self._up.clear()
@@ -165,7 +205,7 @@ class Link:
         self._is_running = True
         connection = await Connection.open(self.access, self._dispatch)
         try:
-            await connection.subscribe(sorted(self._subscriptions))
+            await connection.subscribe(sorted({subscription_to(topic) for topic in self._routes}))
             self.connection = connection
             yield
         finally:
@@ -197,10 +237,10 @@ class Link:
                 except ReplicationError as error:  # the present connection stays
                     _log.debug("identity_not_taken_over", extra={"broker": self.access.name, "reason": str(error)})
                 else:
-                    self._note_down(None)
+                    self._end_use(None)
                     return
             await self._changed.wait()
-        self._note_down(connection.closed.result())
+        self._end_use(connection.closed.result())
 
     def _wake(self) -> None:
         self._changed.set()
@@ -212,37 +252,15 @@ class Link:
         else:
             handler(message)
 
-    def _note_up(self, connection: Connection) -> None:
-        _log.info("broker_connected", extra={"broker": self.access.name, "after": self._down_reason})
-        self._connects += 1
-        self._refusals = 0
-        self._is_identity_unusable = False
-        self._reasons_logged.clear()
-        self._down_reason = None
+    def _begin_use(self, connection: Connection) -> None:
+        self._history.connected()
         self.connection = connection
         self._up.set()
         for on_up, _ in self._watchers:
             on_up()
 
-    def _note_down(self, reason: ReplicationError | None) -> None:
-        """Report the end of the connection. Without a reason it is replaced by one with a new identity."""
-        if reason is not None:
-            _log.warning("broker_lost", extra={"broker": self.access.name, "reason": str(reason)})
-        self._down_reason = "a new identity is being taken over" if reason is None else str(reason)
+    def _end_use(self, reason: ReplicationError | None) -> None:
+        self._history.lost(reason)
         self.connection = None
         for _, on_down in self._watchers:
-            on_down(self._down_reason)
-
-    def _note_failure(self, error: ReplicationError) -> None:
-        self._failures += 1
-        # A single refusal may be a broker that is stopping; several in a row mean that it refuses this certificate.
-        self._refusals = self._refusals + 1 if isinstance(error, ConnectionRefused) else 0
-        if self._refusals == REFUSALS_UNTIL_ERROR:
-            extra = {"broker": self.access.name, "times": self._refusals, "reason": str(error)}
-            _log.error("broker_refuses_us", extra=extra)
-        self._is_identity_unusable = isinstance(error, PkiError)
-        reason = re.sub(r"\d+", "", str(error))  # the text about an expired certificate has the time in it
-        if reason not in self._reasons_logged and len(self._reasons_logged) < REASONS_LOGGED_MAX:
-            self._reasons_logged.add(reason)
-            _log.warning("broker_unreachable", extra={"broker": self.access.name, "reason": str(error)})
-        self._down_reason = str(error)
+            on_down(self._history.down_reason or "")

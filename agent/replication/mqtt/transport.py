@@ -24,6 +24,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from enum import Enum
 from typing import Any, NamedTuple, cast
 
 from paho.mqtt.client import Client
@@ -86,6 +87,61 @@ class _Outgoing(NamedTuple):
     properties: PackedProperties
     acknowledged: asyncio.Future[None] | None
 
+    @property
+    def size(self) -> int:
+        return len(self.payload) + len(self.topic) + 256  # properties and header stay below 256
+
+
+class Phase(Enum):
+    """Where a connection is handled."""
+
+    CONNECTING = "in the thread that connects"
+    OPEN = "in the event loop"
+    ABANDONED = "the thread that connects is not waited for"
+
+
+class Outbox:
+    """Messages that wait to be sent, bounded in bytes, and those that wait for the broker's acknowledgement, of which
+    there may be `unacknowledged_max`."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.unacknowledged_max = REQUESTS_UNACKNOWLEDGED_MAX
+        self._waiting: deque[_Outgoing] = deque()  # tidy: bounded in bytes by add
+        self._sent: dict[int, _Outgoing] = {}
+
+    def add(self, message: _Outgoing) -> bool:
+        """Whether there is room for it."""
+        if self.bytes + message.size > OUTGOING_BYTES_MAX:
+            return False
+        self._waiting.append(message)
+        self.bytes += message.size
+        return True
+
+    def take(self) -> _Outgoing | None:
+        """The next message that may be sent."""
+        if not self._waiting or len(self._sent) >= self.unacknowledged_max:
+            return None
+        message = self._waiting.popleft()
+        self.bytes -= message.size
+        return message
+
+    def sent(self, identifier: int, message: _Outgoing) -> None:
+        if message.acknowledged is not None:
+            self._sent[identifier] = message
+
+    def acknowledged(self, identifier: int) -> _Outgoing | None:
+        """The message that the broker acknowledges; None if nothing waits for that."""
+        message = self._sent.pop(identifier, None)
+        return None if message is None or message.acknowledged is None or message.acknowledged.done() else message
+
+    def clear(self) -> list[asyncio.Future[None]]:
+        """Drop all messages. Returns what waits for their acknowledgements."""
+        messages = [*self._sent.values(), *self._waiting]
+        self._sent.clear()
+        self._waiting.clear()
+        return [message.acknowledged for message in messages if message.acknowledged is not None]
+
 
 class Connection:
     """One connection, created by `open`. It has ended when `closed` has a result, the reason."""
@@ -96,18 +152,12 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         self.closed: asyncio.Future[TransportError] = self._loop.create_future()
         self.packet_bytes_max = PACKET_BYTES_MAX
-        self.connack: Properties | None = None
-        """What the broker announced when it accepted the session."""
-        self._connack: asyncio.Future[None] = self._loop.create_future()
+        self._connack: asyncio.Future[Properties | None] = self._loop.create_future()
         self._suback: dict[int, asyncio.Future[list[ReasonCode]]] = {}
-        self._unacknowledged_max = REQUESTS_UNACKNOWLEDGED_MAX
-        self._unacknowledged: dict[int, _Outgoing] = {}
-        self._outgoing: deque[_Outgoing] = deque()  # tidy: bounded in bytes by _offer
-        self._outgoing_bytes = 0
+        self._outbox = Outbox()
         self._socket: socket.socket | None = None
         self._is_writing = False
-        self._is_abandoned = False
-        self._is_in_loop = False
+        self._phase = Phase.CONNECTING
         self._client = self._make_client()
 
     @classmethod
@@ -117,7 +167,7 @@ class Connection:
         try:
             await connection._connect()
         except BaseException:  # tidy: raised again; no socket may outlive the attempt
-            connection._is_abandoned = True
+            connection._phase = Phase.ABANDONED
             connection._end(ConnectionLost(str(access), "abandoned while connecting"))
             raise
         return connection
@@ -139,9 +189,14 @@ class Connection:
         return acknowledged
 
     @property
+    def connack(self) -> Properties | None:
+        """What the broker announced when it accepted the session."""
+        return self._connack.result()
+
+    @property
     def outgoing_bytes(self) -> int:
         """Bytes that wait to be sent, behind the message that is being written."""
-        return self._outgoing_bytes
+        return self._outbox.bytes
 
     def is_behind(self) -> bool:
         """Whether something has arrived that was not read yet."""
@@ -181,19 +236,16 @@ class Connection:
         self._end(ConnectionLost(str(self._access), "closed by this node"))
 
     def _offer(self, message: _Outgoing) -> None:
-        size = len(message.payload) + len(message.topic) + 256  # properties and header stay below 256
-        if size > self.packet_bytes_max:
+        if message.size > self.packet_bytes_max:
             raise MessageTooLarge(
                 str(self._access),
-                f"message of {size} bytes, the broker accepts {self.packet_bytes_max}",
+                f"message of {message.size} bytes, the broker accepts {self.packet_bytes_max}",
                 "Raise max_packet_size of the broker.",
             )
         if self._socket is None:
             raise ConnectionLost(str(self._access), "the connection has ended")
-        if self._outgoing_bytes + size > OUTGOING_BYTES_MAX:
-            raise OutgoingFull(str(self._access), f"{self._outgoing_bytes} bytes are already waiting to be sent")
-        self._outgoing.append(message)
-        self._outgoing_bytes += size
+        if not self._outbox.add(message):
+            raise OutgoingFull(str(self._access), f"{self._outbox.bytes} bytes are already waiting to be sent")
         self._flush()
 
     def _flush(self) -> None:
@@ -204,14 +256,11 @@ class Connection:
                 client.loop_write()
                 if client.want_write():
                     break
-            if not self._outgoing or len(self._unacknowledged) >= self._unacknowledged_max:
+            if (message := self._outbox.take()) is None:
                 break
-            message = self._outgoing.popleft()
-            self._outgoing_bytes -= len(message.payload) + len(message.topic) + 256
             properties = cast("Properties", message.properties)  # paho calls only `pack`
             sent = client.publish(message.topic, message.payload, message.qos, properties=properties)
-            if message.acknowledged is not None:
-                self._unacknowledged[sent.mid] = message
+            self._outbox.sent(sent.mid, message)
             if self.closed.done():
                 self._fail_pending()  # the connection ended while sending this message
         self._watch_writable()
@@ -255,7 +304,7 @@ class Connection:
             raise connect_error(str(access), error) from error
         finally:
             connecting.shutdown(wait=False)  # the thread of an attempt that was cancelled ends at its time-out
-        self._is_in_loop = True
+        self._phase = Phase.OPEN
         opened = self._client.socket()
         if opened is None:
             raise refused_before_connack(str(access), self._client.alert)
@@ -275,7 +324,7 @@ class Connection:
         properties.SessionExpiryInterval = 0
         properties.MaximumPacketSize = INCOMING_BYTES_MAX
         self._client.connect(self._access.host, self._access.port, KEEPALIVE_S, clean_start=True, properties=properties)
-        if self._is_abandoned:
+        if self._phase is Phase.ABANDONED:
             with contextlib.suppress(OSError):
                 opened = self._client.socket()
                 if opened is not None:
@@ -292,13 +341,12 @@ class Connection:
             limits = f"packets of {packet_bytes_max} bytes, {receive_max} unacknowledged"
             self._end(unusable_limits(str(self._access), limits, PACKET_BYTES_MIN))
             return
-        self.connack = properties
         self.packet_bytes_max = packet_bytes_max
-        self._unacknowledged_max = min(receive_max, REQUESTS_UNACKNOWLEDGED_MAX)
+        self._outbox.unacknowledged_max = min(receive_max, REQUESTS_UNACKNOWLEDGED_MAX)
         # paho takes the broker's ServerKeepAlive as it is; 0 or 18 hours would keep a dead connection.
         self._client.limit_keepalive(KEEPALIVE_S)
         if not self._connack.done():
-            self._connack.set_result(None)
+            self._connack.set_result(properties)
 
     # ---------------------------------------------------------------------------------------------------------- reading
 
@@ -342,8 +390,8 @@ class Connection:
             answered.set_result(reasons)
 
     def _on_acknowledged(self, identifier: int, reason: ReasonCode) -> None:
-        message = self._unacknowledged.pop(identifier, None)
-        if message is None or message.acknowledged is None or message.acknowledged.done():
+        message = self._outbox.acknowledged(identifier)
+        if message is None or message.acknowledged is None:
             return
         error = publish_error(message.topic, reason)
         if error is None:
@@ -361,7 +409,7 @@ class Connection:
             self._is_writing = False
 
     def _on_disconnect(self, _client: Client, _data: Any, _flags: Any, reason: Any, _properties: Any) -> None:
-        if not self._is_in_loop:
+        if self._phase is not Phase.OPEN:
             return  # still in the connecting thread; `_connect` sees the closed socket
         if self._connack.done():
             self._end(ConnectionLost(str(self._access), f"the connection ended: {reason}"))
@@ -384,11 +432,7 @@ class Connection:
     def _fail_pending(self) -> None:
         """Fail all pending futures with the reason."""
         error = self.closed.result()
-        waiting: list[asyncio.Future[Any]] = [self._connack, *self._suback.values()]
-        waiting += [message.acknowledged for message in self._unacknowledged.values() if message.acknowledged]
-        waiting += [message.acknowledged for message in self._outgoing if message.acknowledged]
-        self._unacknowledged.clear()
-        self._outgoing.clear()
+        waiting: list[asyncio.Future[Any]] = [self._connack, *self._suback.values(), *self._outbox.clear()]
         for future in waiting:
             if not future.done():
                 future.set_exception(error)

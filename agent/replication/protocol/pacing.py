@@ -1,5 +1,5 @@
-"""Back-off between two attempts, and the size of the next page. Core: no IO, no clock; chance is a value between 0 and
-1.
+"""Back-off between two attempts, the size of the next page, and the alarm for what is due next. Core: no IO, no clock;
+chance is a value between 0 and 1.
 
 A large page costs both sides less (0.13 us a fact in pages of 1 MB, 0.18 in pages of 256 KiB). But it delays the facts
 behind it, and on a slow line a page that exceeds the answer timeout would be requested again and again. So the page
@@ -8,6 +8,8 @@ trip may be the reason, the size stays.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 DOUBLINGS_MAX = 16
 
@@ -51,3 +53,30 @@ class PageSize:
 
     def _halve(self) -> None:
         self.bytes = max(self.bytes // 2, min(BYTES_MIN, self._bytes_max))
+
+
+class Alarm:
+    """Calls back at the earliest of the times that were set."""
+
+    def __init__(
+        self, call_later: Callable[[float, Callable[[], object]], Callable[[], None]], callback: Callable[[], None]
+    ) -> None:
+        self._call_later, self._callback = call_later, callback
+        self._at_ms: int | None = None
+        self._cancel: Callable[[], None] = lambda: None
+
+    def set(self, at_ms: int | None, now_ms: int) -> None:
+        """Call back at this time, unless an earlier one is set. None sets no time."""
+        if at_ms is None or (self._at_ms is not None and self._at_ms <= at_ms):
+            return
+        self._cancel()
+        self._at_ms = at_ms
+        self._cancel = self._call_later((at_ms - now_ms) / 1000, self._ring)
+
+    def cancel(self) -> None:
+        """Do not call back."""
+        self._cancel()
+
+    def _ring(self) -> None:
+        self._at_ms = None
+        self._callback()

@@ -1,9 +1,9 @@
 """Verifies the pages of peers by the records that their origins signed (`agent.signing.chains` decides), with
 certificates from the page or from the store, and keeps declined batches as evidence.
 
-One judge serves all pulls and comparisons of a node. `judge` is called in the threads that check pages, and for small
-pages in the event loop. It reads the disk only for a certificate seen for the first time, and for facts that the page
-itself does not prove.
+One judge serves all pulls and comparisons of a node. `check` and `judge` are called in the threads that check pages,
+and for small pages in the event loop. It reads the disk only for a certificate seen for the first time, and for facts
+that the page itself does not prove.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from agent.pages import BatchEnd, Declined, SignerCertificate
 from agent.replication.protocol.messages import SIGNERS_KNOWN_MAX
 from agent.replication.protocol.ports import ReceivingStore
 from agent.replication.pulling.message_judge import MessageJudge, TrustPolicy, remember
+from agent.replication.pulling.page_check import PageContent, check_batches
 from agent.signing.chains import Judgement, Offered, Trust, judge_page
 from agent.signing.records import key_id_in
 
@@ -66,6 +67,10 @@ class PageJudge(MessageJudge):
         with self._lock:
             relayed = [key_id.hex() for key_id, arrived_ms in self._relayed.items() if arrived_ms > since]
         return list(dict.fromkeys([*super().signers_known(), *relayed]))[-SIGNERS_KNOWN_MAX:]
+
+    def check(self, peer: str, stream: str, origins: frozenset[str], content: PageContent) -> JudgedPage:
+        """Check the batches of a page, and decide. Raises PageRefused, and the store's errors."""
+        return self.judge(peer, stream, check_batches(content, stream, origins), content.signers)
 
     def judge(
         self,

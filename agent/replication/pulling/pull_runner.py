@@ -17,6 +17,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
+from functools import partial
 
 from agent.batch import Kind
 from agent.pages import PutResult
@@ -29,7 +30,7 @@ from agent.replication.protocol.token_bucket import TokenBucket
 from agent.replication.pulling.artifact_pull import ArtifactPull
 from agent.replication.pulling.catch_up import CatchUpTracker
 from agent.replication.pulling.definition_pull import DefinitionPull, store_with_definitions
-from agent.replication.pulling.page_check import PageContent, check_batches, read_page
+from agent.replication.pulling.page_check import PageContent, read_page
 from agent.replication.pulling.page_judge import JudgedPage, PageJudge
 from agent.replication.pulling.pull_spans import PullSpans
 from agent.replication.pulling.receiving.pull_events import (
@@ -109,16 +110,12 @@ class PullRunner:
 
     def answered(self, fetch_id: int, arrived: ArrivedAnswer) -> PageArrived | FetchFailed:
         """What an answer means for the receiver. The check of a page has begun."""
-        settings = self.settings
-        found = read_page(fetch_id, arrived, settings.peer_zone, settings.stream)
+        at = self.settings.peer_zone, self.settings.stream
+        found = read_page(fetch_id, arrived, *at)
         if isinstance(found, FetchFailed):
             return found
         page, content = found
-
-        def check() -> JudgedPage:
-            offered = check_batches(content, settings.stream, settings.origins)
-            return self._judge.judge(settings.peer_zone, settings.stream, offered, content.signers)
-
+        check = partial(self._judge.check, *at, self.settings.origins, content)
         # Certificates count too: a page of few facts may contain hundreds to parse.
         size = sum(map(len, [*content.sealed, *content.signers]))
         return PageArrived(fetch_id, page, PageUnderCheck(content, self._start_check(check, size)))

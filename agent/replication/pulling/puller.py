@@ -20,6 +20,7 @@ from agent.concurrency import TaskGroup
 from agent.replication.mqtt import Requester
 from agent.replication.protocol.arrived_answer import ArrivedAnswer
 from agent.replication.protocol.errors import TransportError
+from agent.replication.protocol.pacing import Alarm
 from agent.replication.protocol.ports import ReceivingStore
 from agent.replication.protocol.token_bucket import TokenBucket
 from agent.replication.pulling.catch_up import CatchUp
@@ -127,36 +128,6 @@ class PageChecker:
         _retrieve(checked)
 
 
-class DeadlineTimer:
-    """Calls `on_due` at a deadline. A timer that is due before it stays and is set again then: most deadlines are moved
-    before they come."""
-
-    def __init__(self, deadline_ms: Callable[[], int | None], on_due: Callable[[], None]) -> None:
-        self._deadline_ms, self._on_due = deadline_ms, on_due
-        self._handle: asyncio.TimerHandle | None = None
-        self._at_ms = 0
-
-    def set(self) -> None:
-        deadline_ms = self._deadline_ms()
-        if deadline_ms is None or (self._handle is not None and self._at_ms <= deadline_ms):
-            return
-        self.cancel()
-        self._at_ms = deadline_ms
-        self._handle = asyncio.get_running_loop().call_at(deadline_ms / 1000 + 0.001, self._ring)
-
-    def cancel(self) -> None:
-        if self._handle is not None:
-            self._handle.cancel()
-
-    def _ring(self) -> None:
-        self._handle = None
-        deadline_ms = self._deadline_ms()
-        if deadline_ms is not None and deadline_ms <= _now_ms():
-            self._on_due()
-        else:
-            self.set()
-
-
 class Puller:
     """Pulls one stream of one peer. Must be created before the requester's link runs. All pullers of one peer share
     `bandwidth`, which is None if it is not limited."""
@@ -181,7 +152,8 @@ class Puller:
         self._runner = PullRunner(
             *(store, settings, store_errors, throttled, self._checker.start), bandwidth, telemetry, judge=judge
         )
-        self._timer = DeadlineTimer(lambda: self._runner.core.deadline_ms, self._deadline_passed)
+        loop = asyncio.get_running_loop()
+        self._alarm = Alarm(lambda delay_s, call: loop.call_later(delay_s, call).cancel, self._deadline_passed)
         self._untaken: int | None = None  # the newest request, until the broker has taken it
         self._last_answer_ms: int | None = None
         self.begun = asyncio.Event()
@@ -227,10 +199,10 @@ class Puller:
                                 group.create_task(self._store(effect), name="store page")
                             else:
                                 self._send(effect)
-                        self._timer.set()
+                        self._alarm.set(runner.core.deadline_ms, _now_ms())
         finally:
             runner.spans.stopped()
-            self._timer.cancel()
+            self._alarm.cancel()
 
     async def _store(self, page: Append) -> None:
         self._happened(await self._runner.store_page(page))
@@ -275,6 +247,11 @@ class Puller:
         self._happened(event)
 
     def _deadline_passed(self) -> None:
+        """Most deadlines are moved before they come: the alarm is then set again."""
+        deadline_ms, now_ms = self._runner.core.deadline_ms, _now_ms()
+        if deadline_ms is None or deadline_ms > now_ms:
+            self._alarm.set(deadline_ms, now_ms)
+            return
         is_untaken = self._untaken == self._runner.core.open_fetch_id
         self._happened(Tick(is_behind=is_untaken or self._requester.link.is_behind()))
 

@@ -25,6 +25,7 @@ from agent.replication.protocol.messages import (
     Request,
     operation_of,
 )
+from agent.replication.protocol.pacing import Alarm
 from agent.replication.protocol.ports import ServingStore
 from agent.replication.protocol.topics import request_topic
 from agent.replication.serving.admission import Caller, check_arrival
@@ -32,7 +33,6 @@ from agent.replication.serving.fair_queue import FairQueue
 from agent.replication.serving.latest_page import LookUp
 from agent.replication.serving.limits import READS_MAX, REQUESTS_OPEN_MAX, STARTS_MAX
 from agent.replication.serving.operations import (
-    Alarm,
     Consumers,
     Context,
     Turns,

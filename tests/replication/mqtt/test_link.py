@@ -65,13 +65,13 @@ class Broker:
 
 def after_each_failure(link: Link, look: Callable[[], None]) -> None:
     """Look at the link whenever it has noted a failure."""
-    note_failure = link._note_failure
+    note_failure = link._history.failed
 
     def noted(error: ReplicationError) -> None:
         note_failure(error)
         look()
 
-    link._note_failure = noted  # type: ignore[method-assign]
+    link._history.failed = noted  # type: ignore[method-assign]
 
 
 @contextlib.asynccontextmanager

@@ -35,6 +35,7 @@ def test_a_page_follows_what_was_read(after: Position, fetch: OpenFetch | None, 
     """At the accepted end whatever it answers; elsewhere in the trail only if the newest request named that; never
     after what was not read, also not in a life that a peer invents."""
     assert LogPlace(READ, READ).fits(page(after, 120), fetch) is fits
+    assert LogPlace().fits(page(after, 120), fetch) is (after == NOTHING_READ), "a log begins late only with a hole"
 
 
 def test_a_pull_without_a_place_takes_it_from_the_newest_answer() -> None:

@@ -102,5 +102,7 @@ def test_pages_are_stored_in_order_and_none_is_skipped() -> None:
     pages.pause("full", 0, 1.0)
     assert (pages.offer_at_ms, pages.next(99), pages.next(100)) == (100, None, first)
     assert (pages.stored(), pages.next(0), pages.waits) == (first.page, second, "")
+    pages.pause("full", 0, 1.0)
+    assert (pages.waits, pages.next(200)) == ("full", second)
     pages.refuse()
-    assert (pages.next(0), pages.state, pages.is_refused, pages.has_room) == (None, Storing.IDLE, True, True)
+    assert (pages.next(0), pages.state, pages.is_refused, pages.waits) == (None, Storing.IDLE, True, "")

@@ -45,7 +45,7 @@ from agent.replication.protocol.messages import (
     LogPosition,
 )
 from agent.replication.protocol.token_bucket import TokenBucket
-from agent.replication.pulling import Puller, PullSettings, message_judge, pull_runner, puller
+from agent.replication.pulling import Puller, PullSettings, message_judge, page_judge, puller
 from agent.replication.pulling.catch_up import BEHIND_FACTS_MIN
 from agent.replication.pulling.page_check import check_batches
 from agent.replication.pulling.receiving.pull_events import Asking, FetchFailed, ReceiverSettings, Tick
@@ -700,7 +700,7 @@ async def test_only_a_page_begins_a_pull() -> None:
 async def test_a_heartbeat_moves_the_deadline_and_costs_no_event() -> None:
     """The timer stays as it was; when it is due it is set for the deadline of then."""
     async with pulling() as scene:
-        pull, timer, handle = scene.puller, scene.puller._timer, scene.puller._timer._handle
+        pull, alarm, cancel = scene.puller, scene.puller._alarm, scene.puller._alarm._cancel
         first_ms = pull._runner.core.deadline_ms
         pull._runner.core._open = replace(pull._runner.core._open, last_ms=2**50)  # type: ignore[type-var]
         scene.peer.on_heartbeat[-1]()
@@ -708,9 +708,9 @@ async def test_a_heartbeat_moves_the_deadline_and_costs_no_event() -> None:
         assert first_ms is not None
         assert moved_ms is not None
         assert moved_ms > first_ms
-        assert (timer._handle, timer._at_ms, pull._events.qsize()) == (handle, first_ms, 0)
-        timer._ring()
-        assert (timer._at_ms, pull._events.qsize()) == (moved_ms, 0)
+        assert (alarm._cancel, alarm._at_ms, pull._events.qsize()) == (cancel, first_ms, 0)
+        alarm._ring()
+        assert (alarm._at_ms, pull._events.qsize()) == (moved_ms, 0)
 
 
 async def test_a_deadline_counts_once_the_request_has_left_and_all_is_read() -> None:
@@ -721,7 +721,7 @@ async def test_a_deadline_counts_once_the_request_has_left_and_all_is_read() -> 
 
         async def passes() -> int:
             core._open = replace(core._open, deadline_ms=0)  # type: ignore[type-var]
-            pull._timer._ring()
+            pull._alarm._ring()
             await settle()
             return core.counters.timeouts
 
@@ -751,9 +751,9 @@ async def test_a_pull_that_ends_leaves_nothing_open() -> None:
     """Each span that began has an end, and no timer is left in the event loop."""
     async with pulling() as scene:
         await scene.answer(Peer().page(1, 10))
-        timer = scene.puller._timer._handle
-        assert timer is not None
-    assert timer.cancelled()
+        timer: Any = scene.puller._alarm._cancel
+        assert not timer.__self__.cancelled()
+    assert timer.__self__.cancelled()
     begun = {one.step.span: one for one in scene.telemetry.statistics() if one.started}
     assert begun.keys() >= {Span.FETCH, Span.APPEND}
     assert begun[Span.FETCH].stopped == 1
@@ -849,7 +849,7 @@ async def test_pages_that_wait_for_their_check_are_bounded(monkeypatch: pytest.M
         return check_batches(*of_page)
 
     monkeypatch.setattr(puller, "CHECKED_INLINE_BYTES_MAX", 0)
-    monkeypatch.setattr(pull_runner, "check_batches", slow)
+    monkeypatch.setattr(page_judge, "check_batches", slow)
     async with pulling() as scene:
         runner, start = scene.puller._runner, scene.puller._checker.start
         monkeypatch.setattr(runner, "_start_check", lambda call, size: begun.append(size) or start(call, size))

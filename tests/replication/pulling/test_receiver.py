@@ -256,24 +256,6 @@ def test_a_page_at_another_position_is_a_failure(first: int) -> None:
     assert driver.core.asking is Asking.BACKOFF
 
 
-def test_a_log_begins_late_only_with_a_hole() -> None:
-    """A fetch from the beginning must get a page from the beginning, holes included; a fetch without a position begins
-    where the peer says."""
-    driver = Driver()
-    driver(LinkUp())
-    assert kinds(driver.answer(page(1_001, 1_010))) == [NoteKind.PEER_LOST]
-    effects = [*driver(Tick(), 1_000), *driver.answer(page(1, 1_010))]
-    assert [(effect.page.life, effect.page.last_offset) for effect in effects if isinstance(effect, Append)] == [
-        (ONE, 1_010)
-    ]
-    driver = Driver(settings=ReceiverSettings(start="end"))
-    driver(LinkUp())
-    effects = driver.answer(page(1_001, 1_010))
-    assert [(effect.page.life, effect.page.last_offset) for effect in effects if isinstance(effect, Append)] == [
-        (ONE, 1_010)
-    ]
-
-
 def test_the_trail_is_named_until_a_page_has_come() -> None:
     """After a start, a reconnection and a refused position the request names the whole trail, with the pages that are
     not stored yet; in between only the position."""
@@ -388,18 +370,6 @@ def test_store_that_is_full_gets_the_same_page_again() -> None:
     assert driver(Tick(), 100) == [later]
 
 
-def test_a_page_that_is_refused_after_a_wait_waits_no_more() -> None:
-    """The status says that the page was refused, and no longer that it waits for room in the store."""
-    driver = Driver()
-    driver(LinkUp())
-    driver.answer(page(1, 10))
-    driver(AppendFailed("full", is_retryable=True))
-    assert driver.core.pages.waits == "full"
-    driver(Tick(), 100)
-    driver(AppendFailed("forked", is_retryable=False))
-    assert (driver.core.pages.waits, driver.core.asking) == ("", Asking.BLOCKED)
-
-
 def test_a_refused_page_blocks_and_is_logged_once() -> None:
     """A page that was refused for good is requested again rarely; the peer counts as lost until a page has been
     stored."""
@@ -449,37 +419,6 @@ def test_link_down_and_up() -> None:
     assert driver(LinkUp()) == []
     assert kinds(driver(Tick(), PATIENCE.spread_ms // 2)) == [Fetch]
     assert confirmed(driver.fetches[-1]) == 10
-
-
-def test_a_connection_that_returns_is_used_soon_and_forgets_what_failed_before() -> None:
-    """After many failures and a loss, it requests within the random spread, and at least once a second while the peer
-    may be reconnecting; then as rarely as before. The first connection is used at once."""
-    patience = ReceiverSettings(backoff_ms_max=60_000)
-    driver = Driver(0, patience)
-    assert kinds(driver(LinkUp())) == [Fetch]
-
-    def fail() -> int:
-        asked = driver.fetches[-1].fetch_id
-        driver(FetchFailed(asked, "transport", "no server there", is_retryable=True))
-        assert driver.core.deadline_ms is not None
-        wait_ms = driver.core.deadline_ms - driver.now_ms
-        driver(Tick(), wait_ms)
-        assert driver.fetches[-1].fetch_id > asked
-        return wait_ms
-
-    assert max(fail() for _ in range(9)) > 30_000
-    driver(LinkDown("gone"))
-    driver(LinkUp(), 60_000)
-    back_ms = driver.now_ms
-    assert driver.core.deadline_ms is not None
-    assert 0 < driver.core.deadline_ms - back_ms <= patience.spread_ms
-    driver(Tick(), patience.spread_ms)
-    waits = []
-    while driver.now_ms < back_ms + 10_000:
-        waits.append(fail())
-    assert waits[0] <= patience.backoff_ms_min
-    assert max(waits) <= 1_000
-    assert fail() > 30_000
 
 
 def test_pulls_of_one_connection_do_not_ask_at_once_when_it_returns() -> None:
@@ -664,20 +603,3 @@ def test_a_fenced_receiver_stops_for_good() -> None:
     assert driver.core.deadline_ms is None
     assert (driver.core.asking, len(driver.fetches)) == (Asking.FENCED, asked)
     assert (driver.core.place.offset, driver.core.contact.lost_reason) == (10, "lease 2 is in force")
-
-
-def test_a_refused_page_drops_the_pages_read_ahead() -> None:
-    """A page refused for good is not skipped: pages read after it are not stored, and all of them are requested
-    again."""
-    driver = Driver(10)
-    driver(LinkUp())
-    driver.answer(page(11, 20, more=True))
-    driver(Appended())
-    driver.answer(page(21, 30, more=True))
-    driver.answer(page(31, 40, more=True))
-    effects = driver(AppendFailed("forked", is_retryable=False))
-    assert kinds(effects) == [NoteKind.PAGE_REFUSED]
-    assert driver.core.pages.state is Storing.IDLE
-    assert kinds(driver(Tick(), 60_000)) == [Fetch]
-    asked = driver.fetches[-1]
-    assert (after(asked), confirmed(asked)) == (20, 20)

@@ -13,7 +13,7 @@ from agent.replication.serving.admission import Caller
 from agent.replication.serving.latest_page import LookUp
 from agent.replication.serving.operations import appends, objects, ranges, streams
 from agent.replication.serving.operations.consumers import Consumers
-from agent.replication.serving.operations.context import Alarm, Context, Turns
+from agent.replication.serving.operations.context import Context, Turns
 from agent.replication.serving.operations.latest import Latest
 from agent.replication.serving.outcomes import Outcome
 
@@ -48,4 +48,4 @@ def handlers(
     return found
 
 
-__all__ = ["Alarm", "Consumers", "Context", "Handler", "Turns", "handlers"]
+__all__ = ["Consumers", "Context", "Handler", "Turns", "handlers"]

@@ -21,6 +21,7 @@ from typing import Protocol, TypeVar
 from agent.positions import Position, Resolved
 from agent.replication.protocol.errors import TransportError
 from agent.replication.protocol.messages import LogPosition
+from agent.replication.protocol.pacing import Alarm
 from agent.replication.protocol.ports import ServingStore
 from agent.replication.serving.fair_queue import FairQueue
 from agent.replication.serving.limits import (
@@ -65,29 +66,6 @@ class Meter:
             return call(*arguments)
         finally:
             self.used_ns += self._cpu_ns() - began_ns
-
-
-class Alarm:
-    """Calls back at the earliest of the times that were set."""
-
-    def __init__(
-        self, call_later: Callable[[float, Callable[[], object]], Callable[[], None]], callback: Callable[[], None]
-    ) -> None:
-        self._call_later, self._callback = call_later, callback
-        self._at_ms: int | None = None
-        self._cancel: Callable[[], None] = lambda: None
-
-    def set(self, at_ms: int | None, now_ms: int) -> None:
-        """Call back at this time, unless an earlier one is set. None sets no time."""
-        if at_ms is None or (self._at_ms is not None and self._at_ms <= at_ms):
-            return
-        self._cancel()
-        self._at_ms = at_ms
-        self._cancel = self._call_later((at_ms - now_ms) / 1000, self._ring)
-
-    def _ring(self) -> None:
-        self._at_ms = None
-        self._callback()
 
 
 class CarrierConnection(Protocol):

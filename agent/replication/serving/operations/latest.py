@@ -11,11 +11,12 @@ import asyncio
 from collections import Counter
 
 from agent.replication.protocol.messages import GetLatest, LatestAnswer
+from agent.replication.protocol.pacing import Alarm
 from agent.replication.serving.admission import Caller, not_exported
 from agent.replication.serving.fair_queue import FairQueue
 from agent.replication.serving.latest_page import KEPT_MS, LatestQuery, LookUp, Search, SearchCache, page_of
 from agent.replication.serving.limits import SEARCHES_WAITING_MAX
-from agent.replication.serving.operations.context import Alarm, Context
+from agent.replication.serving.operations.context import Context
 from agent.replication.serving.outcomes import Outcome, Refuse, Reply
 
 HEAD_BYTES = 2048
