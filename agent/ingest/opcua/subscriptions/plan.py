@@ -117,11 +117,6 @@ class ItemPlan:
         """The server's number of a live item."""
         return self._live.get(handle)
 
-    @property
-    def size(self) -> int:
-        """How many items the next call may name."""
-        return self._size
-
     def next_deletion(self) -> Sequence[int]:
         """Items to delete now, in one call."""
         return self._unwanted[: self._size]
