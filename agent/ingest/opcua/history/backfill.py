@@ -134,6 +134,7 @@ class HistoryBackfill:
         self._ruled: Mapping[int, Tag] | None = None  # the tag map whose rules the sampler uses
         self._numbers: dict[int, int] = {}  # by tag: the number under which values from history are recorded
         self._endless: set[int] = set()  # tags whose history never ends; it is read again on request
+        self._gone: dict[int, tuple[int, int]] = {}  # by tag whose node was gone: the times that were not read
         self._asked_s = 0.0  # when the store was searched for the present slice
         self._unfilled: tuple[int, ...] | None = None  # outages of earlier processes; None: not searched yet
         self.now_ns: Callable[[], int] = time.time_ns  # replaced by the server's clock of the source
@@ -205,8 +206,15 @@ class HistoryBackfill:
         for job in self._jobs:
             if not job.over_s or job.over_s < may_begin_s:
                 job.slices, job.begun_s = self._slices(job), time.monotonic()
+                self._add_gone(job)
                 return job
         return None
+
+    def _add_gone(self, job: _Job) -> None:
+        """A tag of this gap may have its node again: read what was not read because the node was gone."""
+        tags = {self._delivery.number(tag) for tag in job.tags or ()}
+        for tag in [one for one in self._gone if self._delivery.number(one) in tags]:
+            self._add(_Job("gap", *self._gone.pop(tag), {tag}))
 
     def _slices(self, job: _Job) -> Iterator[_Slice]:
         """A job cut into slices whose stored times fit into memory."""
@@ -350,6 +358,9 @@ class HistoryBackfill:
 
     def _count(self, job: _Job, fill: GapFill) -> None:
         job.outcomes.update(fill.outcomes.values())
+        for tag in (tag for tag, outcome in fill.outcomes.items() if outcome is Outcome.NODE_GONE):
+            first_ns, last_ns = self._gone.get(tag, (job.first_ns, job.last_ns))
+            self._gone[tag] = min(first_ns, job.first_ns), max(last_ns, job.last_ns)
         endless = [tag for tag, outcome in fill.outcomes.items() if outcome is Outcome.ENDLESS]
         if new := [tag for tag in endless if tag not in self._endless and tag in self._delivery.tags]:
             self._endless.update(new)

@@ -8,7 +8,7 @@ import pytest
 
 from agent.columns import SampleColumns
 from agent.ingest.errors import HistoryRefused
-from agent.ingest.gap import SERVER_QUEUE_OVERFLOW
+from agent.ingest.gap import ITEM_GONE, SERVER_QUEUE_OVERFLOW
 from agent.ingest.opcua.history import backfill
 from agent.message import Sample
 from tests.ingest.opcua.history.filling import FakeHistory, FakeStored, SlowStore, filling, prepared
@@ -152,3 +152,19 @@ async def test_a_range_asked_for_by_hand_ends_before_what_may_still_arrive() -> 
         it.fill.request(980 * S, 2_000 * S)
         await it.filled()
     assert it.times() == list(range(980, 990))
+
+
+@pytest.mark.parametrize("is_back_early", [False, True])
+async def test_a_gap_that_was_read_while_its_node_was_gone_is_read_when_it_is_back(*, is_back_early: bool) -> None:
+    """With the gap that the node leaves, also if that one is told before the answer about the first has come."""
+    async with filling("ab") as it:
+        it.history.is_gone = True
+        await it.outage()
+        await (wait_until_async(lambda: it.history.calls, "the reading") if is_back_early else it.filled())
+        it.delivery.add_gap(ITEM_GONE, 150 * S, 155 * S, 0, [1], exact=False)
+        await it.filled()
+        it.history.is_gone = False
+        await it.filled(3)
+    assert [one["tags_gone"] for one in it.fills()] == [2, 0, 0]
+    assert it.times() == [*range(101, 111), *range(150, 156)]
+    assert it.times("b") == [110]
