@@ -47,9 +47,9 @@ class _Lock:
         """Release it."""
 
 
-async def _at_once(call: Callable[..., T], *arguments: object) -> T:
+async def _at_once(call: Callable[..., T], *arguments: object, **named: object) -> T:
     """Call at once instead of in a thread."""
-    return call(*arguments)
+    return call(*arguments, **named)
 
 
 steps = SimpleNamespace(
