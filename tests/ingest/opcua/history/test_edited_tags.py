@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from agent.ingest.gap import SERVER_QUEUE_OVERFLOW, SOURCE_LOST
+from agent.ingest.gap import ITEM_GONE, SERVER_QUEUE_OVERFLOW, SOURCE_LOST
 from agent.ingest.opcua.history import backfill
 from agent.ingest.quality import BAD_COMMUNICATION_ERROR
 from tests.ingest.opcua.history.filling import FakeStored, filling, tag
@@ -76,3 +76,16 @@ async def test_a_tag_that_is_edited_while_its_history_is_on_its_way(monkeypatch:
     assert it.times() == [20, 21, 22, *range(100, 901)]
     (number,) = (n for n, one in enumerate(it.store.definitions, 1) if one.unit and one.acquisition)
     assert {one.tag for one in it.store.of("a")} == {1, number}
+
+
+async def test_a_node_that_was_gone_is_read_under_its_new_number() -> None:
+    """A tag may be edited just because its node is gone."""
+    async with filling() as it:
+        it.history.is_gone = True
+        await it.outage()
+        await it.filled()
+        it.history.is_gone = False
+        await it.edit()
+        it.delivery.add_gap(ITEM_GONE, 150 * S, 155 * S, 0, it.delivery.tags, exact=False)
+        await it.filled(3)
+    assert it.times() == [*range(101, 111), *range(150, 156)]
