@@ -22,6 +22,7 @@ from agent.page import watch as watch_module
 from agent.page.app import make_app
 from agent.page.watch import Watch
 from agent.settings.node import IdentitySettings
+from tests.fact_store.making import AT_ONCE
 from tests.health.conftest import NOW_MS, healthy
 
 __all__ = ["healthy"]
@@ -46,7 +47,7 @@ def record_health(store: FactStore, snapshot: NodeSnapshot) -> None:
 def store_with(folder: Path, *snapshots: NodeSnapshot) -> Iterator[FactStore]:
     """A store that holds the health of its own zone at some moments."""
     (folder / "state").mkdir(exist_ok=True)
-    with FactStore.open(folder / "state" / "facts.db", snapshots[0].zone) as store:
+    with FactStore.open(folder / "state" / "facts.db", snapshots[0].zone, settings=AT_ONCE) as store:
         for snapshot in snapshots:
             record_health(store, snapshot)
         yield store

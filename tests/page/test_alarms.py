@@ -1,12 +1,17 @@
 """The same question never has two answers: each problem is provoked, and `bsfg status`, its exit status, /healthz, the
-metrics, the page of the zone, the fleet and the notices say the same of it."""
+metrics, the page of the zone, the fleet, the notices and a zone above, from what was recorded, say the same of it."""
 
 import html
 import json
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent.cli.health.status import exit_status, text
+from agent.fact_store import StoreReader
 from agent.health.problems import Level, Problem
 from agent.health.snapshot import (
     AbuseStatus,
@@ -21,10 +26,12 @@ from agent.health.snapshot import (
     UnreferencedStatus,
 )
 from agent.health.verdict import assess
+from agent.page.fleet import ZoneRow, zone_row
+from agent.page.health_tail import HealthTail
 from agent.page.notify import Event, NoticeCore
 from tests.health.conftest import NOW_MS
 from tests.health.test_verdict import CASES, changed
-from tests.page.conftest import Site
+from tests.page.conftest import Site, record_health, store_with
 
 CHANGED = "ServerCertificateChanged: the server's certificate changed; bsfg opcua trust aa"
 BEHIND = {"behind_facts": 7, "oldest_unconfirmed_age_s": 7200.0}
@@ -64,7 +71,24 @@ PROVOKED = {
 }
 
 
-async def test_every_face_says_the_same(site: Site, healthy: NodeSnapshot) -> None:
+@pytest.fixture
+def row_above(tmp_path: Path, healthy: NodeSnapshot) -> Iterator[Callable[[NodeSnapshot], ZoneRow]]:
+    """What a store that holds a zone's health says of it."""
+    (tmp_path / "above").mkdir()
+    with store_with(tmp_path / "above", healthy) as store, closing(StoreReader(store.path)) as reader:
+        tail = HealthTail(reader)
+
+        def row(snapshot: NodeSnapshot) -> ZoneRow:
+            record_health(store, snapshot)
+            tail.read()
+            return zone_row(tail.zones[snapshot.zone], NOW_MS + 1000)
+
+        yield row
+
+
+async def test_every_face_says_the_same(
+    site: Site, healthy: NodeSnapshot, row_above: Callable[[NodeSnapshot], ZoneRow]
+) -> None:
     """The first reason in words, what to do, the level and whether somebody must act, of each problem that there is."""
     seen = set[Problem]()
     for name, changes in {**{name: found for name, found, _ in CASES}, **PROVOKED}.items():
@@ -90,6 +114,7 @@ async def test_every_face_says_the_same(site: Site, healthy: NodeSnapshot) -> No
             assert metrics[f"bsfg_{kind}_verdict", level.value, *zone] == 1, name
             assert metrics[f"bsfg_{kind}_alert", *zone] == alert, name
         assert [(row.zone, row.level, row.alert) for row in rows] == [("idmz", level, alert)], name
+        assert rows == [row_above(snapshot)], name
         assert [notice.event for notice in notices] == [Event.RAISED] * alert, name
         assert f"idmz is {level.value}" in shown, name
         for reason in verdict.reasons[:1]:
