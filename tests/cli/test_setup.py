@@ -407,12 +407,12 @@ def typing(folder: Path) -> Iterator[Callable[[str, str], str]]:
     os.close(inside)
 
     def answer(text: str, typed: str) -> str:
-        shown = ""
-        while text not in shown:
-            assert select.select([terminal], [], [], command.LIMIT_S)[0], f"{text!r} was not shown:\n{shown}"
-            shown += os.read(terminal, 1 << 16).decode()
+        shown = b""  # a read may end within a character
+        while text.encode() not in shown:
+            assert select.select([terminal], [], [], command.LIMIT_S)[0], f"{text!r} was not shown:\n{shown.decode()}"
+            shown += os.read(terminal, 1 << 16)
         os.write(terminal, typed.encode())
-        return shown
+        return shown.decode()
 
     try:
         yield answer
