@@ -256,14 +256,16 @@ def _config_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
 def _full_reasons(snapshot: NodeSnapshot, behind: frozenset[str]) -> Iterator[Reason]:
     """The stream that will be full first, of those without a consumer that keeps up."""
     late_s = THRESHOLDS["consumer_age"].warn
-    keeping_up = {consumer.stream: True for consumer in snapshot.consumers}
-    for consumer in snapshot.consumers:
-        if consumer.behind_facts and (consumer.oldest_unconfirmed_age_s or 0) > late_s and not _catches_up(consumer):
-            keeping_up[consumer.stream] = False
+    held_back = {
+        consumer.stream
+        for consumer in snapshot.consumers
+        if consumer.behind_facts and (consumer.oldest_unconfirmed_age_s or 0) > late_s and not _catches_up(consumer)
+    }
+    keeping_up = {consumer.stream for consumer in snapshot.consumers} - held_back
     at_risk = [
         (stream.hours_until_full, stream)
         for stream in snapshot.streams
-        if stream.hours_until_full is not None and not keeping_up.get(stream.name, False)
+        if stream.hours_until_full is not None and stream.name not in keeping_up
     ]
     used = max([snapshot.store_fill_percent or 0.0, *(stream.fill_percent or 0.0 for stream in snapshot.streams)])
     at_risk = [risk for risk in at_risk if risk[0] <= SHIFT_HOURS or used >= USED_PERCENT_MIN]
@@ -355,19 +357,12 @@ def _lost_source(source: SourceStatus, subject: str) -> Reason:
     last = source.last_value_unix_ms
     # Not as an age: the text is recorded, and read later in other zones.
     since = "no value since the node started" if last is None else f"last value {_moment(last)}"
-    if kind == "SourceRefused":
-        found = _reason(
-            Problem.SOURCE_REFUSED,
-            subject,
-            f"not connected, {since}: {why}",
-            alert=True,
-            kind=source.kind,
-            source=source.name,
-        )
-        return replace(found, hint=remedy or found.hint)
-    said = trouble if kind == "SourceLost" else source.trouble
+    is_refused = kind == "SourceRefused"
+    said = why if is_refused else trouble if kind == "SourceLost" else source.trouble
+    problem = Problem.SOURCE_REFUSED if is_refused else Problem.SOURCE_LOST
     text = _told(f"not connected, {since}", said)
-    return _reason(Problem.SOURCE_LOST, subject, text, alert=True, kind=source.kind, source=source.name)
+    found = _reason(problem, subject, text, alert=True, kind=source.kind, source=source.name)
+    return replace(found, hint=remedy) if is_refused and remedy else found
 
 
 def _moment(unix_ms: int) -> str:

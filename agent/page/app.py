@@ -134,11 +134,7 @@ class Page:
                 found = await self._watch.facts.incidents()
                 return self._render("incidents.html", incidents=found), "Incidents", 200
             if path == "/help":
-                return (
-                    self._render("help.html", problems=list(Problem), levels=list(Level)),
-                    "What each problem means",
-                    200,
-                )
+                return self._render("help.html", problems=list(Problem)), "What each problem means", 200
             return await self._zone(path.removeprefix("/zone/") if path != "/" else self._watch.node.zone)
         except StoreError as error:
             text = f"The store cannot be read: {error}"
@@ -153,12 +149,9 @@ class Page:
         oldest = max((row.health_s for row in rows), default=0.0)
         main = self._render(
             "fleet.html", sentence=sentence, rows=rows, shown=shown[:ROWS_SHOWN], found=len(shown), good=len(good),
-            query=wanted, oldest=oldest, more={row.zone: self._holds(row) for row in shown[:ROWS_SHOWN]},
+            query=wanted, oldest=oldest,
         )  # fmt: skip
         return main, sentence, 200
-
-    def _holds(self, row: fleet.ZoneRow) -> str:
-        return "" if row.hold_hours is None else words.age(row.hold_hours * 3600)
 
     async def _zone(self, zone: str) -> tuple[str, str, int]:
         view = self._watch.view(zone)

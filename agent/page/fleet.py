@@ -7,7 +7,7 @@ withheld by a relay (`named_ends`). That is judged here; everything else is what
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -59,7 +59,7 @@ def zone_row(health: ZoneHealth, now_unix_ms: int) -> ZoneRow:
     found, age_s = health.values, max(0.0, (now_unix_ms - health.at_unix_ms) / 1000)
     reasons = words.entries(found.get("reasons"))
     level = level_of(found.get("verdict")) or Level.BROKEN
-    what = f"{words.text(reasons[0].get('subject'))}: {words.text(reasons[0].get('text'))}" if reasons else ""
+    what = told(reasons)
     hint, alert, since = words.text(reasons[0].get("hint")) if reasons else "", found.get("alert") is True, None
     since = words.number(found.get("since_unix_ms"))
     silent = THRESHOLDS["health_age"].passed(age_s)
@@ -86,6 +86,11 @@ def zone_row(health: ZoneHealth, now_unix_ms: int) -> ZoneRow:
         health_s=age_s,
         version=words.text(found.get("version")),
     )
+
+
+def told(reasons: Sequence[Mapping[str, object]]) -> str:
+    """The first problem in words; empty if there is none."""
+    return f"{words.text(reasons[0].get('subject'))}: {words.text(reasons[0].get('text'))}" if reasons else ""
 
 
 def fleet_rows(zones: Iterable[ZoneHealth], now_unix_ms: int, own: Sequence[ZoneRow] = ()) -> list[ZoneRow]:

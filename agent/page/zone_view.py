@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from agent.health.problems import Level, duration
 from agent.health.samples import folders
 from agent.page import words
-from agent.page.fleet import ZoneRow, zone_row
+from agent.page.fleet import ZoneRow, told, zone_row
 from agent.page.health_tail import ZoneHealth
 
 Part = dict[str, Any]
@@ -60,8 +60,7 @@ def zone_view(health: ZoneHealth, now_unix_ms: int, *, dead_since_ms: int | None
     sources = sorted(parts["source"], key=lambda one: (-_badness(one), one["name"]))
     consumers = sorted(parts["consumer"], key=lambda one: (-(words.number(one.get("behind_facts")) or 0), one["name"]))
     reasons = words.entries(found.get("reasons"))
-    told = row.what != _told(reasons)
-    if told:  # the first thing to do is not in the zone's own list
+    if row.what != told(reasons):  # the first thing to do is not in the zone's own list
         head = {
             "subject": "node" if dead_since_ms else "health",
             "text": row.what,
@@ -72,7 +71,7 @@ def zone_view(health: ZoneHealth, now_unix_ms: int, *, dead_since_ms: int | None
     return ZoneView(
         row,
         _sentence(row),
-        _more(sources, parts["peer"], consumers, found),
+        _more(sources, parts["peer"], consumers, row.hold_hours, words.number(found.get("store_fill_percent"))),
         reasons,
         below=_links(parts["peer"], _pull),
         above=_links(consumers, _consumer),
@@ -82,10 +81,6 @@ def zone_view(health: ZoneHealth, now_unix_ms: int, *, dead_since_ms: int | None
         brokers=parts["broker"],
         values=found,
     )
-
-
-def _told(reasons: list[Part]) -> str:
-    return f"{words.text(reasons[0].get('subject'))}: {words.text(reasons[0].get('text'))}" if reasons else ""
 
 
 def _sentence(row: ZoneRow) -> str:
@@ -109,7 +104,9 @@ def _state_of(source: Part) -> str:
     return Level.LATE.value if _badness(source) else Level.GOOD.value
 
 
-def _more(sources: list[Part], peers: list[Part], consumers: list[Part], found: dict[str, Any]) -> str:
+def _more(
+    sources: list[Part], peers: list[Part], consumers: list[Part], hours: float | None, fill: float | None
+) -> str:
     """The second sentence: what works, what waits, how long the store lasts."""
     parts = list[str]()
     if sources:
@@ -121,12 +118,9 @@ def _more(sources: list[Part], peers: list[Part], consumers: list[Part], found: 
     waiting = [one for one in consumers if (words.number(one.get("oldest_unconfirmed_age_s")) or 0) >= WAITING_S]
     if waiting:
         parts.append(f"{waiting[0]['name']} has not confirmed {words.count(waiting[0].get('behind_facts'))} facts")
-    hours = min(
-        (h for _, one in folders(found, "stream") if (h := words.number(one.get("hours_until_full")))), default=None
-    )
     if hours is not None:
         parts.append(f"space for {duration(hours * 3600)}")
-    elif (fill := words.number(found.get("store_fill_percent"))) is not None:
+    elif fill is not None:
         parts.append(f"the store is {fill:.0f} % full")
     return "; ".join(parts)
 

@@ -73,18 +73,7 @@ def _parts(config_file: Path, zone: str, peers: list[str]) -> dict[str, tuple[st
     def bsfg(*words: str) -> Callable[[], str]:
         return lambda: _output([sys.executable, "-m", "agent.cli", *words, "--config", str(config_file)])
 
-    log = [
-        "journalctl",
-        "-u",
-        f"bsfg@{zone}",
-        "-u",
-        f"bsfg-page@{zone}",
-        "-n",
-        str(LOG_LINES),
-        "--no-pager",
-        "-o",
-        "short-iso",
-    ]
+    log = f"journalctl -u bsfg@{zone} -u bsfg-page@{zone} -n {LOG_LINES} --no-pager -o short-iso".split()
     tests = {f"peer-{peer}.txt": (f"bsfg peer test {peer}", bsfg("peer", "test", peer)) for peer in peers}
     return tests | {
         "node.toml": ("the settings, without secrets", lambda: without_secrets(_text(config_file))),
