@@ -30,7 +30,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from agent import __version__
 from agent.fact_store import StoreError
 from agent.health.brief import encode_health
-from agent.health.problems import Level, Problem, duration
+from agent.health.problems import Level, Problem
 from agent.page import fleet, words
 from agent.page.access import Users
 from agent.page.trend import COLUMNS, HEIGHT
@@ -69,7 +69,7 @@ class Page:
         )  # fmt: skip
         self._templates.filters |= {
             "age": words.age, "count": words.count, "size": words.size, "moment": words.moment, "value": words.value,
-            "duration": duration, "number": words.number, "text": words.text, "quote": partial(quote, safe=""),
+            "number": words.number, "text": words.text, "quote": partial(quote, safe=""),
             "status_name": status_name, "iso": lambda ms: words.moment(ms).replace(" ", "T"),
         }  # fmt: skip
         static = files("agent.page") / "static"
