@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -29,6 +30,7 @@ from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.protocol.errors import ERRORS, ReplicationError
 from agent.replication.pulling import PageJudge, Puller, PullSettings, TrustPolicy
 from agent.replication.pulling.anti_entropy import AntiEntropy, AntiEntropySettings
+from agent.replication.pulling.receiving import open_fetch, peer_contact
 from agent.replication.pulling.receiving.pull_events import Asking, ReceiverSettings
 from agent.replication.pulling.throttled_requester import ThrottledRequester
 from agent.signing.certificates import SignerTrust
@@ -49,7 +51,7 @@ STORE_CASES_MAX = 20_000
 """Answers that one store gets: each round begins an life, and a store takes a thousand of a zone."""
 IMPATIENT = ReceiverSettings(
     wait_ms=0, answer_timeout_ms=20, backoff_ms_min=1, backoff_ms_max=2, blocked_ms=1, pause_ms_min=1, pause_ms_max=2,
-    spread_ms=0, restart_ms=0, returning_ms=0, empty_ms_min=0,
+    spread_ms=0,
 )  # fmt: skip
 PROVEN = 0.03
 """Of the forged answers; each is unproven, so the puller waits for its time-out."""
@@ -337,6 +339,8 @@ def packed(header: dict[str, Any] | bytes, attachment: bytes) -> bytes:
 # --------------------------------------------------------------------------------------------------------------- the run
 
 
+@patch.object(open_fetch, "EMPTY_MS_MIN", 0)
+@patch.object(peer_contact, "RESTART_MS", 0)
 async def pull_forged(folder: Path, cases: int, seed: int) -> Counter[str]:
     """Answer with `cases` forged answers, those to every other store behind signatures of which the puller trusts
     most. Fails unless the puller and the store live, an honest page under a new life is stored after every ROUND of

@@ -2,11 +2,11 @@
 
 The runner has no clock, thread or connection of its own: `puller` gives it those of asyncio, and the simulation its
 own, so that both run the same code between the peer's answer and the store. A page goes through it once. `answered`
-reads it and begins its check; `handle` passes it to the receiver, which decides when it is stored; `store_page` stores
-it when its check has ended, and returns the outcome, which is the next event.
+reads it; `handle` passes it to the receiver, and begins its check if that accepts it; `store_page` stores it when its
+turn comes, and returns the outcome, which is the next event.
 
-A page read ahead is checked while the previous one is stored. An error in a peer's answer is final: the page is
-requested again rarely, and the reason is logged once.
+A page read ahead is checked while the previous one is stored. Not more than three are checked, however many arrive. An
+error in a peer's answer is final: the page is requested again rarely, and the reason is logged once.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from agent.replication.pulling.receiving.pull_events import (
     Append,
     Appended,
     AppendFailed,
+    Check,
     Event,
     Fetch,
     FetchFailed,
@@ -72,13 +73,13 @@ class PullSettings:
     receiver: ReceiverSettings = field(default_factory=ReceiverSettings)
 
 
-@dataclass(frozen=True, slots=True)
-class PageUnderCheck:
-    """The content of a page, and the pending result of its check, which raises PageRefused or an error of the
+@dataclass(slots=True)
+class ArrivedContent:
+    """The content of a page, and the result of its check once that has begun; it raises PageRefused or an error of the
     store."""
 
     content: PageContent
-    judged: Awaitable[JudgedPage]
+    judged: Awaitable[JudgedPage] | None = None
 
 
 class PullRunner:
@@ -109,16 +110,9 @@ class PullRunner:
         self.peer_end_offset = 0
 
     def answered(self, fetch_id: int, arrived: ArrivedAnswer) -> PageArrived | FetchFailed:
-        """What an answer means for the receiver. The check of a page has begun."""
-        at = self.settings.peer_zone, self.settings.stream
-        found = read_page(fetch_id, arrived, *at)
-        if isinstance(found, FetchFailed):
-            return found
-        page, content = found
-        check = partial(self._judge.check, *at, self.settings.origins, content)
-        # Certificates count too: a page of few facts may contain hundreds to parse.
-        size = sum(map(len, [*content.sealed, *content.signers]))
-        return PageArrived(fetch_id, page, PageUnderCheck(content, self._start_check(check, size)))
+        """What an answer means for the receiver."""
+        found = read_page(fetch_id, arrived, self.settings.peer_zone, self.settings.stream)
+        return found if isinstance(found, FetchFailed) else PageArrived(fetch_id, found[0], ArrivedContent(found[1]))
 
     def handle(self, event: Event, now_ms: int, chance: float) -> list[Fetch | Append]:
         """What to send and to store now that an event has happened; `chance` is 0 to 1."""
@@ -134,9 +128,12 @@ class PullRunner:
                 _log.info(noted[0].value, extra=fields)
         for effect in effects:
             self.spans.carried_out(effect)
-            if isinstance(effect, Note):
-                self._note(effect)
-        return [effect for effect in effects if not isinstance(effect, Note)]
+            match effect:
+                case Note():
+                    self._note(effect)
+                case Check(ArrivedContent() as arrived):
+                    arrived.judged = self._begin_check(arrived.content)
+        return [effect for effect in effects if isinstance(effect, Fetch | Append)]
 
     def request(self, fetch: Fetch) -> tuple[FetchFacts, int]:
         """The request of a fetch, and after how many seconds the broker drops it."""
@@ -147,7 +144,8 @@ class PullRunner:
         """Await the check, fetch artifacts and tag definitions, store. The core offers the page again if the store
         refuses it for now."""
         content = append.content
-        assert isinstance(content, PageUnderCheck)
+        assert isinstance(content, ArrivedContent)
+        assert content.judged is not None
         try:
             judged = await content.judged
         except self._expected as error:  # final for these bytes: the page is requested again
@@ -174,6 +172,12 @@ class PullRunner:
         return Appended(result.stored_facts, result.duplicate_facts)
 
     # --------------------------------------------------------------------------------------------------------- internal
+
+    def _begin_check(self, content: PageContent) -> Awaitable[JudgedPage]:
+        settings = self.settings
+        check = partial(self._judge.check, settings.peer_zone, settings.stream, settings.origins, content)
+        # Certificates count too: a page of few facts may contain hundreds to parse.
+        return self._start_check(check, sum(map(len, [*content.sealed, *content.signers])))
 
     def _put(self, append: Append, content: PageContent, judged: JudgedPage, *, is_backlog: bool) -> Future[PutResult]:
         """Pass a checked page to the store, with the position after it."""

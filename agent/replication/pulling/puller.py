@@ -8,7 +8,6 @@ bounded queue, and one task passes the events to the runner.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -49,10 +48,6 @@ CHECKED_INLINE_BYTES_MAX = 16 * 1024
 """Smaller pages are checked in the event loop: up to 2,000 facts, in 0.2 ms, as long as the thread switch would
 take."""
 
-CHECKS_MAX = 8
-"""Pages being checked or waiting for it: three that are read ahead, and a few late ones. A peer could answer 256
-requests at once with 1 MiB each; further answers count as lost."""
-
 
 @dataclass(frozen=True, slots=True)
 class Pacing:
@@ -88,46 +83,6 @@ class PullStatistics:
     """None unless the peer's bandwidth is limited."""
 
 
-class PageChecker:
-    """Checks pages, large ones in a thread of its own; `is_full` while CHECKS_MAX of these have not ended, and once
-    it is closed."""
-
-    def __init__(self, errors: tuple[type[Exception], ...]) -> None:
-        self._errors = errors
-        self._checks_open = 0
-        self._is_closed = False
-        self._thread = ThreadPoolExecutor(1, "bsfg-check")  # begins with the first large page
-
-    def close(self) -> None:
-        """Take no more, and wait for the thread."""
-        self._is_closed = True
-        self._thread.shutdown()
-
-    @property
-    def is_full(self) -> bool:
-        return self._is_closed or self._checks_open >= CHECKS_MAX
-
-    def start(self, check: Callable[[], JudgedPage], size: int) -> Awaitable[JudgedPage]:
-        """Begin a check of `size` bytes of batches and certificates."""
-        loop = asyncio.get_running_loop()
-        if size > CHECKED_INLINE_BYTES_MAX:
-            checked: asyncio.Future[JudgedPage] = loop.run_in_executor(self._thread, check)
-            self._checks_open += 1
-            checked.add_done_callback(self._ended)
-            return checked
-        checked = loop.create_future()
-        try:
-            checked.set_result(check())
-        except self._errors as error:
-            checked.set_exception(error)
-            _retrieve(checked)
-        return checked
-
-    def _ended(self, checked: asyncio.Future[JudgedPage]) -> None:
-        self._checks_open -= 1
-        _retrieve(checked)
-
-
 class Puller:
     """Pulls one stream of one peer. Must be created before the requester's link runs. All pullers of one peer share
     `bandwidth`, which is None if it is not limited."""
@@ -147,10 +102,11 @@ class Puller:
         self._requester = requester
         self._chance = chance
         self._events: asyncio.Queue[Event] = asyncio.Queue(EVENTS_MAX)
-        self._checker = PageChecker((PageRefused, *store_errors))
+        self._check_errors: tuple[type[Exception], ...] = (PageRefused, *store_errors)
+        self._checks = ThreadPoolExecutor(1, "bsfg-check")  # its thread begins with the first large page
         throttled = ThrottledRequester(requester, bandwidth, telemetry=telemetry)
         self._runner = PullRunner(
-            *(store, settings, store_errors, throttled, self._checker.start), bandwidth, telemetry, judge=judge
+            *(store, settings, store_errors, throttled, self._start_check), bandwidth, telemetry, judge=judge
         )
         loop = asyncio.get_running_loop()
         self._alarm = Alarm(lambda delay_s, call: loop.call_later(delay_s, call).cancel, self._deadline_passed)
@@ -188,7 +144,7 @@ class Puller:
         at all."""
         runner = self._runner
         try:
-            with contextlib.closing(self._checker):
+            with self._checks:
                 self._requester.link.watch(
                     lambda: self._happened(LinkUp()), lambda reason: self._happened(LinkDown(reason))
                 )
@@ -238,13 +194,25 @@ class Puller:
     def _answered(self, fetch_id: int, arrived: ArrivedAnswer) -> None:
         if self._bandwidth is not None:
             self._bandwidth.spend(len(arrived.payload), _now_ms())
-        if self._checker.is_full:
-            return
         event = self._runner.answered(fetch_id, arrived)
         if isinstance(event, PageArrived):
             self._last_answer_ms = _now_ms()
             self.begun.set()
         self._happened(event)
+
+    def _start_check(self, check: Callable[[], JudgedPage], size: int) -> Awaitable[JudgedPage]:
+        loop = asyncio.get_running_loop()
+        if size > CHECKED_INLINE_BYTES_MAX:
+            checked: asyncio.Future[JudgedPage] = loop.run_in_executor(self._checks, check)
+            checked.add_done_callback(_retrieve)
+            return checked
+        checked = loop.create_future()
+        try:
+            checked.set_result(check())
+        except self._check_errors as error:
+            checked.set_exception(error)
+            _retrieve(checked)
+        return checked
 
     def _deadline_passed(self) -> None:
         """Most deadlines are moved before they come: the alarm is then set again."""

@@ -65,7 +65,7 @@ def test_a_loss_is_noted_once_and_again_for_an_operator() -> None:
 def test_the_first_connection_is_used_at_once_and_a_later_one_forgets_failures() -> None:
     """After a reconnect the back-off begins anew and stays short for a while."""
     contact = PeerContact(SETTINGS)
-    assert contact.connected(0, 0.5)
+    assert (contact.connected(0, 0.5), contact.ask_at_ms) == (True, 0)
     waits = []
     for now_ms in (0, RETURNING_MS):
         for _ in range(9):
@@ -73,6 +73,7 @@ def test_the_first_connection_is_used_at_once_and_a_later_one_forgets_failures()
         waits.append(contact.ask_at_ms - now_ms)
         assert not contact.connected(RETURNING_MS, 0.5)
         assert contact.answer_ms() == SETTINGS.answer_timeout_ms
+        assert contact.ask_at_ms == RETURNING_MS + SETTINGS.spread_ms // 2
     assert waits == [25_600, 1_000]
 
 

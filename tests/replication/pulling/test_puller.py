@@ -285,17 +285,6 @@ async def test_the_first_request_reports_what_is_durable() -> None:
         assert scene.peer.expires_s == [4]
 
 
-async def test_first_request_has_no_position() -> None:
-    """With nothing stored there is no offset and no confirmation."""
-    async with pulling() as scene:
-        (request,) = scene.peer.requests
-        assert (
-            request.confirm,
-            request.after,
-        ) == (None, None)
-        assert (request.trail, request.start) == ([], "oldest")
-
-
 async def test_confirms_what_is_durable_only() -> None:
     """After an accepted page the next one is requested, but the page is confirmed only when the store has it."""
     plant = Peer()
@@ -448,16 +437,6 @@ async def test_page_is_offered_again_while_the_store_is_full(*, is_at_once: bool
         store.put[-1].future.set_result(result())
         await wait_until_async(lambda: store.put[-1].end == (ONE, 20), "the page behind it")
         assert scene.puller.statistics().page_waits == ""
-
-
-async def test_an_immediate_final_refusal_is_final() -> None:
-    """A page that the store refuses at the call is not offered again either."""
-    plant = Peer()
-    async with pulling() as scene:
-        scene.store.refuses = FactsRefused("another history")
-        await scene.answer(plant.page(1, 10))
-        found = scene.puller.statistics()
-        assert (found.asking, found.page_waits) == (Asking.BLOCKED, "")
 
 
 async def test_unproven_answers_neither_fence_nor_skip_nor_restart() -> None:
@@ -673,17 +652,6 @@ async def test_an_incident_that_is_not_taken_ends_no_pull() -> None:
         assert scene.puller.statistics().asking is Asking.BLOCKED
 
 
-async def test_a_refused_position_is_followed_by_the_trail() -> None:
-    """The peer's log is not the one that was read: the whole trail is named, and the page that follows is stored, with
-    where it begins."""
-    async with pulling(HandStore(Position(bytes.fromhex(ONE), 40, b"d" * 16))) as scene:
-        await scene.answer(Peer().without_facts(after=at(40)))
-        assert (await scene.requested(2)).after == at(40, (b"d" * 16).hex())
-        await scene.answer(encode_error("plant", ONE, "FetchFacts", "life_unknown", "restored"))
-        assert (await scene.requested(3)).trail == [at(40, (b"d" * 16).hex())]
-        await scene.answer(Peer().page(31, 5))
-
-
 async def test_only_a_page_begins_a_pull() -> None:
     """The latest values are asked for, and the peer counts as connected, once a page shows that it has registered the
     consumer: not after a refusal."""
@@ -767,7 +735,7 @@ async def test_a_check_in_the_event_loop_fails_as_one_in_a_thread() -> None:
         raise StoreFull("disk", "make room")
 
     async with pulling() as scene:
-        checking = scene.puller._checker.start(check, 1)
+        checking = scene.puller._start_check(check, 1)
         with pytest.raises(StoreFull):
             await checking
 
@@ -840,28 +808,24 @@ def test_a_peer_that_is_lost_and_its_return_are_logged(caplog: pytest.LogCapture
 
 
 async def test_pages_that_wait_for_their_check_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A peer keeps requests open for long and answers all of them at once, faster than pages are checked: few wait, the
-    others count as lost, and the pull continues with the checked ones."""
+    """A peer keeps requests open for long and answers all of them at once, faster than pages are checked: those that
+    are not stored next are dropped unchecked, and the pull continues."""
     plant, may_check, begun = Peer(), threading.Event(), list[int]()
 
     def slow(*of_page: Any) -> Any:
+        begun.append(1)
         may_check.wait(20)
         return check_batches(*of_page)
 
     monkeypatch.setattr(puller, "CHECKED_INLINE_BYTES_MAX", 0)
     monkeypatch.setattr(page_judge, "check_batches", slow)
     async with pulling() as scene:
-        runner, start = scene.puller._runner, scene.puller._checker.start
-        monkeypatch.setattr(runner, "_start_check", lambda call, size: begun.append(size) or start(call, size))
         page = plant.page(1, 10)
         for _ in range(100):
             await scene.answer(page, 0)
         may_check.set()
-        assert len(begun) == puller.CHECKS_MAX
         await wait_until_async(lambda: scene.store.put, "the page")
-        await wait_until_async(lambda: scene.puller._checker._checks_open == 0, "the checks")
-        await scene.answer(plant.page(11, 10))
-        assert len(begun) == puller.CHECKS_MAX + 1
+        assert (len(begun), scene.puller.statistics().counters.pages_dropped) == (1, 99)
 
 
 async def test_every_answer_spends_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:

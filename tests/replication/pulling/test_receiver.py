@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from agent.positions import NOTHING_READ, Position, last_of
 from agent.replication.protocol.pacing import HEARTBEAT_MS, backoff_ms
-from agent.replication.pulling.receiving.open_fetch import EMPTY_MS_MIN
 from agent.replication.pulling.receiving.peer_contact import RESTART_MS
 from agent.replication.pulling.receiving.pull_events import (
     Append,
@@ -14,6 +13,7 @@ from agent.replication.pulling.receiving.pull_events import (
     AppendFailed,
     ArrivedPage,
     Asking,
+    Check,
     Effect,
     Event,
     Fetch,
@@ -73,7 +73,7 @@ class Driver:
         self.now_ms += after_ms
         effects = self.core.handle(event, self.now_ms, 0.5)
         self.fetches += [effect for effect in effects if isinstance(effect, Fetch)]
-        return effects
+        return [effect for effect in effects if not isinstance(effect, Check)]
 
     def answer(self, answered: ArrivedPage, fetch: int = -1) -> list[Effect]:
         """A page arrives, as the answer to the newest request or an older one."""
@@ -293,29 +293,6 @@ def test_a_log_that_was_put_back_is_read_on_from_where_it_is_the_same() -> None:
     assert driver.fetches[-1].after == at(95, TWO)
 
 
-def test_a_log_that_ends_before_the_position_is_asked_for_with_the_trail() -> None:
-    """A peer that was put back and has no new facts has nothing to send. What it has is confirmed, so that it can
-    release it; the next facts come when it has some."""
-    driver = Driver(100)
-    driver(LinkUp())
-    driver.answer(page(0, 0, frontier=69, life=TWO, after=at(80)))
-    assert (driver.fetches[-1].trail, driver.fetches[-1].confirm) == ((at(100),), at(80))
-    driver.answer(page(0, 0, frontier=80, life=TWO, after=at(80)))
-    driver(Tick(), EMPTY_MS_MIN)
-    assert (driver.fetches[-1].trail, driver.fetches[-1].confirm) == ((at(100),), None)
-    assert Append in kinds(driver.answer(page(81, 85, life=TWO, after=at(80))))
-
-
-def test_a_page_of_an_older_answer_begins_at_the_position() -> None:
-    """An answer to an older request is stored where it continues what was read, and never moves the position back."""
-    driver = Driver(10)
-    driver(LinkUp())
-    driver(Tick(), 500)
-    driver(Tick(), 400)
-    assert driver.answer(page(6, 10), fetch=0) == []
-    assert Append in kinds(driver.answer(page(11, 20), fetch=0))
-
-
 def test_two_machines_that_answer_in_turn_are_asked_rarely() -> None:
     """A life that returns is another machine under the same name, or a memory that was put back. Both are named once,
     their pages are stored, and requests are rare until only one has answered for ten minutes."""
@@ -419,17 +396,6 @@ def test_link_down_and_up() -> None:
     assert driver(LinkUp()) == []
     assert kinds(driver(Tick(), PATIENCE.spread_ms // 2)) == [Fetch]
     assert confirmed(driver.fetches[-1]) == 10
-
-
-def test_pulls_of_one_connection_do_not_ask_at_once_when_it_returns() -> None:
-    """Each waits a random time within the spread, at the earliest no time."""
-    asked_ms = set()
-    for step in range(11):
-        core = Receiver(PATIENCE)
-        for event in (LinkUp(), LinkDown("gone"), LinkUp()):
-            core.handle(event, 5_000, step / 10)
-        asked_ms.add(5_000 if core.asking is Asking.WAITING else core.deadline_ms)
-    assert asked_ms == {5_000 + 25 * step for step in range(11)}
 
 
 @given(st.integers(0, 100), st.floats(0, 1))

@@ -190,6 +190,13 @@ class Fetch:
 
 
 @dataclass(frozen=True, slots=True)
+class Check:
+    """Begin to check the content of a page that is accepted and will be stored."""
+
+    content: object
+
+
+@dataclass(frozen=True, slots=True)
 class Append:
     """Store this page and the position after it, in one transaction."""
 
@@ -218,7 +225,7 @@ class Note:
     reason: str
 
 
-Effect = Fetch | Append | Note
+Effect = Fetch | Check | Append | Note
 
 # ---------------------------------------------------------------------------------------------------------------- state
 

@@ -29,6 +29,7 @@ from agent.replication.pulling.receiving.pull_events import (
     AppendFailed,
     ArrivedPage,
     Asking,
+    Check,
     Effect,
     Event,
     Fetch,
@@ -211,6 +212,7 @@ class Receiver:
             self._note(NoteKind.PEER_RESTORED, f"{read}, and the log goes on after offset {page.after.offset}")
         self.place = self.place.accept(page)
         self.pages.accept(Append(page, content))
+        self._effects.append(Check(content))
         self._close(Asking.HOLDING)
 
     def _fetch_failed(self, event: FetchFailed, now_ms: int, jitter: float) -> None:
