@@ -1,4 +1,4 @@
-"""Where a pull is in its peer's log: which page follows, what to ask for and what to confirm. Core: one frozen value.
+"""Where a pull is in its peer's log: which page follows, what to ask for and what to confirm. Core: one value.
 
 The place is a trail (agent/positions.py) with two ends: the pages after `stored` up to `accepted` are on their way to
 the store. A page follows if it begins at the accepted end, whichever request it answers, or where the peer's log parts
@@ -8,15 +8,14 @@ page. What is stored may be confirmed, not what is merely accepted.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from agent.positions import NOTHING_READ, Position, Trail, continues, extended, last_of
 from agent.replication.pulling.receiving.open_fetch import OpenFetch
 from agent.replication.pulling.receiving.pull_events import ArrivedPage
 
 
-@dataclass(frozen=True, slots=True)
-class LogPlace:
+class LogPlace(NamedTuple):
     """`log_end` is where the peer's log ends, if that is before the place. `more`: the peer had more behind its last
     page."""
 
@@ -66,8 +65,7 @@ class LogPlace:
 
     def accept(self, page: ArrivedPage) -> LogPlace:
         """The place after a page that fits."""
-        return replace(
-            self,
+        return self._replace(
             stored=self.stored if self.is_placed or page.after == NOTHING_READ else (page.after,),
             accepted=extended(self.accepted, page.lives),
             is_placed=True,
@@ -91,12 +89,12 @@ class LogPlace:
 
     def store(self, page: ArrivedPage) -> LogPlace:
         """The place when the oldest accepted page is durable."""
-        return replace(self, stored=extended(self.stored, page.lives))
+        return self._replace(stored=extended(self.stored, page.lives))
 
     def drop(self) -> LogPlace:
         """The place without the accepted pages, which are requested again."""
-        return replace(self, accepted=self.stored, names_trail=True)
+        return self._replace(accepted=self.stored, names_trail=True)
 
     def doubt(self) -> LogPlace:
         """The same place; the next request names the trail."""
-        return replace(self, names_trail=True)
+        return self._replace(names_trail=True)

@@ -132,13 +132,13 @@ class Receiver:
             self._to(Asking.PACED)
             return
         self._last_fetch_id += 1
-        wait_ms, answer_ms, names_trail = self.contact.wait_ms(), self.contact.answer_ms(), place.trail is not None
-        self._open = OpenFetch.sent(self._last_fetch_id, now_ms, wait_ms, answer_ms, names_trail=names_trail)
+        wait_ms, answer_ms, trail = self.contact.wait_ms(), self.contact.answer_ms(), place.trail
+        self._open = OpenFetch.sent(self._last_fetch_id, now_ms, wait_ms, answer_ms, names_trail=trail is not None)
         self._effects.append(
             Fetch(
                 self._last_fetch_id,
                 place.after,
-                place.trail,
+                trail,
                 place.confirm,
                 wait_ms,
                 self.pace.page_bytes(),
@@ -158,7 +158,7 @@ class Receiver:
             fetch = None  # it answers an earlier request
         if fetch is not None:
             self._note_life(page.life, now_ms)
-            self.place = replace(self.place, frontier=page.frontier)
+            self.place = self.place._replace(frontier=page.frontier)
         if page.lease_in_force is not None:
             if fetch is not None:
                 self._ask_after(page.lease_in_force, now_ms, jitter)
