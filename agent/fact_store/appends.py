@@ -50,8 +50,9 @@ _PLAIN = frozenset({bool, int, float, type(None)})
 class Appends:
     """`FactStore.appends`."""
 
-    def __init__(self, zone: str, writer: Writer, artifacts: Artifacts) -> None:
-        self._zone = zone
+    def __init__(self, writer: Writer, artifacts: Artifacts) -> None:
+        self._zone = writer.catalog.zone
+        self._policy = writer.committer.limits.policy
         self._writer = writer
         self._artifacts = artifacts
 
@@ -90,7 +91,7 @@ class Appends:
         if any(len(column) != count for column in columns):
             raise FactsRefused(f"columns for {stream} differ in length", "correct the source")
         append = AppendSamples(stream, columns, count, _values_bytes(columns.values), time.monotonic_ns())
-        self._writer.append_samples(append)
+        self._writer.queue.put_samples(append)
         return append.future
 
     def append_message(
@@ -144,9 +145,9 @@ class Appends:
         for precondition in preconditions:
             if precondition is None or precondition == NO_PRECONDITION:
                 continue
-            is_strong = self._writer.policy(stream).write_class == "strong"
+            is_strong = self._policy(stream).write_class == "strong"
             check_precondition(precondition, is_strong=is_strong)
-            if ack_terms(self._writer.policy(stream), acks).is_answered_unstored:
+            if ack_terms(self._policy(stream), acks).is_answered_unstored:
                 raise AcksRefused("acks none is answered before the precondition is decided", "use acks local")
 
     def _append(
@@ -159,10 +160,10 @@ class Appends:
         """Append messages that were checked. Raises AcksRefused, StoreBusy at once."""
         keys, contents = [message_key(one, self._zone) for one in messages], [content_digest(one) for one in messages]
         size = sum(len(one.fact.object_json) + _MESSAGE_BYTES for one in messages)
-        terms = ack_terms(self._writer.policy(stream), acks)
+        terms = ack_terms(self._policy(stream), acks)
         asked = [one or NO_PRECONDITION for one in preconditions]
         append = AppendMessages(stream, list(messages), keys, contents, size, time.monotonic_ns(), terms, asked)
-        self._writer.append_messages(append)
+        self._writer.queue.put_messages(append)
         if not terms.is_answered_unstored:
             return append.future
         answered: Future[list[AppendOutcome]] = Future()

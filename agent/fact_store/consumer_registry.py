@@ -51,7 +51,7 @@ class ConsumerRegistry:
             raise MessageError(
                 "start", f"{start!r} is neither 'oldest' nor 'end' nor a time in milliseconds since 1970"
             )
-        is_local = self._writer.policy(stream).write_class == "local"
+        is_local = self._writer.committer.limits.policy(stream).write_class == "local"
         run = partial(consumers.register_consumer, name=name, zone=zone, stream=stream, start=start)
         return self._writer.submit("register", partial(run, is_local=is_local, zone_max=zone_max))
 
@@ -102,14 +102,14 @@ class ConsumerRegistry:
         read = None if life is None else Position(life, last_offset, digest)
         confirm = partial(consumers.confirm_offsets, name=consumer, first_offset=first_offset, last_offset=last_offset)
         run = partial(confirm, claim=claim, read=read)
-        is_deferred = not is_awaited and not self._writer.has_waiting_appends
+        is_deferred = not is_awaited and not self._writer.acks.has_any
         confirming = self._writer.submit("confirm", run, is_deferred=is_deferred)
         confirming.add_done_callback(partial(self._confirmed, consumer))
         return confirming
 
     def hasten(self) -> None:
         """Commit at once, because a caller now waits for a confirmation that was not awaited."""
-        self._writer.hasten()
+        self._writer.queue.hasten()
 
     def _confirmed(self, name: str, confirming: Future[int]) -> None:
         """Record in the writer's thread that a consumer is active, and whether it has confirmed everything up to the

@@ -14,8 +14,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -26,13 +27,13 @@ from agent.fact_store.append import append_checkpoint
 from agent.fact_store.appends import Appends
 from agent.fact_store.artifacts import Artifacts
 from agent.fact_store.consumer_registry import ConsumerRegistry
-from agent.fact_store.divergence import LiveWitness, Scrubber, mark_suspect, open_writer, quarantined_files
+from agent.fact_store.divergence import IntegrityWatch, Scrubber, open_writer
 from agent.fact_store.inbound import Inbound
 from agent.fact_store.integrity import DamageRegistry
 from agent.fact_store.log import (
     Integrity,
-    StoreDamaged,
     StoreError,
+    StoreLimits,
     StoreUnusable,
     StreamInfo,
     StreamState,
@@ -51,64 +52,34 @@ from agent.fact_store.sqlite import (
     room_hint,
     unlock,
 )
-from agent.fact_store.writer import Writer
+from agent.fact_store.writer import Committer, Writer
 from agent.message import ZONE, check_name
-from agent.pages import HeldRange, Page
+from agent.pages import Page
 from agent.positions import LogLives, Position, Resolved
 from agent.settings.store import StoreSettings, StreamSettings, ZoneLimit
 from agent.signing.records import RecordSigner
 
 log = logging.getLogger(__name__)
 
-LOSSES = ("missing", "restored", "log_lost")  # incidents that say that less is here than was acknowledged
-LOSSES_MS = 24 * 3_600_000  # for this long the status shows them; the incident remains
-
 
 class FactStore:
     """The fact store of one node. Owns the lock, the writer's thread and reading connections."""
 
     def __init__(
-        self,
-        path: Path,
-        zone: str,
-        writer: Writer,
-        reader: StoreReader,
-        damages: DamageRegistry,
-        artifacts: Artifacts,
-        space: Callable[[], StoreSpace],
-        lock_descriptor: int,
-        witness: LiveWitness | None,
+        self, writer: Writer, reader: StoreReader, artifacts: Artifacts, watch: IntegrityWatch, closing: ExitStack
     ) -> None:
-        self.path = path
-        self.zone = zone
-        """The zone whose store this is."""
         self.artifacts = artifacts
-        self.appends = Appends(zone, writer, artifacts)
-        self.inbound = Inbound(writer, reader, damages)
+        self.appends = Appends(writer, artifacts)
+        self.inbound = Inbound(writer, reader, watch.damages)
         self.consumers = ConsumerRegistry(writer)
-        self.space = space
-        """Free space and forecasts: a few look-ups, in the calling thread."""
         self.reader = reader
-        """For queries in other threads (`agent.query`); closed with the store."""
-        self.batch_ends, self.definitions, self.incidents = reader.batch_ends, reader.definitions, reader.incidents
-        self.signers, self.is_proven, self.range_starts = reader.signers, reader.is_proven, reader.range_starts
-        self.zones_held, self.zone_held, self.earlier_lives = reader.zones_held, reader.zone_held, reader.earlier_lives
-        self.held_below, self.lowest_sequence = reader.held_below, reader.lowest_sequence
-        self.forgotten, self.compared = reader.forgotten, reader.compared
-        self.policy, self.statistics, self.on_commit = writer.policy, writer.statistics, writer.subscribe
-        self.note = writer.note
-        """Record an incident of this node that concerns no peer."""
-        self.ended = writer.ended
-        """Done when the writer has ended: after `close`, or with the error that ended it."""
-        self._writer = writer
-        self._damages = damages
-        self._witness = witness
-        self._losses = 0
+        """What is stored and held, in any thread; closed with the store."""
+        self.statistics, self.on_commit, self.note = writer.statistics, writer.subscribe, writer.note
         self.times_restored = 0
         """How often a peer has shown in this life that the store was put back."""
-        self._scrubber = Scrubber(path, writer, self.read, artifacts.sweep, witness)
-        self._lock_descriptor = lock_descriptor
-        self._is_closed = False
+        self._writer = writer
+        self._watch = watch
+        self._closing = closing
 
     @classmethod
     def open(
@@ -133,87 +104,48 @@ class FactStore:
         Raises StoreUnusable: StoreMissing (folder), StoreLocked, StoreForeign, StoreTooNew, StoreDamaged.
         """
         check_name("zone", zone, ZONE)
-        descriptor = lock(path)
-        try:
-            policies = {one.name: one for one in streams}
-            opening = partial(cls._open_locked, path, zone, settings or StoreSettings(), policies, holds or {})
-            return opening(connect_to, signer, descriptor, unattended=unattended)
-        except StoreError:
-            unlock(descriptor)
-            raise
-
-    @classmethod
-    def _open_locked(
-        cls,
-        path: Path,
-        zone: str,
-        settings: StoreSettings,
-        policies: dict[str, StreamSettings],
-        holds: Mapping[str, ZoneLimit],
-        connect_to: Connect,
-        signer: RecordSigner | None,
-        descriptor: int,
-        *,
-        unattended: bool,
-    ) -> FactStore:
-        if Ballast(path, settings.ballast_bytes).delete_if_needed(disk_free(path.parent)):
-            log.warning("ballast_given_up", extra={"store": str(path)})
-        free = disk_free(path.parent)
-        if file_bytes(path) == 0 and free is not None and free < OPENING_BYTES:  # an old store is opened with less
-            raise StoreUnusable(f"{path.parent} has {free:,} bytes free, too few for a new store", room_hint())
-        opened = open_writer(path, zone, connect_to, time.time_ns() // 1_000_000, signer, is_unattended=unattended)
-        damages = DamageRegistry()
-        try:
-            reader = StoreReader(path, connect_to=connect_to, on_damaged=damages.report)
-        except StoreError:
-            close_and_keep_log(path, opened.connection)
-            raise
-        witness = opened.witness
-        writer = Writer(
-            *(path, opened.connection, opened.catalog, opened.index, settings, policies, holds),
-            witness=witness.record if witness is not None else None,
-            signer=signer,
-        )
-        damages.start(writer)
-        space = partial(_space, writer, reader)
-        artifacts = Artifacts(path, settings, reader, writer)
-        store = cls(path, zone, writer, reader, damages, artifacts, space, descriptor, witness)
+        policies = {one.name: one for one in streams}
+        limits = StoreLimits(settings or StoreSettings(), policies, holds or {})
+        with ExitStack() as closing:
+            closing.callback(unlock, lock(path))
+            if Ballast(path, limits.settings.ballast_bytes).delete_if_needed(disk_free(path.parent)):
+                log.warning("ballast_given_up", extra={"store": str(path)})
+            free = disk_free(path.parent)
+            if file_bytes(path) == 0 and free is not None and free < OPENING_BYTES:  # an old store is opened with less
+                raise StoreUnusable(f"{path.parent} has {free:,} bytes free, too few for a new store", room_hint())
+            opened = open_writer(path, zone, connect_to, time.time_ns() // 1_000_000, signer, is_unattended=unattended)
+            damages = DamageRegistry()
+            try:
+                reader = StoreReader(path, connect_to=connect_to, on_damaged=damages.report)
+            except StoreError:
+                close_and_keep_log(path, opened.connection)
+                raise
+            record = None
+            if opened.witness is not None:
+                closing.callback(opened.witness.close)
+                record = opened.witness.record
+            writer = Writer(Committer(path, opened.connection, opened.catalog, opened.index, limits, record, signer))
+            damages.start(writer)
+            artifacts = Artifacts(path, limits.settings, reader, writer)
+            scrubber = Scrubber(path, writer, artifacts.sweep, opened.witness, reader.read)
+            watch = IntegrityWatch(path, reader, damages, scrubber)
+            closing.callback(writer.close)
+            # Before the writer: the last connection to close copies the write-ahead log into the database, which a
+            # reader cannot.
+            closing.callback(reader.close)
+            closing.callback(scrubber.stop)
+            closing.callback(_save_last_seen, writer)
+            store = cls(writer, reader, artifacts, watch, closing.pop_all())
         if unattended:
-            store._start_background_work()
+            watch.start(writer.ended)
         if signer is not None:  # before any append: no batch is served without the certificate of its key
             store.set_signer(signer)
         writer.start()
         return store
 
-    def _start_background_work(self) -> None:
-        """Start the background work of an unattended store: the scrub, and marking the file as suspect if a write finds
-        damage."""
-        since_ms = time.time_ns() // 1_000_000 - LOSSES_MS
-        with contextlib.suppress(StoreError):  # a damaged table of incidents is reported elsewhere
-            self._losses = sum(one.kind in LOSSES and one.last_unix_ms > since_ms for one in self.incidents())
-        self._scrubber.start()
-        self._writer.ended.add_done_callback(self._mark_if_damaged)
-
-    def _mark_if_damaged(self, ended: Future[None]) -> None:
-        if isinstance(error := ended.exception(), StoreDamaged):
-            mark_suspect(self.path, error.why)
-
     def close(self) -> None:
         """Commit what is queued and close the files. Calling it again does nothing."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        if seen := self._writer.activity.unsaved(self._writer.catalog):
-            with contextlib.suppress(StoreError):  # the writer may have ended; everything else is still closed
-                self._writer.submit("remember", partial(consumers.save_last_seen, seen_unix_ms=seen))
-        self._scrubber.stop()
-        # Readers first: the last connection to close copies the write-ahead log into the database, which a reader
-        # cannot.
-        self.reader.close()
-        self._writer.close()
-        if self._witness is not None:
-            self._witness.close()
-        unlock(self._lock_descriptor)
+        self._closing.close()
 
     def __enter__(self) -> Self:
         return self
@@ -224,6 +156,21 @@ class FactStore:
     # ---------------------------------------------------------------------------------------------------------- reading
 
     @property
+    def path(self) -> Path:
+        """The store's file."""
+        return self.reader.path
+
+    @property
+    def zone(self) -> str:
+        """The zone whose store this is."""
+        return self._writer.catalog.zone
+
+    @property
+    def ended(self) -> Future[None]:
+        """Done when the writer has ended: after `close`, or with the error that ended it."""
+        return self._writer.ended
+
+    @property
     def origin(self) -> Origin:
         """Zone and life of what is recorded now; from memory."""
         return self._writer.catalog.origin
@@ -231,7 +178,7 @@ class FactStore:
     @property
     def signer(self) -> RecordSigner | None:
         """The key that signs what is recorded here; None if nothing is signed. From memory."""
-        return self._writer.signer
+        return self._writer.committer.signer
 
     def read(
         self,
@@ -260,42 +207,20 @@ class FactStore:
             stream, after_offset, facts_max, bytes_max, until_offset=until_offset, end_offset=end_offset
         )
 
-    def read_sequences(
-        self,
-        stream: str,
-        origin: Origin,
-        first_sequence: int,
-        last_sequence: int,
-        facts_max: int,
-        bytes_max: int,
-    ) -> Page:
-        """A page of one origin's batches by its sequences, read in the calling thread; see
-        `StoreReader.read_sequences`."""
-        return self.reader.read_sequences(stream, origin, first_sequence, last_sequence, facts_max, bytes_max)
-
     @property
     def recorded_unix_ms(self) -> int:
         """When the last facts were recorded here, at most a minute too early, by the wall clock of then; 0: never."""
         streams = self._writer.catalog.streams.values()
         return max(((one.mark_ms or 0, one.mark_unix_ms) for one in streams), default=(0, 0))[1]
 
-    def held(self, stream: str) -> dict[Origin, tuple[HeldRange, ...]]:
-        """The ranges of sequences of each origin that are held in a stream, or were held until their release, with the
-        digests at both ends of each range."""
-        return self.reader.held(stream)
-
-    def held_of(self, stream: str, origin: Origin) -> tuple[HeldRange, ...]:
-        """The ranges of one origin, as `held`; a look-up in the calling thread."""
-        return self.reader.held_of(stream, origin)
-
     def is_nearly_full(self, stream: str) -> bool:
         """Whether a stream, the store or the disk is filled to 80 %. From memory."""
-        return self._writer.housekeeping.is_near(self._writer.catalog, stream)
+        return self._writer.committer.housekeeping.room.is_near(self._writer.catalog, stream)
 
     def set_limits(self, bytes_max: int, streams: Sequence[StreamSettings], holds: Mapping[str, ZoneLimit]) -> None:
         """Replace the limit of the store's file, the settings of all streams, and what zones may hold back. They apply
         to new appends and from the next check of retention; an append that already waits keeps its terms."""
-        self._writer.set_limits(bytes_max, {one.name: one for one in streams}, dict(holds))
+        self._limits.replace(bytes_max, {one.name: one for one in streams}, holds)
 
     def set_signer(self, signer: RecordSigner | None) -> Future[None]:
         """Sign with this key from its commit on, which also stores its certificate. With None nothing is signed from
@@ -312,6 +237,10 @@ class FactStore:
         return self._writer.submit(
             "compromised", lambda transaction: transaction.set_compromised(since_unix_ms), is_early=True
         )
+
+    def signers(self, key_ids: Iterable[bytes]) -> Sequence[bytes]:
+        """The stored certificates (DER) of these keys."""
+        return self.reader.signers(key_ids)
 
     def signed_zones(self) -> frozenset[str]:
         """The zones of which a record was ever verified here, including this one if it has signed; from memory."""
@@ -338,15 +267,23 @@ class FactStore:
         return self._writer.failure
 
     def integrity(self) -> Integrity:
-        """Damage found, progress of the scrub, and quarantined files; from memory, except for the files."""
-        scrubber = self._scrubber
-        return Integrity(
-            self._damages.count,
-            scrubber.batches_verified,
-            scrubber.last_full_pass_unix_ms,
-            tuple((one.file, one.bytes) for one in quarantined_files(self.path)),
-            self._losses,
+        """Damage found, progress of the scrub, and quarantined files."""
+        return self._watch.report()
+
+    def policy(self, stream: str) -> StreamSettings:
+        """The settings of a stream; from memory."""
+        return self._limits.policy(stream)
+
+    def space(self) -> StoreSpace:
+        """Free space and forecasts: a few look-ups, in the calling thread."""
+        limits, age_ms = self._limits, self._writer.committer.age_ms()
+        return self.reader.space(
+            limits.settings, limits.streams, catalog=self._writer.catalog, age_ms=age_ms, holds=limits.holds
         )
+
+    @property
+    def _limits(self) -> StoreLimits:
+        return self._writer.committer.limits
 
     # ------------------------------------------------------------------------------------------------- lives, positions
 
@@ -381,8 +318,7 @@ class FactStore:
             self.note("restored", f"peer {peer}", why)
 
 
-def _space(writer: Writer, reader: StoreReader) -> StoreSpace:
-    limits = writer.housekeeping
-    return reader.space(
-        limits.settings, writer.policies, catalog=writer.catalog, age_ms=writer.age_ms(), holds=limits.holds
-    )
+def _save_last_seen(writer: Writer) -> None:
+    if seen := writer.activity.unsaved(writer.catalog):
+        with contextlib.suppress(StoreError):  # the writer may have ended; everything else is still closed
+            writer.submit("remember", partial(consumers.save_last_seen, seen_unix_ms=seen))

@@ -471,7 +471,7 @@ def _history(incidents: Iterable[Incident], now_unix_ms: int) -> tuple[HistorySt
 def _own_ends(store: FactStore) -> Iterator[tuple[str, str]]:
     """By stream, the end of the facts that this process has recorded."""
     for stream in store.streams():
-        if ranges := store.held_of(stream.name, store.origin):
+        if ranges := store.reader.held_of(stream.name, store.origin):
             yield stream.name, f"{store.life.hex()}:{ranges[-1].last_sequence}"
 
 

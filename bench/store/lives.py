@@ -144,7 +144,7 @@ def _listings(store: FactStore) -> Iterator[int]:
     """How long the answers to a peer's comparison take that find all zones equal: a hundred zones each."""
     for number in range(0, ZONES, LISTED_ZONES):
         began_ns = time.perf_counter_ns()
-        assert len(store.zones_held(STREAM, _zone(number - 1) if number else "", LISTED_ZONES)) == LISTED_ZONES
+        assert len(store.reader.zones_held(STREAM, _zone(number - 1) if number else "", LISTED_ZONES)) == LISTED_ZONES
         yield time.perf_counter_ns() - began_ns
 
 
@@ -172,7 +172,7 @@ def _sealed(zone: int, lives: int) -> Batch:
 def _next_life(store: FactStore, zone: int, lives: int) -> Batch:
     """The first batch of a zone after a restart."""
     newest = _sealed(zone, lives).header.origin
-    end, restarted = store.held_of(STREAM, newest)[-1], Origin(newest.zone, _life(zone, lives))
+    end, restarted = store.reader.held_of(STREAM, newest)[-1], Origin(newest.zone, _life(zone, lives))
     return _seal(Link(STREAM, restarted, end.last_sequence + 1, end.last_digest))
 
 

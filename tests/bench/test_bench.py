@@ -130,11 +130,11 @@ def test_a_store_accepts_the_lives_of_the_benchmark(tmp_path: Path) -> None:
     with FactStore.open(tmp_path / "facts.db", "idmz") as store:
         assert store.end_offset(lives.STREAM) == 2_500 * lives.FACTS_OF_LIFE
         batch = lives._sealed(0, 3_500)
-        held = store.held_of(lives.STREAM, batch.header.origin)
+        held = store.reader.held_of(lives.STREAM, batch.header.origin)
         assert held == ()
         assert store.log(lives.STREAM).at(1) == lives._life(lives.ZONES, 1)
         before = Origin("plant-0000", lives._life(0, 3))
-        assert store.held_of(lives.STREAM, before)[0].last_digest == batch.header.previous_digest
+        assert store.reader.held_of(lives.STREAM, before)[0].last_digest == batch.header.previous_digest
 
 
 @pytest.mark.parametrize("data_set", ["A", "B"])

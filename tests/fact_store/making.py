@@ -73,7 +73,7 @@ def parsed(sealed: Iterable[bytes]) -> list[batch.Batch]:
 
 def writer_sleeps(store: FactStore) -> None:
     """Return when the store's writer has seen all that is queued and waits for more, or for its next timer."""
-    wait_until(lambda: bool(store._writer._changed._waiters), "the writer to sleep")  # type: ignore[attr-defined]
+    wait_until(lambda: bool(store._writer.queue._changed._waiters), "the writer to sleep")  # type: ignore[attr-defined]
 
 
 @contextmanager
@@ -165,7 +165,7 @@ class Elsewhere:
 
     def held_in(self, store: FactStore) -> list[bytes]:
         """Those of its definitions that a store has."""
-        chain = store.definitions(self.origin.zone, self.definitions.digest)
+        chain = store.reader.definitions(self.origin.zone, self.definitions.digest)
         return [] if chain is None else list(chain.bodies)
 
     def seal(self, count: int, salt: int = 0) -> bytes:

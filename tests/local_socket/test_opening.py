@@ -20,7 +20,7 @@ def test_limits_of_what_peers_hold_back_apply_from_the_start(tmp_path: Path) -> 
     peer = PeerSettings("idmz", "broker", exports=("facts.operational",), hold_bytes_max=1_000_000, hold_hours_max=3)
     settings = NodeSettings(IdentitySettings("plant-a", tmp_path), peer=(peer,))
     with open_store(settings) as store:
-        assert store._writer.housekeeping.holds == {"idmz": ZoneLimit(1_000_000, 3)}
+        assert store._writer.committer.limits.holds == {"idmz": ZoneLimit(1_000_000, 3)}
 
 
 def test_a_command_gives_the_store_the_compromised_keys(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_a_node_signs_with_its_key_and_records_without_it(tmp_path: Path) -> Non
             fact = Fact("order:line1/77", "order_released", b"1")
             message = Message(Envelope(name, "plant-a", "*", 1_700_000_000_000), fact)
             store.appends.append_message("facts.operational", message).result()
-            is_impaired = any(one.kind == "signing" for one in store.incidents())
+            is_impaired = any(one.kind == "signing" for one in store.reader.incidents())
             assert is_impaired is (name != "a")
             return [bool(one.batch.record) for one in store.read("facts.operational", 0, 100, 2**30).batches]
 
@@ -78,7 +78,7 @@ def test_a_node_signs_with_its_key_and_records_without_it(tmp_path: Path) -> Non
     assert record("b") == [True, False]
     moved.rename(files["s.key"])
     with open_store(settings) as store:
-        (incident,) = (one for one in store.incidents() if one.kind == "signing")
+        (incident,) = (one for one in store.reader.incidents() if one.kind == "signing")
         assert "facts are not signed" in incident.detail
         assert store.reader.verified("facts.operational", places(store)) == ["yes", "no"]
     assert record("c") == [True, False, True]

@@ -129,11 +129,11 @@ async def test_a_store_that_fails_ends_the_node(tmp_path: Path) -> None:
     """At its disk: no part goes on without it, and systemd starts the node again."""
     settings = settings_of(tmp_path)
     with open_store(settings) as store:
-        store.ended = Future[None]()
+        store._writer.ended = Future[None]()
         node = Node(store, Start(settings), ConfigFile(tmp_path / "node.toml"), asyncio.Event())
         running = asyncio.create_task(node.run(asyncio.Event(), asyncio.get_running_loop().create_future()))
         await wait_until_async((tmp_path / local_socket.SOCKET).exists, "the node")
-        store.ended.set_exception(StoreFailed("the disk", "replace it"))
+        store._writer.ended.set_exception(StoreFailed("the disk", "replace it"))
         async with asyncio.timeout(LIMIT_S):
             with pytest.raises(ExceptionGroup) as caught:
                 await running

@@ -210,7 +210,7 @@ async def test_files_that_cannot_be_used_change_nothing(
         assert len(files.trust._trust.compromised_since_ms) == 1
         (line,) = logged(caplog, "signers_not_read")
         assert line.in_force == "the previous signers stay trusted"
-        (incident,) = [one for one in files.store.incidents() if one.kind == "signing"]
+        (incident,) = [one for one in files.store.reader.incidents() if one.kind == "signing"]
         assert incident.count == 1
         files.replace(files.compromised, listed)
         files.replace(files.authorities, SECOND.pem)

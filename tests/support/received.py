@@ -40,5 +40,5 @@ def put_page(
 
 def chains_in(store: FactStore) -> list[DefinitionChain]:
     """All definitions of a store."""
-    found = [store.definitions(zone, end.digest) for zone, end in store.reader.definition_ends()]
+    found = [store.reader.definitions(zone, end.digest) for zone, end in store.reader.definition_ends()]
     return [one for one in found if one is not None]

@@ -1,12 +1,14 @@
 """The writer's queue: bounded in facts and in bytes, grouped by the work of one commit.
 
-Not thread-safe by itself: the writer holds its lock around every call. A full queue raises StoreBusy at once, because
-only the caller can slow its source; nothing is dropped.
+Any thread puts work in; one thread, the writer's, takes a group when group_commit.py says that a commit is due. A full
+queue raises StoreBusy at once, because only the caller can slow its source; nothing is dropped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,11 +16,12 @@ from typing import Any
 from agent.append_contract import AppendOutcome, Precondition
 from agent.columns import SampleColumns
 from agent.fact_store.append.acks import AckTerms
-from agent.fact_store.append.group_commit import QueuedSamples
-from agent.fact_store.log import Appended, FactsRefused, StoreBusy
+from agent.fact_store.append.group_commit import ENOUGH_FACTS, Commit, CommitPace, QueuedSamples, Wait, decide_commit
+from agent.fact_store.log import NEVER_NS, Appended, FactsRefused, StoreBusy, StoreError, copy_error
 from agent.fact_store.sqlite import Transaction
 from agent.message import Message
 
+WAIT_NS_MAX = 3_600_000_000_000  # one hour, below the system's limit for a timed wait
 CALLS_MAX = 10_000
 """A consumer has one confirmation in flight, a peer two pages: more calls mean that a caller does not wait."""
 
@@ -137,78 +140,125 @@ class WriteQueue:
     flood of calls must not block appends.
     """
 
-    def __init__(self, facts_max: int, bytes_max: int) -> None:
+    def __init__(self, facts_max: int, bytes_max: int, pace: CommitPace) -> None:
         self.appends = QueueLimit("facts", facts_max, bytes_max)
         self.calls = QueueLimit("calls", CALLS_MAX, bytes_max)
+        self.pace = pace
+        self.committed_ns = -NEVER_NS
+        """When the last commit was, by the monotonic clock."""
+        self.refusing: StoreError | None = None
+        """Why new work is refused. What is queued is still taken, at once."""
+        self._changed = threading.Condition(threading.Lock())
         self._samples: dict[str, list[AppendSamples]] = {}
         self._waiting: dict[str, QueuedSamples] = {}
         self._other = CommitGroup()
-        self._urgent_count = 0
-        self.deferred_ns: int | None = None
-        """When the oldest deferred call was queued, by the monotonic clock; None if there is none."""
-
-    @property
-    def waiting(self) -> Mapping[str, QueuedSamples]:
-        """The queued samples of each stream."""
-        return self._waiting
-
-    @property
-    def is_urgent(self) -> bool:
-        """Whether work is queued that is committed at once."""
-        return self._urgent_count > 0
+        self._urgent_count = 0  # work that is committed at once
+        self._deferred_ns: int | None = None  # when the oldest deferred call was queued
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing is queued."""
         return not self._waiting and self._other.is_empty
 
-    def hasten(self) -> None:
-        """Make the deferred calls urgent; at least one must be queued."""
-        assert self.deferred_ns is not None
-        self._urgent_count += 1
+    # --------------------------------------------------------------------------------------------------- any thread
 
-    def reserve(self, work: Work) -> None:
-        """Reserve room for a piece of work; raises as `QueueLimit.reserve`."""
-        room, count, size = self._room(work)
-        room.reserve(count, size)
-
-    def release(self, work: Work) -> None:
-        """Release the room of a piece of work."""
-        room, count, size = self._room(work)
-        room.release(count, size)
-
-    def put_samples(self, append: AppendSamples) -> QueuedSamples:
-        """Queue samples for which room is reserved; returns the queued samples of their stream."""
+    def put_samples(self, append: AppendSamples) -> None:
+        """Queue samples; raises StoreBusy, FactsRefused, or why new work is refused."""
         stream = append.stream
-        self._samples.setdefault(stream, []).append(append)
-        before = self._waiting.get(stream)
-        facts, oldest_ns = append.count, append.queued_ns
-        if before is not None:
-            facts, oldest_ns = before.facts + facts, before.oldest_ns
-        found = self._waiting[stream] = QueuedSamples(facts, oldest_ns, append.queued_ns)
-        return found
+        with self._changed:
+            self._reserve(append)
+            self._samples.setdefault(stream, []).append(append)
+            before = self._waiting.get(stream, QueuedSamples(0, append.queued_ns, append.queued_ns))
+            facts = before.facts + append.count
+            self._waiting[stream] = QueuedSamples(facts, before.oldest_ns, append.queued_ns)
+            # Wake the writer when a commit is due or an earlier deadline begins, not for every append in between.
+            steps = ENOUGH_FACTS, self.pace.facts_target
+            if not before.facts or any(before.facts < one <= facts for one in steps):
+                self._changed.notify()
 
     def put_messages(self, append: AppendMessages) -> None:
-        """Queue messages for which room is reserved."""
-        self._other.messages.setdefault((append.stream, append.zone), []).append(append)
-        self._urgent_count += 1
+        """Queue messages; raises as `put_samples`."""
+        with self._changed:
+            self._reserve(append)
+            self._other.messages.setdefault((append.stream, append.zone), []).append(append)
+            self._urgent_count += 1
+            self._changed.notify()
 
     def put_call(self, call: Call) -> None:
-        """Queue a call for which room is reserved."""
-        (self._other.early if call.is_early else self._other.calls).append(call)
-        if not call.is_deferred:
-            self._urgent_count += 1
-        elif self.deferred_ns is None:
-            self.deferred_ns = call.queued_ns
+        """Queue a call; raises as `put_samples`."""
+        with self._changed:
+            self._reserve(call)
+            (self._other.early if call.is_early else self._other.calls).append(call)
+            if not call.is_deferred:
+                self._urgent_count += 1
+            elif self._deferred_ns is None:
+                self._deferred_ns = call.queued_ns
+            self._changed.notify()
 
-    def take(self, streams: tuple[str, ...]) -> CommitGroup:
-        """All work except samples, and the samples of these streams. Their room in the queue stays reserved until
-        `release`."""
-        group, self._other, self._urgent_count, self.deferred_ns = self._other, CommitGroup(), 0, None
+    def hasten(self) -> None:
+        """Commit deferred calls at once, because a caller now waits for one."""
+        with self._changed:
+            if self._deferred_ns is not None:
+                self._urgent_count += 1
+                self._changed.notify()
+
+    def refuse(self, why: StoreError) -> None:
+        """Refuse new work from now on."""
+        with self._changed:
+            self.refusing = why
+            self._changed.notify()
+
+    # --------------------------------------------------------------------------------------------- the writer's thread
+
+    def next_group(self, alarm_ns: int) -> CommitGroup | None:
+        """Wait for the next group: an empty one at `alarm_ns`, None when new work is refused and nothing is queued."""
+        with self._changed:
+            while True:
+                now_ns = time.monotonic_ns()
+                if self.refusing is not None and self.is_empty:
+                    return None
+                match decide_commit(
+                    *(self._waiting, now_ns, self.pace),
+                    committed_ns=self.committed_ns,
+                    deferred_ns=self._deferred_ns,
+                    is_urgent=self._urgent_count > 0,
+                    is_last=self.refusing is not None,
+                ):
+                    case Commit(streams):
+                        return self._take(streams)
+                    case Wait(until_ns):
+                        if alarm_ns <= now_ns:
+                            return CommitGroup()
+                        due_ns = min(until_ns or NEVER_NS, alarm_ns, now_ns + WAIT_NS_MAX)
+                        self._changed.wait((due_ns - now_ns) / 1e9)
+
+    def take_all(self) -> CommitGroup:
+        """Everything that is queued. Its room stays reserved until `release`."""
+        with self._changed:
+            return self._take(tuple(self._waiting))
+
+    def release(self, works: Iterable[Work]) -> None:
+        """Release the room of work that is answered."""
+        with self._changed:
+            for work in works:
+                room, count, size = self._room(work)
+                room.release(count, size)
+
+    def _take(self, streams: tuple[str, ...]) -> CommitGroup:
+        """All work except samples, and the samples of these streams."""
+        group, self._other, self._urgent_count, self._deferred_ns = self._other, CommitGroup(), 0, None
         for stream in streams:
             group.samples[stream] = self._samples.pop(stream)
             del self._waiting[stream]
         return group
+
+    def _reserve(self, work: Work) -> None:
+        if self.refusing is not None:
+            raise copy_error(self.refusing)
+        room, count, size = self._room(work)
+        room.reserve(count, size)
+        # From here on, cancelling the future does not take the facts back.
+        work.future.set_running_or_notify_cancel()
 
     def _room(self, work: Work) -> tuple[QueueLimit, int, int]:
         match work:

@@ -25,7 +25,7 @@ class ConsumerExpiry:
         self._lost_ns_of = lost_ns_of
         self._known: list[tuple[str, Lifecycle]] = []
         self._since_ns: dict[str, int] = {}
-        self.alarm_ns = NEVER_NS
+        self.alarm_ns = 0  # at once
         """Monotonic time at which `due` must be called without a commit, in nanoseconds."""
 
     def due(self, catalog: Catalog, now_ns: int) -> dict[str, Event]:

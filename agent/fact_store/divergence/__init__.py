@@ -3,6 +3,5 @@ and recorded; quarantine, the witness, and the background scrub.
 """
 
 from agent.fact_store.divergence.opening import migrate_store, open_writer
-from agent.fact_store.divergence.quarantine import mark_suspect, quarantined_files
 from agent.fact_store.divergence.scrubber import Scrubber
-from agent.fact_store.divergence.witness import LiveWitness
+from agent.fact_store.divergence.watch import IntegrityWatch

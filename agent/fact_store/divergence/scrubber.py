@@ -35,7 +35,7 @@ class Scrubber:
     """Runs in a thread of its own from `start` until `stop`."""
 
     def __init__(
-        self, path: Path, writer: Writer, read: Read, sweep: Callable[[], int], witness: LiveWitness | None
+        self, path: Path, writer: Writer, sweep: Callable[[], int], witness: LiveWitness | None, read: Read
     ) -> None:
         self.batches_verified = 0
         self.last_full_pass_unix_ms: int | None = None

@@ -93,4 +93,5 @@ from agent.fact_store.log.store_age import (
     is_mark_due,
     last_offset_before,
 )
+from agent.fact_store.log.store_limits import StoreLimits
 from agent.fact_store.log.tail_cache import TailCache

@@ -1,4 +1,4 @@
-"""Counters of the writer's work and what it refuses now, for statistics and metrics. No IO.
+"""Counters of the writer's work, for statistics and metrics. No IO.
 
 Only the writer's thread writes them; a snapshot read by another thread may be inconsistent by one piece of work.
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 from agent.append_contract import AppendOutcome
 from agent.fact_store.append import AppendMessages, AppendSamples, Call, Work
-from agent.fact_store.log import Histogram, Refusal, StoreError, StoreFull
+from agent.fact_store.log import Histogram, StoreError, StoreFull
 from agent.pages import PutResult
 from agent.telemetry import BOUNDS_S
 
@@ -27,11 +27,6 @@ class Meter:
         self.appends_full = 0  # of the failed ones, those refused for want of room
         self.confirms = 0
         self.commits = 0
-        self.refused: dict[str, Refusal] = {}
-        """By stream: why its last append was refused for want of room. A stream whose last append was stored is not
-        in it."""
-        self.shares: dict[str, Refusal] = {}
-        """By zone: why its facts are refused, because its share of the room is used up."""
         self._counts = [0] * (len(BOUNDS_S) + 1)
         self._sum_s = 0.0
 
@@ -46,18 +41,6 @@ class Meter:
                 if isinstance(outcome, PutResult):
                     self.facts_received += outcome.stored_facts
                     self.facts_duplicate += outcome.duplicate_facts
-
-    def refuse(self, stream: str, error: StoreFull, now_ns: int, now_unix_ms: int) -> bool:
-        """An append to a stream was refused. Returns whether it is the first one since an append was stored."""
-        return _note(self.refused, stream, error, now_ns, now_unix_ms)
-
-    def refuse_share(self, zone: str, error: StoreFull, now_ns: int, now_unix_ms: int) -> bool:
-        """As `refuse`, of a zone whose share is used up."""
-        return _note(self.shares, zone, error, now_ns, now_unix_ms)
-
-    def accept(self, stream: str) -> Refusal | None:
-        """A stream takes appends again. Returns what was refused before."""
-        return self.refused.pop(stream, None)
 
     def latency(self) -> Histogram:
         """The time from queued to durable of successful appends of messages. Samples are not counted: they wait for
@@ -79,10 +62,3 @@ class Meter:
         results: list[AppendOutcome] = outcome
         self.facts_appended += sum(one.outcome == "applied" for one in results)
         self.facts_duplicate += sum(one.outcome == "noop_already_applied" for one in results)
-
-
-def _note(refused: dict[str, Refusal], name: str, error: StoreFull, now_ns: int, now_unix_ms: int) -> bool:
-    before = refused.get(name)
-    since = now_unix_ms if before is None else before.since_unix_ms
-    refused[name] = Refusal(error.why, error.hint, since, now_ns, 1 if before is None else before.appends + 1)
-    return before is None

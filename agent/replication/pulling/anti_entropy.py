@@ -263,7 +263,7 @@ class AntiEntropy:
             await asyncio.to_thread(self._scan, stream)
         theirs, is_level = await self._differing(found)
         for origin, ranges in theirs.items():
-            mine = self._store.held_of(stream, origin)
+            mine = self._store.reader.held_of(stream, origin)
             for span in shared(mine, ranges):
                 await self._compare_span(found, origin, span, mine, ranges)
             await self._check_definitions(found, origin, mine, ranges)
@@ -341,7 +341,7 @@ class AntiEntropy:
         return theirs, any(one.life == end.life and one.offset >= end.offset for one in trail)
 
     def _newest_life(self, stream: str, zone: str) -> bytes:
-        held = self._store.zone_held(stream, zone)
+        held = self._store.reader.zone_held(stream, zone)
         return held.newest.life if held is not None else b""
 
     def _sums_without(self, zones: Collection[str], found: Comparison, *, is_level: bool) -> dict[str, ComparedSums]:
@@ -359,9 +359,9 @@ class AntiEntropy:
         """Ask for the lives of a zone before `floor`, the newest first, until what is before those is the same here, or
         is the same as when nothing was to be fetched."""
         peer, stream = self._settings.peer_zone, found.stream
-        known, forgotten = self._store.compared(peer, stream, zone), self._store.forgotten(zone)
+        known, forgotten = self._store.reader.compared(peer, stream, zone), self._store.reader.forgotten(zone)
         while rest.ranges and floor > forgotten:
-            ours, facts = await asyncio.to_thread(self._store.held_below, stream, zone, floor)
+            ours, facts = await asyncio.to_thread(self._store.reader.held_below, stream, zone, floor)
             if ours == rest:
                 found.compared_facts += facts
                 return
@@ -407,18 +407,18 @@ class AntiEntropy:
         """Spans of a zone that the peer holds and this store does not. Reads the store, in a thread."""
         is_own, forgotten, newest = (
             zone == self._store.zone,
-            self._store.forgotten(zone),
+            self._store.reader.forgotten(zone),
             self._newest_life(stream, zone),
         )
         lowest = 1
         if stream in self._settings.begun_late and not is_own:
-            lowest = self._store.lowest_sequence(stream, zone) or SEQUENCE_MAX
+            lowest = self._store.reader.lowest_sequence(stream, zone) or SEQUENCE_MAX
         return [
             (origin, span)
             for origin, ranges in theirs.items()
             if origin.life > forgotten
             for span in missing(
-                self._store.held_of(stream, origin),
+                self._store.reader.held_of(stream, origin),
                 ranges,
                 lowest,
                 is_complete=is_level or is_own or origin.life < newest,  # own facts are in no page: never under way
@@ -454,7 +454,7 @@ class AntiEntropy:
             what = f"between {interval.equal} and {interval.different}"
             raise PageRefused(f"{self._settings.peer_zone} names ever more batches {what}")
         at = interval.first_sequence, interval.last_sequence
-        page = await asyncio.to_thread(self._store.read_sequences, found.stream, origin, *at, 1, 1)
+        page = await asyncio.to_thread(self._store.reader.read_sequences, found.stream, origin, *at, 1, 1)
         if any(hole.reason == "damaged" for hole in page.holes):  # the disk is damaged; the history is the same
             found.damaged.append((origin, at))
         else:
@@ -518,7 +518,7 @@ class AntiEntropy:
         def read() -> dict[int, bytes]:
             ends = dict[int, bytes]()
             for sequence in sequences:
-                for one in self._store.batch_ends(stream, origin, [sequence]):
+                for one in self._store.reader.batch_ends(stream, origin, [sequence]):
                     ends[sequence] = one.digest if one.last_sequence == sequence else b""
             return ends
 

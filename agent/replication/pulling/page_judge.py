@@ -125,11 +125,11 @@ class HeldProofs:
         digest."""
         zone, life, end = batch.header.origin.zone, batch.header.origin.life, batch.header.last_sequence
         if zone not in self._starts:
-            self._starts[zone] = self._store.range_starts(self._stream, zone)
+            self._starts[zone] = self._store.reader.range_starts(self._stream, zone)
         proofs = [(one, end + 1) for one in self._starts[zone].get((end + 1, batch.digest), ())]
-        if BatchEnd(end, batch.digest) in self._store.batch_ends(self._stream, batch.header.origin, [end]):
+        if BatchEnd(end, batch.digest) in self._store.reader.batch_ends(self._stream, batch.header.origin, [end]):
             proofs.append((life, end))
-        return any(self._store.is_proven(self._stream, Origin(zone, one), sequence) for one, sequence in proofs)
+        return any(self._store.reader.is_proven(self._stream, Origin(zone, one), sequence) for one, sequence in proofs)
 
 
 def _bounded(declined: tuple[Declined, ...]) -> tuple[Declined, ...]:

@@ -119,7 +119,7 @@ def read_sequences(store: ServingStore, origin: Origin, asked: PageQuery) -> Pag
     plan = asked.plan
     first, last = plan.after_offset + 1, plan.until(OFFSET_MAX)
     asked_for = plan.stream, origin, first, last, plan.limit, asked.read_bytes_max
-    return _select_whole(store, asked, store.read_sequences(*asked_for))
+    return _select_whole(store, asked, store.reader.read_sequences(*asked_for))
 
 
 def read_whole(store: ServingStore, asked: PageQuery) -> PageRead | Refuse:
@@ -176,7 +176,7 @@ def _read_signers(
     known = {bytes.fromhex(key_id) for key_id in asked.signers_known}
     signed = [one.batch for one in batches if one.batch.header.is_signed and one.origin.zone != asked.asking_zone]
     key_ids = {key_id_in(one.record) for one in signed}
-    return {key_id: store.signers([key_id]) for key_id in sorted(key_ids - known)}
+    return {key_id: store.reader.signers([key_id]) for key_id in sorted(key_ids - known)}
 
 
 def read_definitions(
@@ -185,7 +185,7 @@ def read_definitions(
     """The wanted definitions, in their order, as many as the limit allows and at least one."""
     runs, bodies, left = list[DefinitionRun](), list[bytes](), bytes_max - RUN_BYTES
     for one in wanted:
-        chain = store.definitions(one.zone, bytes.fromhex(one.digest), list(map(bytes.fromhex, one.held)))
+        chain = store.reader.definitions(one.zone, bytes.fromhex(one.digest), list(map(bytes.fromhex, one.held)))
         if chain is None:
             continue
         count = 0

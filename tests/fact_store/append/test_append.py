@@ -389,7 +389,7 @@ def test_own_definitions_that_are_damaged_are_begun_again(tmp_path: Path) -> Non
         assert done(store.appends.define([tag(2), tag(1)])) == [1, 2]
         done(store.appends.append_samples(TELEMETRY, samples(2)))
         own = store.reader.own_definitions()
-        chain = store.definitions("plant", own.digest)
+        chain = store.reader.definitions("plant", own.digest)
         assert chain is not None
         assert chain.bodies == [tag(2).to_json(), tag(1).to_json()]
         assert done(store.appends.define([tag(1)])) == [2]

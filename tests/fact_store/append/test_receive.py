@@ -44,7 +44,7 @@ def store(tmp_path: Path) -> Iterator[FactStore]:
     """The store of zone `idmz`, closed at the end."""
     with FactStore.open(tmp_path / "idmz.db", "idmz", settings=AT_ONCE) as opened:
         yield opened
-        if not any(one.kind == "fork" for one in opened.incidents()):
+        if not any(one.kind == "fork" for one in opened.reader.incidents()):
             chain_is_whole(opened)
 
 
@@ -115,7 +115,7 @@ def test_a_gap_is_stored_and_reported(store: FactStore) -> None:
     first, lost, third = origin.seal(10), origin.seal(10), origin.seal(10)
     origin.put(store, [first])
     assert origin.put(store, [third]).gaps == (OriginRange("plant", origin.origin.life, 11, 20),)
-    (incident,) = store.incidents()
+    (incident,) = store.reader.incidents()
     assert (incident.kind, incident.count) == ("gap", 1)
     assert "plant had no sequences 11 to 20" in incident.detail
     assert origin.put(store, [lost]) == PutResult(10, 0, 30)
@@ -132,7 +132,7 @@ def test_a_page_that_holds_only_holes_moves_the_position(store: FactStore) -> No
         holes = [(11, 20, "damaged")]
         done(put_page(store, "plant", TELEMETRY, [], [], Position(LIFE, 20), holes=holes))
     assert store.inbound.peer_position("plant", TELEMETRY) == Position(LIFE, 20)
-    (incident,) = store.incidents()
+    (incident,) = store.reader.incidents()
     assert (incident.kind, incident.count) == ("peer_hole", 1)
     assert "plant no longer has its offsets 11 to 20: damaged" in incident.detail
     origin.put(store, [third], 30)
@@ -148,7 +148,7 @@ def test_facts_released_before_the_first_fetch_are_no_loss(store: FactStore, rea
     position = Position(LIFE, 20)
     done(put_page(store, "plant", TELEMETRY, [], [], position, holes=[(1, 20, reason)]))
     assert store.inbound.peer_position("plant", TELEMETRY) == position
-    assert [one.kind for one in store.incidents()] == kinds
+    assert [one.kind for one in store.reader.incidents()] == kinds
 
 
 @pytest.mark.parametrize("known", [Position(LIFE, 0), Position(b"a" * 16, 40)])
@@ -158,11 +158,11 @@ def test_facts_released_after_the_first_fetch_are_a_loss(store: FactStore, known
     put, position = store.inbound.put_batches, Position(b"b" * 16, 60)
     done(put("plant", TELEMETRY, [], known))
     done(put("plant", TELEMETRY, [], position, holes=[(1, 20, "expired")]))
-    (incident,) = store.incidents()
+    (incident,) = store.reader.incidents()
     assert incident.kind == "peer_hole"
     assert "its offsets 1 to 20: expired" in incident.detail
     done(put("plant", TELEMETRY, [], position, holes=[(1, 20, "expired")]))
-    assert store.incidents() == [incident], "the same page came again"
+    assert store.reader.incidents() == [incident], "the same page came again"
 
 
 def test_ranges_that_grow_together_are_one(tmp_path: Path) -> None:
@@ -173,9 +173,9 @@ def test_ranges_that_grow_together_are_one(tmp_path: Path) -> None:
     with FactStore.open(path, "idmz", settings=AT_ONCE) as store:
         for number in (0, 2, 4, 1, 3):
             origin.put(store, [batches[number]])
-        held = store.held(TELEMETRY)
+        held = store.reader.held(TELEMETRY)
     with FactStore.open(path, "idmz", settings=AT_ONCE) as store:
-        assert store.held(TELEMETRY) == held
+        assert store.reader.held(TELEMETRY) == held
         ((only,),) = held.values()
         assert (only.first_sequence, only.last_sequence) == (1, 15)
 
@@ -335,7 +335,7 @@ def test_a_fork_is_refused_where_it_overlaps_and_stored_beside(store: FactStore)
     assert (found.stored_facts, found.duplicate_facts) == (15, 10)
     assert sealed_in(store)[:4] == [*was.sealed[:2], copy.sealed[2], beside]
     assert store.inbound.peer_position("plant", TELEMETRY) == Position(LIFE, 35)
-    kinds = {one.kind: one for one in store.incidents()}
+    kinds = {one.kind: one for one in store.reader.incidents()}
     assert kinds.keys() == {"fork", "refused"}
     assert kinds["fork"].subject == f"{TELEMETRY} of {was.origin}"
     assert kinds["fork"].count == 2, "one overlaps, one lies beside"
@@ -349,7 +349,7 @@ def test_both_records_of_a_fork_are_kept(store: FactStore) -> None:
     was.sign, copy.sign = (lambda *_, text=text: text * batch.RECORD_BYTES for text in (b"w", b"c"))
     was.put(store, [was.seal(10)], 10)
     copy.put(store, [copy.seal(10, 1000)], 10)
-    (detail,) = [one.detail for one in store.incidents() if one.kind == "fork"]
+    (detail,) = [one.detail for one in store.reader.incidents() if one.kind == "fork"]
     assert all((text * batch.RECORD_BYTES).hex() in detail for text in (b"w", b"c"))
 
 
@@ -359,7 +359,7 @@ def test_a_restart_is_no_incident(store: FactStore) -> None:
     was.put(store, [was.seal(10)], 10)
     later = restarted(was)
     assert later.put(store, [later.seal(10)], 20) == PutResult(10, 0, 20)
-    assert store.incidents() == []
+    assert store.reader.incidents() == []
 
 
 @pytest.mark.parametrize("is_later_first", [False, True])
@@ -373,7 +373,7 @@ def test_a_branch_is_stored_whole_and_named_once(store: FactStore, *, is_later_f
     was.put(store, [first], 10)
     for origin, sealed in reversed(sides) if is_later_first else sides:
         assert origin.put(store, sealed, 20).stored_facts == 10
-    (incident,) = store.incidents()
+    (incident,) = store.reader.incidents()
     assert (incident.kind, incident.subject) == ("branch", f"{TELEMETRY} of plant")
     assert "divides after sequence 10" in incident.detail
     assert all(one.origin.life.hex() in incident.detail for one, _ in sides)
@@ -388,7 +388,7 @@ def test_a_branch_is_named_behind_the_newest_life(store: FactStore) -> None:
     later.put(store, [later.seal(5)], 25)
     wiped.put(store, [wiped.seal(5, 1000)], 30)
     was.put(store, [was.seal(5)], 35)
-    (incident,) = store.incidents()
+    (incident,) = store.reader.incidents()
     assert "divides after sequence 20" in incident.detail
 
 
@@ -407,7 +407,7 @@ def test_a_branch_from_released_facts_may_be_earlier(tmp_path: Path) -> None:
         assert later.put(store, [later.seal(5)], 25).stored_facts == 5
         assert later.put(store, [later.sealed[0]], 25).duplicate_facts == 5
         assert was.put(store, [first], 10) == PutResult(0, 10, store.end_offset(TELEMETRY)), "released: a duplicate"
-        (incident,) = [one for one in store.incidents() if one.kind == "branch"]
+        (incident,) = [one for one in store.reader.incidents() if one.kind == "branch"]
         assert "after sequence 10 or earlier" in incident.detail
 
 
@@ -427,7 +427,7 @@ def test_own_facts_that_come_home_do_not_move_the_chain(tmp_path: Path) -> None:
         done(store.appends.append_samples(TELEMETRY, samples(5, 100)))
         last = parsed(sealed_in(store))[-1].header
         assert (last.first_sequence, last.previous_digest, last.origin) == (11, tip.digest, store.origin)
-        assert [one.kind for one in store.incidents()] == ["branch"]
+        assert [one.kind for one in store.reader.incidents()] == ["branch"]
         tip = store._writer.catalog.tips[TELEMETRY]
     with FactStore.open(path, "plant", settings=AT_ONCE) as store:
         assert store._writer.catalog.tips[TELEMETRY] == tip
@@ -512,7 +512,7 @@ def test_a_zone_without_room_stops_no_other_behind_a_relay(
     assert {(one.zone, one.life) for one in result.left_out} == {("evil", b"\x02" * 16)}
     assert (result.left_out[0].first_sequence, result.left_out[-1].last_sequence) == (1, 3)
     assert store.inbound.peer_position("idmz2", TELEMETRY) == Position(LIFE, 9)
-    named = [one for one in store.incidents() if one.kind == "declined"]
+    named = [one for one in store.reader.incidents() if one.kind == "declined"]
     assert named
     assert all(f"evil would have {why}" in one.detail or f"of evil would be {why}" in one.detail for one in named)
 

@@ -78,7 +78,7 @@ def test_each_own_batch_is_signed(tmp_path: Path) -> None:
         assert len(found) > 2
         assert all(map(is_signed, [*found, *store.read(OPERATIONAL, 0, 10, EVERYTHING).batches]))
         assert store.signed_zones() == store.reader.signed_zones() == {"plant"}
-        assert store.signers([SIGNER.key_id, b"12345678"]) == [MADE.der]
+        assert store.reader.signers([SIGNER.key_id, b"12345678"]) == [MADE.der]
         places = [(store.origin, one.batch.header.first_sequence) for one in found]
         assert set(store.reader.verified(TELEMETRY, places)) == {"yes"}
     assert damages(tmp_path, counts) == []
@@ -93,21 +93,21 @@ def test_the_key_is_replaced_between_two_commits(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         fill(store)
         done(store.set_signer(new))
-        assert (store.signer, store.signers([new.key_id])) == (new, [made.der])
+        assert (store.signer, store.reader.signers([new.key_id])) == (new, [made.der])
         fill(store)
         done(store.set_signer(None))
         fill(store)
         assert store.signer is None
         places = [(store.origin, 10 * number + 1) for number in range(3)]
         assert store.reader.verified(TELEMETRY, places) == ["yes", "yes", "no"]
-        assert not store.is_proven(TELEMETRY, store.origin, 21)
+        assert not store.reader.is_proven(TELEMETRY, store.origin, 21)
         done(store.set_signer(SIGNER))
         fill(store)
         assert [key_id_in(one.batch.record) for one in batches(store)] == [
             *(SIGNER.key_id, new.key_id, b"", SIGNER.key_id),
         ]
         assert store.reader.verified(TELEMETRY, places) == ["yes"] * 3
-        assert store.is_proven(TELEMETRY, store.origin, 21)
+        assert store.reader.is_proven(TELEMETRY, store.origin, 21)
     assert damages(tmp_path) == []
 
 
@@ -176,7 +176,7 @@ def test_what_is_verified_of_peers_is_remembered(tmp_path: Path) -> None:
         assert store.signed_zones() == store.reader.signed_zones() == frozenset(), "it was held already"
         put(store, mill, 1, 3, 3)
         assert store.signed_zones() == store.reader.signed_zones() == {"mill"}
-        assert store.signers([mill.key.key_id, b"12345678"]) == [b"certificate"]
+        assert store.reader.signers([mill.key.key_id, b"12345678"]) == [b"certificate"]
         assert [one.sealed for one in batches(store)] == mill.sealed
     with FactStore.open(tmp_path / "idmz.db", "idmz", settings=AT_ONCE) as store:
         assert store.signed_zones() == {"mill"}
@@ -218,10 +218,10 @@ def test_declined_facts_are_named_once(tmp_path: Path) -> None:
             position = Position(mill.origin.life, offset)
             done(put_page(store, "relay", TELEMETRY, [], [], position, declined=declined))
         assert store.inbound.peer_position("relay", TELEMETRY) == position
-        (incident,) = (one for one in store.incidents() if one.kind == "declined")
+        (incident,) = (one for one in store.reader.incidents() if one.kind == "declined")
         assert incident.count == 2
         assert "no signature" in incident.detail
         assert "mill" in incident.subject
         assert store.end_offset(TELEMETRY) == 1, "one notice"
-        assert Origin("mill", mill.origin.life) not in store.held(TELEMETRY)
+        assert Origin("mill", mill.origin.life) not in store.reader.held(TELEMETRY)
         assert mill.put(store, sealed).stored_facts == 10

@@ -142,5 +142,5 @@ def test_a_missing_artifact_is_an_incident(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         store.artifacts.unavailable("north", DIGEST, "unknown there")
         done(store.appends.define([]))
-        (incident,) = store.incidents()
+        (incident,) = store.reader.incidents()
         assert (incident.kind, incident.subject) == ("artifact_missing", DIGEST)

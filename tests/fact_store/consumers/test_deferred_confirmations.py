@@ -119,7 +119,7 @@ def test_an_append_that_waits_for_consumers_hastens_them(tmp_path: Path) -> None
         store.consumers.seen(name, is_at_end=True)
         appending = store.appends.append_message(OPERATIONAL, message("a"))
         wait_until(lambda: store.end_offset(OPERATIONAL) == 1, "durable here")
-        wait_until(lambda: store._writer.has_waiting_appends, "waits for the consumer")
+        wait_until(lambda: store._writer.acks.has_any, "waits for the consumer")
         store.consumers.confirm(name, 1, is_awaited=False)
         assert done(appending).outcome == "applied"
 

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from agent.batch import open_messages, parse
 from agent.cli import bsfg
 from agent.fact_store import FactStore
-from agent.fact_store import store as store_module
+from agent.fact_store.divergence import watch
 from agent.fact_store.divergence.quarantine import mark_suspect, quarantined_files
 from agent.fact_store.divergence.witness import read_witness
 from agent.fact_store.log.errors import StoreDamaged, StoreError
@@ -71,7 +71,7 @@ def test_a_missing_file_is_reported(tmp_path: Path, how: str, monkeypatch: pytes
         path.touch()
     for _ in range(2):
         with node(tmp_path) as store:
-            (told,) = store.incidents()
+            (told,) = store.reader.incidents()
             assert (told.kind, told.subject, told.count) == ("missing", "facts.db", 1)
             assert store.integrity().losses == 1, "the verdict shows it for a day, also after a restart"
             assert "facts.operational up to 1, facts.telemetry up to 10" in told.detail
@@ -79,10 +79,10 @@ def test_a_missing_file_is_reported(tmp_path: Path, how: str, monkeypatch: pytes
                 {"stream": OPERATIONAL, "known_end_offset": 1},
                 {"stream": TELEMETRY, "known_end_offset": 10},
             ]
-    monkeypatch.setattr(store_module, "LOSSES_MS", 0)
+    monkeypatch.setattr(watch, "LOSSES_MS", 0)
     with node(tmp_path) as store:
         assert store.integrity().losses == 0
-        assert [one.kind for one in store.incidents()] == ["missing"]
+        assert [one.kind for one in store.reader.incidents()] == ["missing"]
 
 
 def test_an_opening_that_failed_costs_nothing(tmp_path: Path) -> None:
@@ -101,14 +101,14 @@ def test_an_opening_that_failed_costs_nothing(tmp_path: Path) -> None:
         FactStore.open(tmp_path / "facts.db", "plant", connect_to=connect_writer_only, unattended=True)
     with node(tmp_path) as store:
         assert store.end_offset(TELEMETRY) == before.ends[TELEMETRY]
-        assert not store.incidents()
+        assert not store.reader.incidents()
 
 
 def test_a_first_start_reports_nothing(tmp_path: Path) -> None:
     """An empty folder is no loss."""
     for _ in range(2):
         with node(tmp_path) as store:
-            assert not store.incidents()
+            assert not store.reader.incidents()
             assert store.integrity().losses == 0
 
 
@@ -126,7 +126,7 @@ def test_a_log_without_its_database_is_kept(tmp_path: Path, how: str) -> None:
     with node(tmp_path) as store:
         (aside,) = quarantined_files(path)
         assert (tmp_path / aside.file).read_bytes() == log
-        assert [(one.kind, one.subject) for one in store.incidents()] == [("quarantined", aside.file)]
+        assert [(one.kind, one.subject) for one in store.reader.incidents()] == [("quarantined", aside.file)]
         assert store.integrity().quarantined == ((aside.file, len(log)),)
 
 
@@ -144,7 +144,7 @@ def test_a_missing_log_is_said(tmp_path: Path, witness: str) -> None:
     lost = [{"stream": TELEMETRY, "end_offset": 10, "known_end_offset": 30}] if witness == "with witness" else []
     for _ in range(2):
         with node(tmp_path) as store:
-            (told,) = store.incidents()
+            (told,) = store.reader.incidents()
             assert (told.kind, "write-ahead log is missing" in told.detail) == ("log_lost", True)
             assert notices(store)["log_lost"]["streams"] == lost
             assert ("ends at 10, 30 was acknowledged" in told.detail) == bool(lost)
@@ -162,7 +162,7 @@ def test_an_old_copy_is_said(tmp_path: Path) -> None:
     (tmp_path / "facts.db").write_bytes(image)
     for _ in range(2):
         with node(tmp_path) as store:
-            (told,) = store.incidents()
+            (told,) = store.reader.incidents()
             assert (told.kind, told.subject, told.count) == ("restored", "facts.db", 1)
             assert "facts.telemetry ends at 10, 20 was acknowledged" in told.detail
             assert notices(store)["store_restored"]["streams"] == [
@@ -184,7 +184,7 @@ def test_a_damaged_log_is_kept(tmp_path: Path) -> None:
     with node(tmp_path) as store:
         (aside,) = quarantined_files(path)
         assert (tmp_path / aside.file).read_bytes() == log
-        (told,) = store.incidents()
+        (told,) = store.reader.incidents()
         assert "commits follow the damage" in told.detail
         assert aside.file in told.detail
         assert store.integrity().quarantined == ((aside.file, len(log)),)
@@ -252,7 +252,7 @@ def test_a_kill_in_the_opening_hides_nothing(memory: Path, loss: str) -> None:
         shutil.copytree(template, folder)
         was_killed = die_in_opening(folder / "facts.db", step)
         with node(folder) as store:
-            told = [(one.kind, one.count) for one in store.incidents()]
+            told = [(one.kind, one.count) for one in store.reader.incidents()]
             assert told == [(loss.partition(" ")[0], 1)], f"killed after step {step}: {told}"
             assert len(notices(store)) == 1
         if not was_killed:
@@ -275,7 +275,7 @@ def test_quarantine_leaves_the_log_beside_the_file(tmp_path: Path, ruined: str) 
     parts = {part: (tmp_path / f"facts.db{part}").read_bytes() for part in ("", "-wal")}
     with node(tmp_path) as store:
         (aside,) = quarantined_files(path)
-        assert [one.kind for one in store.incidents()] == ["quarantined"]
+        assert [one.kind for one in store.reader.incidents()] == ["quarantined"]
     for part, was in parts.items():
         assert (tmp_path / f"{aside.file}{part}").read_bytes() == was, f"facts.db{part}"
 
@@ -287,7 +287,7 @@ def test_migrate_leaves_the_log_of_a_killed_node(tmp_path: Path) -> None:
     run = CliRunner().invoke(bsfg, ["store", "migrate", "--file", str(tmp_path / "facts.db")])
     assert run.exit_code == 0, run.output
     with node(tmp_path) as store:
-        assert store.incidents() == []
+        assert store.reader.incidents() == []
         assert values_in(store) == list(range(1, 31))
 
 

@@ -47,7 +47,7 @@ def test_settings_are_read_back(tmp_path: Path) -> None:
         done(store.appends.append_samples(TELEMETRY, samples(1)))
     with plant(tmp_path) as store:
         asked = ("synchronous", "journal_mode", "wal_autocheckpoint", "cache_size", "mmap_size", "foreign_keys")
-        writer = store._writer._connection
+        writer = store._writer.committer._connection
         assert [writer.execute(f"PRAGMA {name}").fetchone()[0] for name in asked] == [2, "wal", 1000, -8192, 0, 1]
         with pytest.raises(sqlite3.IntegrityError, match="append-only"):
             writer.execute("REPLACE INTO batch SELECT * FROM batch")
@@ -199,7 +199,7 @@ def test_text_that_no_program_wrote(tmp_path: Path, table: str, column: str) -> 
     with pytest.raises(StoreDamaged, match=r"UTF-8|origin is missing"):
         FactStore.open(tmp_path / "facts.db", "plant")
     with FactStore.open(tmp_path / "facts.db", "plant", unattended=True) as store:
-        assert [one.kind for one in store.incidents()] == ["quarantined"]
+        assert [one.kind for one in store.reader.incidents()] == ["quarantined"]
 
 
 def test_a_stream_without_a_name(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_a_file_that_cannot_be_used_is_quarantined(tmp_path: Path, ruin: str | N
             (aside,) = quarantined_files(tmp_path / "facts.db")
             (notice,) = notices(store, "store_quarantined")
             assert (notice["file"], notice["bytes"], notice["because"]) == (aside.file, aside.bytes, aside.why)
-            assert [one.kind for one in store.incidents()] == ["quarantined"]
+            assert [one.kind for one in store.reader.incidents()] == ["quarantined"]
             assert store.integrity().quarantined == ((aside.file, aside.bytes),)
     if ruin is None:
         with FactStore.open(tmp_path / aside.file, "plant") as old:
@@ -133,7 +133,7 @@ def test_losses_are_shown_for_a_day(tmp_path: Path) -> None:
         outside.commit()
     with node(tmp_path) as store:
         assert store.integrity().losses == 1
-        assert sorted(one.kind for one in store.incidents()) == ["log_lost", "missing"]
+        assert sorted(one.kind for one in store.reader.incidents()) == ["log_lost", "missing"]
 
 
 def test_the_scrub_reads_all_batches_and_reports_damage(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_the_scrub_reads_all_batches_and_reports_damage(tmp_path: Path) -> None:
     with node(tmp_path) as store:
         fill(store, 1)
         fill(store, 11)
-        while store._scrubber.step(1):
+        while store._watch.scrubber.step(1):
             pass
         assert store.integrity().batches_verified == 2
         assert store.integrity().last_full_pass_unix_ms is not None
@@ -158,7 +158,7 @@ def test_the_scrub_passes_over_a_stream_that_cannot_be_read(tmp_path: Path, monk
         done(store.appends.define([tag(1)]))
         for stream in ("facts.first", "facts.last"):
             done(store.appends.append_samples(stream, samples(1)))
-        whole = store._scrubber._read
+        whole = store._watch.scrubber._read
 
         def read(stream: str, *asked: int) -> Page:
             if stream == "facts.first":
@@ -166,14 +166,14 @@ def test_the_scrub_passes_over_a_stream_that_cannot_be_read(tmp_path: Path, monk
             return whole(stream, *asked)
 
         with monkeypatch.context() as broken:
-            broken.setattr(store._scrubber, "_read", read)
+            broken.setattr(store._watch.scrubber, "_read", read)
             with pytest.raises(StoreDamaged):
-                store._scrubber.step(1)
-            while store._scrubber.step(1):
+                store._watch.scrubber.step(1)
+            while store._watch.scrubber.step(1):
                 pass
         assert store.integrity().batches_verified == 1
         assert store.integrity().last_full_pass_unix_ms is None
-        while store._scrubber.step(1):
+        while store._watch.scrubber.step(1):
             pass
         assert store.integrity().last_full_pass_unix_ms is not None
 
@@ -190,7 +190,7 @@ def test_a_quarantined_file_is_reported_without_room_for_the_mark(
         monkeypatch.setattr(module, "write_json", lambda *_: None)
     with node(tmp_path) as store:
         (aside,) = quarantined_files(path)
-        assert [(one.kind, one.subject) for one in store.incidents()] == [("quarantined", aside.file)]
+        assert [(one.kind, one.subject) for one in store.reader.incidents()] == [("quarantined", aside.file)]
         assert store.integrity().quarantined == ((aside.file, aside.bytes),)
 
 
@@ -206,7 +206,7 @@ def test_the_newest_quarantined_file_is_reported_also_with_a_wrong_clock(
         with monkeypatch.context() as clock:
             clock.setattr("agent.fact_store.store.time.time_ns", lambda now_ns=now_ns: now_ns)
             with node(tmp_path) as store:
-                (told,) = store.incidents()
+                (told,) = store.reader.incidents()
     assert told.subject == "facts.db.damaged-19700101T010000Z"
     assert len(quarantined_files(path)) == 2
 

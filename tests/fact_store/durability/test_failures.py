@@ -162,7 +162,7 @@ def test_an_error_in_the_writer_fails_the_store(tmp_path: Path, monkeypatch: pyt
     is logged."""
     told: list[type[BaseException]] = []
     monkeypatch.setattr(threading, "excepthook", lambda happened: told.append(happened.exc_type))
-    monkeypatch.setattr("agent.fact_store.writer.writer.append_samples", lambda *_: [].pop())
+    monkeypatch.setattr("agent.fact_store.writer.committer.append_samples", lambda *_: [].pop())
     with plant(tmp_path, committed_at(2)) as store:
         queued = store.appends.append_samples(TELEMETRY, samples(1))
         broken = store.appends.append_samples(TELEMETRY, samples(1))
@@ -176,7 +176,7 @@ def test_housekeeping_does_not_spin_on_a_full_disk(tmp_path: Path) -> None:
     """A transaction that fails before housekeeping postpones it: the writer does not retry at once, and continues when
     there is room."""
     with faulty(tmp_path) as (store, faults):
-        housekeeping = store._writer.housekeeping
+        housekeeping = store._writer.committer.housekeeping
         housekeeping.free_ballast = lambda: faults.arm("BEGIN", 1, full_error)  # type: ignore[method-assign]  # the next, too
         due_ns = housekeeping.alarm_ns
         faults.arm("BEGIN", 1, full_error)
@@ -208,7 +208,7 @@ def test_a_message_of_a_failed_commit_is_not_known(tmp_path: Path) -> None:
     """A rolled-back message leaves nothing: the index of ids is unchanged, and the same message again is stored."""
     with faulty(tmp_path) as (store, faults):
         done(store.appends.append_message(OPERATIONAL, message("a")))
-        index = store._writer._index._streams
+        index = store._writer.committer._index._streams
         before = {number: (one.generation, one.ids) for number, one in index.items()}
         faults.arm("COMMIT", 1, full_error)
         assert isinstance(failed(store.appends.append_message(OPERATIONAL, message("b"))), StoreFull)
@@ -233,7 +233,7 @@ def test_a_store_that_is_closing_takes_nothing_more(tmp_path: Path) -> None:
         assert began.wait(LIMIT_S)
         closing = threading.Thread(target=store.close)
         closing.start()
-        wait_until(lambda: store._writer._is_closing, "the store to be told")
+        wait_until(lambda: store._writer.queue.refusing is not None, "the store to be told")
         with pytest.raises(StoreClosed):
             store.appends.append_samples(TELEMETRY, samples(1))
         may_end.set()

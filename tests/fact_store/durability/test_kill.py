@@ -65,7 +65,7 @@ def test_invariant_2_acknowledged_facts_survive_a_kill(tmp_path: Path) -> None:
         began = time.monotonic()
         with FactStore.open(path, "plant", settings=AT_ONCE, unattended=True) as store:
             reopened_s.append(time.monotonic() - began)
-            found = broken(store, promises) + [one.detail for one in store.incidents()]
+            found = broken(store, promises) + [one.detail for one in store.reader.incidents()]
             assert not found, f"round {round_number}: {found}"
         round_number += 1
     reopened_s.sort()
@@ -78,7 +78,7 @@ LOST_ANSWER = """
 import os, signal, sys
 from pathlib import Path
 from agent.fact_store import FactStore
-from agent.fact_store.writer import writer
+from agent.fact_store.writer import committer, writer
 from agent.append_contract import Precondition
 from tests.fact_store.making import AT_ONCE, OPERATIONAL, message
 store = FactStore.open(Path(sys.argv[1]), "plant")
@@ -86,8 +86,8 @@ kill = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
 if sys.argv[2] == "after the commit":
     writer.Writer._answer = kill
 else:
-    perform = writer.Writer._perform
-    writer.Writer._perform = lambda *given: (perform(*given), kill())
+    perform = committer.Committer._perform
+    committer.Committer._perform = lambda *given: (perform(*given), kill())
 store.appends.append_message(OPERATIONAL, message("a"), precondition=Precondition("mes", 4)).result()
 """
 

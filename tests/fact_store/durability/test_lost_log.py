@@ -214,14 +214,14 @@ def notices(store: FactStore, predicate: str) -> list[dict[str, object]]:
 def check_quarantined(store: FactStore, path: Path) -> None:
     """The file is kept under the name that is reported."""
     (notice,) = notices(store, "store_quarantined")
-    assert [one.kind for one in store.incidents()] == ["quarantined"]
+    assert [one.kind for one in store.reader.incidents()] == ["quarantined"]
     assert (path.parent / str(notice["file"])).stat().st_size
 
 
 def check_told(store: FactStore, image: Image, *, is_one: bool) -> None:
     """Fail unless a loss was reported: its streams, each up to the last known offset. Nothing else is wrong with the
     state of one commit, and later appends cannot be taken for the lost facts."""
-    kinds = [one.kind for one in store.incidents()]
+    kinds = [one.kind for one in store.reader.incidents()]
     told, *more = sorted(kinds, key=TOLD.__contains__, reverse=True)
     assert not (more and is_one), kinds
     (notice,) = notices(store, TOLD[told])
@@ -260,7 +260,7 @@ def test_a_lost_log_is_reported_or_costs_nothing(tmp_path: Path, memory: Path) -
             is_one = is_one_state(database, whole, image.frames, log)
             path = put(memory / "image", {**image.files, "": database, "-wal": log})
             with FactStore.open(path, "plant", settings=IN_MEMORY, unattended=True) as store:
-                if not store.incidents():
+                if not store.reader.incidents():
                     found = broken(store, image.promises)
                     if not is_one:
                         found = [one for one in found if one.startswith(FACTS_LOST)]
@@ -298,7 +298,7 @@ def test_a_log_that_is_gone_after_a_power_cut(tmp_path: Path, memory: Path) -> N
             changed = flip(whole, ends, rng) if kind == "flipped" and ends else None
             path = put(memory / "image", {**crash.files, "-wal": changed})
             with FactStore.open(path, "plant", settings=IN_MEMORY, unattended=True) as store:
-                is_told = any(one.kind in {"log_lost", "restored", "quarantined"} for one in store.incidents())
+                is_told = any(one.kind in {"log_lost", "restored", "quarantined"} for one in store.reader.incidents())
                 lost = [] if is_told else broken(store, promises)
             outcome["told" if is_told else "lost without a word" if lost else "nothing lost"] += 1
     print({kind: dict(found) for kind, found in outcomes.items()})

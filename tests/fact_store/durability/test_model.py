@@ -36,7 +36,7 @@ from agent.fact_store.integrity.verify import VerifyCounts, verify_store
 from agent.fact_store.log.errors import ConfirmBeyondLog, StoreFull
 from agent.fact_store.retention.housekeeping import Housekeeping
 from agent.fact_store.sqlite.connection import connect
-from agent.fact_store.writer.writer import Writer
+from agent.fact_store.writer.committer import Committer
 from agent.pages import Hole
 from agent.positions import Position
 from agent.settings.store import StreamSettings
@@ -409,7 +409,7 @@ def test_the_store_agrees_with_the_model(memory: Path, monkeypatch: pytest.Monke
         work(self, *given, is_idle=is_idle)
 
     monkeypatch.setattr(Housekeeping, "work", work_at_once)
-    monkeypatch.setattr(Writer, "age_ms", lambda self: self._age.now_ms(time.monotonic_ns() + model.ahead_ns))
+    monkeypatch.setattr(Committer, "age_ms", lambda self: self._age.now_ms(time.monotonic_ns() + model.ahead_ns))
     StoreAgainstModel.folder = memory
     StoreAgainstModel.counts = Counter()
     StoreAgainstModel.disk = the_disk()

@@ -43,7 +43,7 @@ def recording(folder: Path, seed: int, *how: str) -> tuple[Path, Path]:
 
 def alarms(store: FactStore) -> list[str]:
     """What an opening has reported; a power cut that damaged nothing must not be reported."""
-    return [f"wrong: {one.kind} {one.subject}: {one.detail}" for one in store.incidents()]
+    return [f"wrong: {one.kind} {one.subject}: {one.detail}" for one in store.reader.incidents()]
 
 
 def check(crash: Crash, folder: Path) -> list[str]:

@@ -72,7 +72,9 @@ def test_a_batch_is_repaired(tmp_path: Path, column: str, value: Callable[[bytes
     opened(tmp_path).close()
     with FactStore.open(tmp_path / "facts.db", "idmz", settings=AT_ONCE) as store:
         assert done(store.inbound.damaged(TELEMETRY)) == [OriginRange("plant", origin.origin.life, 21, 30)]
-        assert store.read_sequences(TELEMETRY, origin.origin, 1, 50, 99, EVERYTHING).holes == (Hole(21, 30, "damaged"),)
+        assert store.reader.read_sequences(TELEMETRY, origin.origin, 1, 50, 99, EVERYTHING).holes == (
+            Hole(21, 30, "damaged"),
+        )
         assert [tuple(one) for one in done(store.inbound.repair(TELEMETRY, "plant", parsed([origin.sealed[2]])))] == [
             (21, 30)
         ]
@@ -83,10 +85,10 @@ def test_a_batch_is_repaired(tmp_path: Path, column: str, value: Callable[[bytes
             assert page.batches[0].first_offset <= after + 1 <= page.batches[0].last_offset
             assert not page.holes
         assert store.read(TELEMETRY, 22, 5, EVERYTHING, until_offset=25).batches[0].sealed == origin.sealed[2]
-        page = store.read_sequences(TELEMETRY, origin.origin, 1, 50, 99, EVERYTHING)
+        page = store.reader.read_sequences(TELEMETRY, origin.origin, 1, 50, 99, EVERYTHING)
         assert [one.sealed for one in page.batches] == origin.sealed
         assert not page.holes
-        assert [one.kind for one in store.incidents() if one.kind == "repaired"] == ["repaired"]
+        assert [one.kind for one in store.reader.incidents() if one.kind == "repaired"] == ["repaired"]
         assert done(store.inbound.repair(TELEMETRY, "plant", parsed([origin.sealed[2]]))) == []  # it is whole
     assert not list(verify_store(tmp_path / "facts.db", VerifyCounts(), lambda *_: None, is_quick=True))
 
@@ -102,7 +104,7 @@ def test_only_the_original_bytes_are_accepted(tmp_path: Path) -> None:
         forged = seal_columns(before.link, columns._replace(values=[7] * COUNT), honest.header.definitions)
         error = failed(store.inbound.repair(TELEMETRY, "plant", parsed([forged.sealed])))
         assert isinstance(error, ForkError)
-        assert [one.kind for one in store.incidents() if one.kind == "fork"] == ["fork"]
+        assert [one.kind for one in store.reader.incidents() if one.kind == "fork"] == ["fork"]
         stranger = Elsewhere("stranger", life=bytes(16))
         assert isinstance(
             failed(store.inbound.repair(TELEMETRY, "plant", parsed([stranger.seal(COUNT)]))), FactsRefused
@@ -147,7 +149,7 @@ def test_retention_deletes_repaired_batches(tmp_path: Path) -> None:
         wait_until(lambda: rows() == 0, "the copy to go")
         assert done(store.inbound.repair(TELEMETRY, "plant", parsed([origin.sealed[1]]))) == []
         assert done(store.inbound.damaged(TELEMETRY)) == []
-        page = store.read_sequences(TELEMETRY, origin.origin, 1, 70, 99, EVERYTHING)
+        page = store.reader.read_sequences(TELEMETRY, origin.origin, 1, 70, 99, EVERYTHING)
         assert page.holes == (Hole(1, 30, "expired"), Hole(51, 70, "absent"))
 
 
@@ -165,7 +167,7 @@ def test_what_is_released_is_not_repaired(tmp_path: Path, monkeypatch: pytest.Mo
         wait_until(lambda: store.streams()[0].first_offset == 31, "the release")
         assert done(store.inbound.repair(TELEMETRY, "plant", parsed([origin.sealed[0]]))) == []
         assert done(store.inbound.damaged(TELEMETRY)) == []
-        assert "repaired" not in {one.kind for one in store.incidents()}
+        assert "repaired" not in {one.kind for one in store.reader.incidents()}
 
 
 def test_ends_are_read_from_the_table(tmp_path: Path) -> None:
@@ -173,9 +175,9 @@ def test_ends_are_read_from_the_table(tmp_path: Path) -> None:
     origin = filled(tmp_path)
     with opened(tmp_path) as store:
         ends = [BatchEnd(one.header.last_sequence, one.digest) for one in map(parse, origin.sealed)]
-        assert store.batch_ends(TELEMETRY, origin.origin, [1, 10, 11, 50, 51]) == [ends[0], ends[1], ends[4]]
-        assert store.batch_ends("facts.other", origin.origin, [1]) == []
-        assert store.batch_ends(TELEMETRY, store.origin, [1]) == []
-        (held,) = store.held(TELEMETRY)[origin.origin]
+        assert store.reader.batch_ends(TELEMETRY, origin.origin, [1, 10, 11, 50, 51]) == [ends[0], ends[1], ends[4]]
+        assert store.reader.batch_ends("facts.other", origin.origin, [1]) == []
+        assert store.reader.batch_ends(TELEMETRY, store.origin, [1]) == []
+        (held,) = store.reader.held(TELEMETRY)[origin.origin]
         assert (held.first_sequence, held.last_sequence, held.last_digest) == (1, 50, ends[4].digest)
         assert values_in(store) == list(range(1, 51))

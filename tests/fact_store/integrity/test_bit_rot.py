@@ -121,7 +121,7 @@ class Found:
                 self.missing |= {(stream, one.first_offset) for one in expected}
         for (zone, end), chain in self.original.definitions.items():
             try:
-                found = door.definitions(zone, end.digest)
+                found = getattr(door, "reader", door).definitions(zone, end.digest)
             except StoreDamaged:
                 self.names.append("StoreDamaged")
                 continue

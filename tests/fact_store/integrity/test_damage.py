@@ -48,7 +48,7 @@ def test_damage_is_reported_once(tmp_path: Path) -> None:
             for _ in range(3):
                 assert store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING).holes == (Hole(11, 20, "damaged"),)
             wait_until(lambda: store.end_offset(TELEMETRY) == 31, "the notice")
-            (incident,) = [one for one in store.incidents() if one.kind == "damaged"]
+            (incident,) = [one for one in store.reader.incidents() if one.kind == "damaged"]
             assert incident.subject == f"{TELEMETRY} 11 to 20"
             assert f"{store.reader.origins()[0]} 11 to 20" in incident.detail
 
@@ -62,7 +62,7 @@ def test_a_hole_that_grows_is_reported_again(tmp_path: Path) -> None:
 
         def find(first: int, last: int, origins: list[OriginRange]) -> list[tuple[int, int]]:
             """Report a hole; returns what is listed as damaged afterwards."""
-            store._damages.report(TELEMETRY, Hole(first, last, "damaged"), "why", origins)
+            store._watch.damages.report(TELEMETRY, Hole(first, last, "damaged"), "why", origins)
             return [(one.first_sequence, one.last_sequence) for one in done(store.inbound.damaged(TELEMETRY))]
 
         assert find(11, 20, ranges[:1]) == [(11, 20)]
@@ -71,7 +71,7 @@ def test_a_hole_that_grows_is_reported_again(tmp_path: Path) -> None:
         for part in ((11, 30), (11, 20), (21, 30), (15, 24)):
             find(*part, ranges)
         assert (store.end_offset(TELEMETRY), store.integrity().damages) == (32, 1)
-        store._damages.remove_repaired(TELEMETRY, 21, 30)
+        store._watch.damages.remove_repaired(TELEMETRY, 21, 30)
         assert store.integrity().damages == 0
         find(11, 20, ranges[:1])
         assert store.integrity().damages == 1
@@ -88,14 +88,14 @@ def test_damage_that_could_not_be_recorded_is_reported_again(tmp_path: Path, *, 
         found = Hole(1, 10, "damaged"), "why", [OriginRange("plant", store.life, 1, 10)]
         if is_busy:
             with pytest.MonkeyPatch.context() as patched:
-                patched.setattr(WriteQueue, "reserve", busy)
-                store._damages.report(TELEMETRY, *found)
+                patched.setattr(WriteQueue, "_reserve", busy)
+                store._watch.damages.report(TELEMETRY, *found)
         else:
             faults.arm("COMMIT", 1, full_error)
-            store._damages.report(TELEMETRY, *found)
+            store._watch.damages.report(TELEMETRY, *found)
         wait_until(lambda: store.integrity().damages == 0, "the report to be withdrawn")
         assert done(store.inbound.damaged(TELEMETRY)) == []
-        store._damages.report(TELEMETRY, *found)
+        store._watch.damages.report(TELEMETRY, *found)
         assert done(store.inbound.damaged(TELEMETRY)) == [OriginRange("plant", store.life, 1, 10)]
         assert store.integrity().damages == 1
 
@@ -110,10 +110,10 @@ def test_a_repair_of_one_stream_hides_no_damage_of_another(tmp_path: Path) -> No
     with plant(tmp_path) as store:
         for stream in (TELEMETRY, "facts.other"):
             done(store.appends.append_samples(stream, samples(10)))
-            store._damages.report(stream, Hole(1, 10, "damaged"), "why", [])
-        store._damages.remove_repaired(TELEMETRY, 1, 10)
+            store._watch.damages.report(stream, Hole(1, 10, "damaged"), "why", [])
+        store._watch.damages.remove_repaired(TELEMETRY, 1, 10)
         assert store.integrity().damages == 1
-        store._damages.report(TELEMETRY, Hole(1, 10, "damaged"), "why", [])
+        store._watch.damages.report(TELEMETRY, Hole(1, 10, "damaged"), "why", [])
         assert store.integrity().damages == 2
 
 
@@ -123,10 +123,10 @@ def test_reports_of_damage_are_limited(tmp_path: Path, monkeypatch: pytest.Monke
     with plant(tmp_path) as store:
         done(store.appends.append_samples(TELEMETRY, samples(40)))
         for first in (1, 11, 21, 31):
-            store._damages.report(TELEMETRY, Hole(first, first + 9, "damaged"), "why", [])
+            store._watch.damages.report(TELEMETRY, Hole(first, first + 9, "damaged"), "why", [])
         assert store.integrity().damages == 2
         done(store.inbound.damaged(TELEMETRY))
-        assert len([one for one in store.incidents() if one.kind == "damaged"]) == 2
+        assert len([one for one in store.reader.incidents() if one.kind == "damaged"]) == 2
 
 
 def test_rows_become_batches_and_holes() -> None:

@@ -14,7 +14,7 @@ from agent.fact_store.log import page_assembly, tail_cache
 from agent.fact_store.log.errors import StoreClosed, StoreDamaged, StoreForeign, StoreMissing, StoreUnusable
 from agent.fact_store.log.records import StreamInfo
 from agent.fact_store.read.history import _pieces
-from agent.fact_store.writer import writer
+from agent.fact_store.writer import committer
 from agent.message import TagDefinition
 from agent.pages import HeldSum, Hole
 from agent.positions import Position
@@ -157,16 +157,16 @@ def read_from(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 def test_no_fact_is_served_before_its_commit_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between a commit and the publication of its catalog, a page ends at the published end. Otherwise a peer that
     confirms at once would be beyond the end, and the store would take itself for an old copy."""
-    pages, settle = list[tuple[int, int]](), writer.Writer._settle
+    pages, settle = list[tuple[int, int]](), committer.Committer._settle
     with plant(tmp_path) as store:
         done(store.appends.append_samples(TELEMETRY, samples(3)))
 
-        def look(self: writer.Writer, *, is_durable: bool) -> None:
+        def look(self: committer.Committer, *, is_durable: bool) -> None:
             settle(self, is_durable=is_durable)
             page = store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING)
             pages.append((page.batches[-1].last_offset, page.end_offset))
 
-        monkeypatch.setattr(writer.Writer, "_settle", look)
+        monkeypatch.setattr(committer.Committer, "_settle", look)
         done(store.appends.append_samples(TELEMETRY, samples(2, 4)))
         assert store.end_offset(TELEMETRY) == 5
         page = store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING)
@@ -303,11 +303,11 @@ def test_a_sum_is_of_one_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     with plant(tmp_path) as store:
         for origin in (old, new):
             origin.put(store, [origin.seal(10)])
-        before = store.held_below(TELEMETRY, "north", old.origin.life)
+        before = store.reader.held_below(TELEMETRY, "north", old.origin.life)
 
         def put_first(reader: StoreReader, *asked: Any) -> Any:
             old.put(store, [old.seal(10)])
             return read(reader, *asked)
 
         monkeypatch.setattr(StoreReader, "earlier_lives", put_first)
-        assert store.held_below(TELEMETRY, "north", old.origin.life) == before == (HeldSum(), 0)
+        assert store.reader.held_below(TELEMETRY, "north", old.origin.life) == before == (HeldSum(), 0)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.fact_store.writer import writer as writer_module
+from agent.fact_store.writer import committer
 from tests.fact_store.retention.support import Clock
 
 
@@ -10,5 +10,5 @@ from tests.fact_store.retention.support import Clock
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The store's age runs by this clock."""
     found = Clock()
-    monkeypatch.setattr(writer_module.Writer, "age_ms", lambda self: self._age.now_ms(found()))
+    monkeypatch.setattr(committer.Committer, "age_ms", lambda self: self._age.now_ms(found()))
     return found

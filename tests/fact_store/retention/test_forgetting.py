@@ -12,7 +12,7 @@ import pytest
 
 from agent import batch
 from agent.fact_store import FactStore, StoreReader
-from agent.fact_store.retention import housekeeping
+from agent.fact_store.retention import room
 from agent.fact_store.writer import writer as writer_module
 from agent.message import Sample
 from agent.settings.store import StoreSettings, StreamSettings
@@ -66,7 +66,7 @@ def test_a_kill_during_retention_loses_nothing_unconfirmed(tmp_path: Path) -> No
             assert known.frontier <= confirmed, f"round {number}"
             assert first - 1 <= known.frontier, f"round {number}: {first} to {known.frontier} went unconfirmed"
             assert is_contiguous(store, first) == store.end_offset(TELEMETRY) >= acknowledged, f"round {number}"
-            assert [one.kind for one in store.incidents()] == []
+            assert [one.kind for one in store.reader.incidents()] == []
             gone = max(gone, first - 1)
     assert gone > ROUNDS * RUN, "too little was forgotten to prove anything"
 
@@ -137,17 +137,17 @@ def test_no_clock_that_jumps_expires_anything(tmp_path: Path, monkeypatch: pytes
             done(store.consumers.register(CONSUMER, "idmz", TELEMETRY))
             done(store.appends.append_samples(TELEMETRY, samples(10, 1 + 10 * life)))
             jumped_ns[0] += jump_h * 3_600_000_000_000 // 3
-            looked = store._writer.housekeeping._looked_ns
-            wait_until(lambda: store._writer.housekeeping._looked_ns > looked, "retention to look")  # noqa: B023
+            looked = store._writer.committer.housekeeping._looked_ns
+            wait_until(lambda: store._writer.committer.housekeeping._looked_ns > looked, "retention to look")  # noqa: B023
             assert (first_offset(store), store.end_offset(TELEMETRY)) == (1, 10 + 10 * life)
-            assert not store.incidents()
+            assert not store.reader.incidents()
 
 
 def test_a_disk_that_others_fill_costs_no_more_than_comes_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """drop_oldest makes room for new facts, not for other programs: however far they fill the disk beyond its floor,
     the stream keeps about what it held."""
     free = [10**12]
-    monkeypatch.setattr(housekeeping, "disk_free", lambda _: free[0])
+    monkeypatch.setattr(room, "disk_free", lambda _: free[0])
     settings = StoreSettings(commit_interval_ms=0, disk_free_bytes_min=FLOOR, ballast_bytes=0)
     streams = (StreamSettings(TELEMETRY, on_full="drop_oldest"),)
     with FactStore.open(tmp_path / "facts.db", "plant", settings=settings, streams=streams) as store:
@@ -161,19 +161,19 @@ def test_a_disk_that_others_fill_costs_no_more_than_comes_in(tmp_path: Path, mon
             return next(one.bytes for one in store.streams() if one.name == TELEMETRY)
 
         def look() -> None:
-            keeper = store._writer.housekeeping
+            keeper = store._writer.committer.housekeeping
             seen_ns = keeper._measured_ns
             wait_until(lambda: keeper._measured_ns > seen_ns, "a look at the disk")
 
         put(100)
         look()
-        before, space = held(), store._writer.housekeeping.space
+        before, space = held(), store._writer.committer.housekeeping.room.space
         pages_before = space.store_used + space.store_free
         for free_now in (FLOOR - 1_000_000, FLOOR // 2):
             free[0] = free_now
             look()
             put(40)
             assert held() > 0.9 * before
-        space = store._writer.housekeeping.space
+        space = store._writer.committer.housekeeping.room.space
         assert space.store_used + space.store_free < 1.1 * pages_before
         assert first_offset(store) > 1

@@ -9,7 +9,7 @@ import pytest
 
 from agent.fact_store import FactStore
 from agent.fact_store.log.errors import StoreFull
-from agent.fact_store.writer import writer as writer_module
+from agent.fact_store.writer import refusals
 from agent.positions import Position
 from agent.settings.store import StoreSettings, StreamSettings
 from tests.fact_store.making import (
@@ -47,7 +47,7 @@ def test_refused_appends_name_the_reason(
     """While a stream is full, the statistics say why, what to do and since when, and the log says it once, not with
     each append. With room again, and no append, both say so too; other streams do not count."""
     caplog.set_level("INFO")
-    monkeypatch.setattr(writer_module, "REFUSED_NS", 0)
+    monkeypatch.setattr(refusals, "REFUSED_NS", 0)
     with store_of(tmp_path, bytes_max=200_000, keep_hours=0) as store:
         done(store.consumers.register("idmz.a", "idmz", TELEMETRY))
         assert store.statistics().appends_refused == ""
@@ -116,7 +116,7 @@ def test_a_full_stream_that_may_drop_drops_the_oldest(tmp_path: Path, caplog: py
         assert released > 200
         held = next(one.bytes for one in store.streams() if one.name == TELEMETRY)
         assert held < 1.3 * 1024 * 1024
-        expired = [incident for incident in store.incidents() if incident.kind == "facts_expired"]
+        expired = [incident for incident in store.reader.incidents() if incident.kind == "facts_expired"]
         assert expired[0].count > 1
         assert [record.message for record in caplog.records].count("facts_expired") == 1
         about = [json.loads(fact.object_json) for fact in notices(store)]
@@ -160,4 +160,4 @@ def test_kept_facts_of_another_stream_give_way_before_one_is_lost(tmp_path: Path
         (kept,) = [one for one in store.streams() if one.name == OPERATIONAL]
         assert (kept.first_offset, kept.end_offset) == (1, 20)
         assert first_offset(store) > 1
-        assert store.incidents() == []
+        assert store.reader.incidents() == []

@@ -104,7 +104,7 @@ def test_a_zone_that_never_confirms_loses_and_no_other_does(tmp_path: Path) -> N
         losses = [json.loads(fact.object_json) for fact in notices(store)]
         assert {loss["reason"] for loss in losses} == {"held"}
         assert {one["name"] for loss in losses for one in loss["consumers"]} == {"evil.t"}
-        (incident,) = store.incidents()
+        (incident,) = store.reader.incidents()
         assert incident.detail.endswith("a zone held back more than it may; not confirmed by: evil.t")
 
 
@@ -203,5 +203,5 @@ def test_a_full_store_takes_from_the_zone_that_holds_most_of_it(tmp_path: Path) 
         done(store.appends.append_samples(TELEMETRY, rows(10)))
         assert first_offset(store) > 1
         assert frontier(store, "evil.t") == 0
-        (incident,) = store.incidents()
+        (incident,) = store.reader.incidents()
         assert incident.detail.endswith("not confirmed by: evil.t")

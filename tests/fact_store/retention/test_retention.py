@@ -84,7 +84,7 @@ def test_each_stream_is_released_up_to_its_own_slowest_consumer(tmp_path: Path) 
         released(21)  # local has 22, which is inside a batch
         done(store.consumers.remove("local.mes", force=True, now=True))
         released(25)
-        assert not store.incidents()
+        assert not store.reader.incidents()
         assert not notices(store)
 
 
@@ -171,7 +171,7 @@ def test_expiry_is_recorded_in_the_log_and_as_an_incident(tmp_path: Path, clock:
         ]
         (origin,) = about["origins"]
         assert (origin["zone"], origin["first_sequence"], origin["last_sequence"]) == ("plant", 21, 50)
-        (incident,) = store.incidents()
+        (incident,) = store.reader.incidents()
         assert incident.kind == "facts_expired"
         assert incident.detail.endswith("not confirmed by: idmz.a, idmz.b")
         page = store.read(TELEMETRY, 20, EVERYTHING, EVERYTHING)
@@ -263,7 +263,7 @@ def test_a_deletion_that_failed_is_done_later(tmp_path: Path, monkeypatch: pytes
     with FactStore.open(path, "plant", settings=AT_ONCE, streams=[policy], connect_to=faults.connect) as store:
         done(store.appends.define([tag(1)]))
         done(store.consumers.register("idmz.a", "idmz", TELEMETRY))
-        end, reclaimer = fill(store, 20, 1), store._writer.housekeeping._reclaimer
+        end, reclaimer = fill(store, 20, 1), store._writer.committer.housekeeping._reclaimer
         delete = reclaimer._delete_batches
 
         def counted(transaction: Any, stream: StreamState, deleted: Any, rows_max: int) -> int:

@@ -118,7 +118,7 @@ def test_a_flood_of_one_zone_takes_no_room_of_another(tmp_path: Path, on_full: s
         pull(store)
         done(store.appends.append_messages(OPERATIONAL, [order("idmz", 1)]))
         assert {one.name: one.first_offset for one in store.streams()} == {TELEMETRY: 1, ORDERS: 1, OPERATIONAL: 1}
-        assert not store.incidents()
+        assert not store.reader.incidents()
         done(store.consumers.register("cloud.o", "cloud", ORDERS))
         done(store.consumers.confirm("cloud.o", stored))
         assert done(store.appends.append_messages(ORDERS, [order("evil", 2_000)]))[0].outcome == "applied"

@@ -62,8 +62,8 @@ def test_the_lowest_lives_without_a_fact_are_forgotten(tmp_path: Path, monkeypat
         for number in (0, 2, 3, 4, 5, 6):
             store._writer.submit("life", partial(release_all, number=number)).result()
         kept_lives = [one.life[0] for one in sorted(store.reader.origins_of("plant"), key=lambda one: one.life)]
-        assert (kept_lives, store.forgotten("plant")[0], store.forgotten("mill")) == ([2, 6, 7], 5, b"")
-        assert store.held_of(TELEMETRY, other.origin) != ()
+        assert (kept_lives, store.reader.forgotten("plant")[0], store.reader.forgotten("mill")) == ([2, 6, 7], 5, b"")
+        assert store.reader.held_of(TELEMETRY, other.origin) != ()
     assert {at: one for at, one in kept(path).items() if at[0] != "idmz"} == recounted(path)
 
 
@@ -78,7 +78,7 @@ def test_a_life_that_just_comes_is_not_forgotten(tmp_path: Path, monkeypatch: py
         lives[3].put(store, [lives[3].seal(2, salt=3)], 10)
         lives[2].put(store, [lives[2].seal(2, salt=2), lives[1].seal(2, salt=1)], 11)
         lives[6].put(store, [lives[6].seal(2, salt=9)], 12)
-        assert [len(store.held_of(TELEMETRY, life.origin)) for life in lives] == [0, 1, 1, 1, 1, 1, 1]
+        assert [len(store.reader.held_of(TELEMETRY, life.origin)) for life in lives] == [0, 1, 1, 1, 1, 1, 1]
 
 
 @settings(max_examples=20)
@@ -100,7 +100,7 @@ def test_the_sums_are_those_of_what_is_held(
         assert (
             store.end_offset(TELEMETRY)
             == end_offset
-            == sum(count(one.span for one in ranges) for ranges in store.held(TELEMETRY).values())
+            == sum(count(one.span for one in ranges) for ranges in store.reader.held(TELEMETRY).values())
         )
 
 

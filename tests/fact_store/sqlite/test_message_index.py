@@ -247,7 +247,7 @@ def test_retention_deletes_whole_generations_of_ids(tmp_path: Path) -> None:
                 store.appends.append_message(OPERATIONAL, message(f"tick-{chance.random()}"))
             )  # deletes go along with commits
             known = store._writer.catalog.streams[OPERATIONAL]
-            state = store._writer._index._streams[known.id]
+            state = store._writer.committer._index._streams[known.id]
             return len(state.filter) <= known.end_offset - known.released_offset + SIZE
 
         wait_until(is_gone, "the ids of released messages to go")

@@ -135,11 +135,13 @@ async def test_a_lie_changes_nothing_that_is_stored(broker: Mosquitto, tmp_path:
                 end = BEFORE + AFTER * (number + 1) + (3 if lie in INVENTED else 0)
                 await wait_until_async(lambda end=end: puller.statistics().offset == end, lie)  # type: ignore[misc]
             found = await comparer.compare(STREAM, repair=True)
-            kinds = {node.zone: {one.kind for one in node.store.incidents()} for node in (plant, relay, enterprise)}
+            kinds = {
+                node.zone: {one.kind for one in node.store.reader.incidents()} for node in (plant, relay, enterprise)
+            }
             counters = puller.statistics().counters
             print(f"{lie}: {liar.told} lies. Plant, relay and enterprise said {kinds}; {counters}; then {found}")
             assert sorted(of_plant(enterprise.store)) == sorted(of_plant(plant.store))
-            assert {Origin(one.zone, one.life) for one in enterprise.store.held(STREAM)} == {
+            assert {Origin(one.zone, one.life) for one in enterprise.store.reader.held(STREAM)} == {
                 plant.store.origin,
                 *([enterprise.store.origin] if "declined" in kinds["enterprise"] else []),  # the notice
             }

@@ -146,7 +146,7 @@ async def test_a_stranger_stops_no_pull_in_the_peers_name(broker: Mosquitto, tmp
             assert statistics.counters.unproven > 50
             assert statistics.asking is not Asking.FENCED
             assert (statistics.offset, statistics.counters.restarts) == (55, 0)
-        assert idmz.store.incidents() == []
+        assert idmz.store.reader.incidents() == []
         await wait_until_async(lambda: puller.statistics().lost_reason is None, "the pull to be well")
     for node in (plant, idmz):
         node.store.close()

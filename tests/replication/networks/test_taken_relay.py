@@ -112,7 +112,7 @@ def chain(
 
 def declined(node: Node) -> list[str]:
     """The incidents of a node about facts that it declined."""
-    return [f"{one.subject}: {one.detail}" for one in node.store.incidents() if one.kind == "declined"]
+    return [f"{one.subject}: {one.detail}" for one in node.store.reader.incidents() if one.kind == "declined"]
 
 
 async def test_forged_facts_are_declined_and_honest_ones_flow(
@@ -204,7 +204,7 @@ async def test_a_comparison_brings_what_is_proven_and_nothing_else(
         assert of_plant(enterprise.store) == of_plant(plant.store)
         third = await comparer.compare(STREAM, repair=True)
         assert (third.repaired_facts, len(third.missing)) == (0, 1)
-        counts = [one.count for one in enterprise.store.incidents() if NO_RECORD in one.detail]
+        counts = [one.count for one in enterprise.store.reader.incidents() if NO_RECORD in one.detail]
         assert counts == [4]
 
 
@@ -222,8 +222,8 @@ async def test_a_relay_without_configuration_passes_the_proof_on(
             await enterprise.wait_end(20_100)
             assert of_plant(enterprise.store) == of_plant(plant.store)
             assert not declined(enterprise)
-            last = enterprise.store.held(STREAM)[plant.store.origin][-1].last_sequence
-            assert enterprise.store.is_proven(STREAM, plant.store.origin, last)
+            last = enterprise.store.reader.held(STREAM)[plant.store.origin][-1].last_sequence
+            assert enterprise.store.reader.is_proven(STREAM, plant.store.origin, last)
 
 
 async def test_what_a_life_recorded_without_a_key_is_proven_by_the_next(

@@ -181,7 +181,7 @@ async def test_a_damaged_batch_is_put_back_byte_for_byte(
         counted = comparing.statistics()[0]
         assert (counted.comparisons, counted.repaired_facts, counted.divergent_ranges) == (2, 200, 4)
         assert node.store.integrity().damages == 0
-        kinds = {(one.kind, one.subject) for one in node.store.incidents()}
+        kinds = {(one.kind, one.subject) for one in node.store.reader.incidents()}
         assert {("repaired", f"{STREAM} 301 to 400"), ("repaired", f"{STREAM} 901 to 1000")} <= kinds
         assert (await comparing.compare(STREAM, repair=True, scan=True)).divergent_ranges == 0
     assert not list(verify_store(tmp_path / f"{hurt}.db", VerifyCounts(), lambda *_: None, is_quick=False))
@@ -225,7 +225,7 @@ async def test_a_damaged_tag_definition_is_put_back(broker: Mosquitto, tmp_path:
             [],
         )
         assert chains_in(idmz.store) == chains_in(plant.store)
-        assert [one.kind for one in idmz.store.incidents()] == ["definitions_repaired"]
+        assert [one.kind for one in idmz.store.reader.incidents()] == ["definitions_repaired"]
         assert (await comparing.compare(STREAM, repair=True)).divergent_ranges == 0
     assert list(verify_store(tmp_path / "idmz.db", VerifyCounts(), lambda *_: None, is_quick=False)) == []
     with (
@@ -292,7 +292,7 @@ async def test_a_fork_is_reported_and_not_repaired(broker: Mosquitto, tmp_path: 
         assert "401 to 500 is another batch" in found.forks[0][1]
         assert (found.repaired_ranges, found.missing) == (0, [])
         assert sealed(idmz.store) == before
-        (incident,) = [one for one in idmz.store.incidents() if one.kind == "fork"]
+        (incident,) = [one for one in idmz.store.reader.incidents() if one.kind == "fork"]
         assert "401 to 500" in incident.detail
 
 

@@ -128,7 +128,7 @@ def test_an_artifact_arrives_before_its_fact_despite_a_broker_kill(
         assert early == []
         assert enterprise.store.artifacts.streams(name_of(LARGE)) == [STREAM]
         for node in (plant, idmz, enterprise):
-            assert node.store.incidents() == []
+            assert node.store.reader.incidents() == []
             node.store.close()
 
     with Mosquitto.started(tmp_path / "broker") as broker:
@@ -220,7 +220,7 @@ async def test_a_store_without_room_waits_and_loses_nothing(
         await wait_until_async(lambda: not puller.statistics().page_waits, "nothing to wait any more")
         assert idmz.store.artifacts.lacking() == ("", 0)
     assert held(idmz, SMALL)
-    assert idmz.store.incidents() == []
+    assert idmz.store.reader.incidents() == []
     for node in (plant, idmz):
         node.store.close()
 
@@ -243,8 +243,8 @@ async def test_a_missing_artifact_delays_no_fact_and_is_reported(
     async with plant.running(), idmz.running():
         await plant.append(0, 10)
         await idmz.wait_end(11)
-        await wait_until_async(lambda: idmz.store.incidents() != [], "the incident")
-    (incident,) = idmz.store.incidents()
+        await wait_until_async(lambda: idmz.store.reader.incidents() != [], "the incident")
+    (incident,) = idmz.store.reader.incidents()
     assert (incident.kind, incident.subject) == ("artifact_missing", name_of(SMALL))
     assert not held(idmz, SMALL)
     for node in (plant, idmz):
@@ -348,6 +348,6 @@ async def test_a_page_beyond_the_quota_comes_whole(broker: Mosquitto, tmp_path: 
     async with plant.running(), idmz.running():
         await idmz.wait_end(10)
         await wait_until_async(lambda: all(held(idmz, blob) for blob in blobs), "all of them")
-    assert idmz.store.incidents() == []
+    assert idmz.store.reader.incidents() == []
     for node in (plant, idmz):
         node.store.close()

@@ -144,7 +144,7 @@ async def test_only_what_the_peer_may_bring_is_missing(tmp_path: Path) -> None:
         async with comparing(plant, idmz) as (comparer, _):
             found = await comparer.compare(STREAM, repair=True)
         assert found.missing == [(theirs.origin, (11, 20))]
-        assert {origin.zone for origin in idmz.held(STREAM)} == {"plant-a"}
+        assert {origin.zone for origin in idmz.reader.held(STREAM)} == {"plant-a"}
         assert comparer.statistics()[0].is_equal
 
 
@@ -219,8 +219,8 @@ async def test_own_facts_that_a_restore_lost_are_fetched(tmp_path: Path) -> None
             found = await comparer.compare(STREAM, repair=True)
         assert {*found.missing} == {(former, (11, 20)), (invented.origin, (1, 10)), (forged.origin, (1, 10))}
         assert any("20 facts of this zone in 2 lives that this store does not know" in why for why in found.refused)
-        assert [(one.first_sequence, one.last_sequence) for one in idmz.held(STREAM)[former]] == [(1, 20)]
-        assert {origin for origin in idmz.held(STREAM) if origin.zone == "idmz"} == {former}
+        assert [(one.first_sequence, one.last_sequence) for one in idmz.reader.held(STREAM)[former]] == [(1, 20)]
+        assert {origin for origin in idmz.reader.held(STREAM) if origin.zone == "idmz"} == {former}
 
 
 OWN_KEY = make("idmz")
@@ -317,9 +317,9 @@ async def test_own_facts_of_a_lost_disk_come_home(tmp_path: Path) -> None:
         async with comparing(plant, idmz, policy=policy) as (comparer, _):
             first = await comparer.compare(STREAM, repair=True)
             again = await comparer.compare(STREAM, repair=True)
-        own = {origin for origin in idmz.held(STREAM) if origin.zone == "idmz"}
+        own = {origin for origin in idmz.reader.held(STREAM) if origin.zone == "idmz"}
         assert own == {former, idmz.origin}, "of the present life only the notice of what was declined"
-        assert [one.span for one in idmz.held_of(STREAM, former)] == [(1, 20)]
+        assert [one.span for one in idmz.reader.held_of(STREAM, former)] == [(1, 20)]
         assert (first.repaired_facts, again.repaired_facts) == (20, 0)
         assert "no signature, which this node demands of the zone" in "".join(first.refused)
 
@@ -332,7 +332,7 @@ async def test_a_node_without_a_key_takes_unknown_facts_of_its_own_only_by_comma
             assert (named.divergent_ranges, named.repaired_facts, idmz.end_offset(STREAM)) == (2, 0, 10)
             assert "30 facts of this zone in 2 lives that this store does not know" in named.refused[0]
             fetched = await comparer.compare(STREAM, repair=True, is_commanded=True)
-        assert (fetched.repaired_facts, [one.span for one in idmz.held_of(STREAM, former)]) == (30, [(1, 20)])
+        assert (fetched.repaired_facts, [one.span for one in idmz.reader.held_of(STREAM, former)]) == (30, [(1, 20)])
 
 
 async def test_own_facts_come_home_only_while_there_is_room(tmp_path: Path) -> None:
@@ -374,7 +374,7 @@ async def test_what_is_proven_only_by_later_facts_is_fetched_at_once(
             again = await comparer.compare(STREAM, repair=True)
         assert [span for _, span in found.missing] == [(1, 60), (61, 120)]
         assert (found.repaired_facts, found.repaired_ranges, found.refused) == (120, 2, [])
-        assert (again.divergent_ranges, [one.kind for one in idmz.incidents()]) == (0, [])
+        assert (again.divergent_ranges, [one.kind for one in idmz.reader.incidents()]) == (0, [])
         assert comparer.statistics()[0].is_equal
 
 
@@ -389,7 +389,7 @@ async def test_facts_behind_a_fork_are_fetched(tmp_path: Path) -> None:
             found = await comparer.compare(STREAM, repair=True)
         assert len(found.forks) == 1
         assert found.missing == [(theirs.origin, (21, 40))]
-        assert [one.span for one in idmz.held_of(STREAM, theirs.origin)] == [(1, 20), (21, 40)]
+        assert [one.span for one in idmz.reader.held_of(STREAM, theirs.origin)] == [(1, 20), (21, 40)]
         assert comparer.statistics()[0].is_equal is False
 
 
@@ -408,7 +408,7 @@ async def test_a_digest_that_our_disk_changed_is_no_fork(tmp_path: Path) -> None
         async with comparing(plant, idmz) as (comparer, _):
             found = await comparer.compare(STREAM, repair=True)
         assert (found.forks, found.damaged) == ([], [(theirs.origin, (11, 20))])
-        assert not [one for one in idmz.incidents() if one.kind == "fork"]
+        assert not [one for one in idmz.reader.incidents() if one.kind == "fork"]
         assert idmz.read(STREAM, 10, 1, 1).batches[0].sealed == sealed[1]
 
 
@@ -426,7 +426,7 @@ async def test_forks_of_one_comparison_are_recorded_within_a_limit(
         async with comparing(plant, idmz) as (comparer, _):
             found = await comparer.compare(STREAM, repair=True)
         assert len(found.forks) == 3
-        forks = [one for one in idmz.incidents() if one.kind == "fork"]
+        forks = [one for one in idmz.reader.incidents() if one.kind == "fork"]
         assert {one.subject for one in forks} == {f"{STREAM} of {life} from plant-a" for life, _ in found.forks[:2]}
         assert [one.count for one in forks] == [1, 1]
 
@@ -461,7 +461,7 @@ async def test_what_a_comparison_declines_is_told(tmp_path: Path) -> None:
             comparer._judge.judge = lambda *_: JudgedPage([], declined=(unproven,))  # type: ignore[method-assign]
             found = await comparer.compare(STREAM, repair=True)
         assert found.refused == [f"{theirs.origin}: 11 to 20 declined: no signature"]
-        assert [one.last_sequence for one in idmz.held(STREAM)[theirs.origin]] == [10]
+        assert [one.last_sequence for one in idmz.reader.held(STREAM)[theirs.origin]] == [10]
 
 
 async def test_a_repair_does_not_move_the_position_back(tmp_path: Path) -> None:
@@ -579,7 +579,7 @@ async def test_a_comparison_is_bound_to_one_copy_of_the_log(
 
                 peer.ask = after_the_first  # type: ignore[method-assign]
                 found = await comparer.compare(STREAM, repair=True)
-            held = {origin: ranges[-1].last_sequence for origin, ranges in idmz.held(STREAM).items()}
+            held = {origin: ranges[-1].last_sequence for origin, ranges in idmz.reader.held(STREAM).items()}
             if restored:
                 assert held == {theirs.origin: 10, north.origin: 15}
                 assert found.missing == [(north.origin, (1, 15))]

@@ -87,7 +87,7 @@ async def test_a_new_zone_begins_at_the_latest_values(broker: Mosquitto, tmp_pat
     plant.store.close()
     with open_store(load(file)) as store:
         assert {one.name: one.end_offset for one in store.streams()}[STREAM] == 3
-        assert store.incidents() == []
+        assert store.reader.incidents() == []
 
 
 @pytest.mark.system

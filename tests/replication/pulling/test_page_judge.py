@@ -95,7 +95,7 @@ def test_a_certificate_of_a_page_that_was_lost_is_stored_with_the_next(store: Fa
     judge = judge_of(store)
     judge.judge("idmz", STREAM, page(run[:2]), [PLANT.der])
     put(store, judge.judge("idmz", STREAM, page(run), []), 4)
-    assert store.signers([KEY.key_id]) == [PLANT.der]
+    assert store.reader.signers([KEY.key_id]) == [PLANT.der]
 
 
 def test_bad_certificates_of_a_good_key_do_not_hide_the_good_one(store: FactStore) -> None:
@@ -414,7 +414,7 @@ def test_a_key_whose_certificate_is_renewed_each_year(store: FactStore) -> None:
             is_known = KEY.key_id.hex() in judge.signers_known()
             sent += not is_known
             assert not declined(judge, now_ms, () if is_known else [one.der for one in years[max(0, number - 3) :][:4]])
-        assert year.der in store.signers([KEY.key_id])
+        assert year.der in store.reader.signers([KEY.key_id])
     assert sent < len(years) + 2
     again = life()
     assert [declined(again, NOW_MS + at) for at in (-DAY_MS, 0, 90 * MONTH_MS, now_ms - NOW_MS)] == [True, *3 * [False]]
@@ -450,15 +450,15 @@ def test_false_certificates_of_one_peer_displace_none_of_another(store: FactStor
         bring("evil", one)
         if number % CERTIFICATES_OF_KEY_MAX == 0:
             bring("idmz", PLANT.der)
-    held = store.signers([KEY.key_id])
+    held = store.reader.signers([KEY.key_id])
     assert len(held) == CERTIFICATES_OF_KEY_MAX
     assert PLANT.der in held[:2]
     bring("evil", PLANT.der, judge_of(store))
-    assert store.signers([KEY.key_id])[0] == PLANT.der
+    assert store.reader.signers([KEY.key_id])[0] == PLANT.der
     for one in false:
         bring("idmz", one)
         bring("evil", one)
-    assert store.signers([KEY.key_id])[0] == PLANT.der
+    assert store.reader.signers([KEY.key_id])[0] == PLANT.der
 
 
 def test_certificates_of_ever_new_keys_have_a_limit_for_each_zone(
@@ -477,7 +477,7 @@ def test_certificates_of_ever_new_keys_have_a_limit_for_each_zone(
         kept = {der for (der,) in file.execute("SELECT certificate FROM signer WHERE peer != ''")}
     assert PLANT.der in kept
     assert len(kept) == 1 + 4
-    assert store.signers([KEY.key_id]) == [PLANT.der]
+    assert store.reader.signers([KEY.key_id]) == [PLANT.der]
 
 
 def test_evidence_is_kept_within_limits(store: FactStore, tmp_path: Path) -> None:

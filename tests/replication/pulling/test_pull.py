@@ -97,11 +97,11 @@ async def test_a_pull_goes_on_across_what_its_peer_no_longer_has(broker: Mosquit
             end = plant.store.end_offset(STREAM)
             await wait_until_async(lambda: frontier(plant) >= end, "confirmation across the hole")
     assert again.statistics().counters.facts_duplicate == 0
-    (incident,) = [one for one in idmz.store.incidents() if one.kind == "peer_hole"]
+    (incident,) = [one for one in idmz.store.reader.incidents() if one.kind == "peer_hole"]
     reported = re.search(r"1001 to (\d+): expired", incident.detail)
     assert reported, incident.detail
     assert 1_000 < int(reported[1]) < plant.store.streams()[0].first_offset  # more may be released before it is served
-    assert [one.kind for one in plant.store.incidents()] == ["facts_expired"]
+    assert [one.kind for one in plant.store.reader.incidents()] == ["facts_expired"]
     assert set(sealed(plant.store)) < set(sealed(idmz.store))
     for node in (plant, idmz):
         node.store.close()
@@ -123,9 +123,9 @@ async def test_a_damaged_batch_stops_no_pull(broker: Mosquitto, tmp_path: Path) 
     async with plant.running(), idmz.running():
         await wait_until_async(lambda: frontier(plant) >= 300, "confirmation across the damage")
     assert [one for one in sealed(idmz.store) if one in whole] == [whole[0], whole[2]]
-    found = {one.kind: one.detail for one in idmz.store.incidents()}
+    found = {one.kind: one.detail for one in idmz.store.reader.incidents()}
     assert "101 to 200: damaged" in found["peer_hole"]
-    assert [one.kind for one in plant.store.incidents()] == ["damaged"]
+    assert [one.kind for one in plant.store.reader.incidents()] == ["damaged"]
     for node in (plant, idmz):
         node.store.close()
 
@@ -267,7 +267,7 @@ def test_two_machines_that_serve_under_one_name(
                 "the one that remains",
             )
             await wait_until_async(lambda: frontier(plant) == end_offset, "its confirmation")
-        ours = idmz.store.held(STREAM)
+        ours = idmz.store.reader.held(STREAM)
         assert [one.last_sequence for one in ours[plant.store.origin]] == [end_offset]
         assert puller.statistics().counters.facts_duplicate == 0
         assert puller.statistics().counters.restarts < 20
@@ -365,8 +365,8 @@ async def test_a_relay_without_permission_is_refused(broker: Mosquitto, tmp_path
         reason = puller.statistics().lost_reason
         assert reason is not None
         assert "of zone plant-a, which this peer may not relay" in reason
-        await wait_until_async(lambda: enterprise.store.incidents() != [], "the incident")
-    (incident,) = enterprise.store.incidents()
+        await wait_until_async(lambda: enterprise.store.reader.incidents() != [], "the incident")
+    (incident,) = enterprise.store.reader.incidents()
     assert (incident.kind, incident.subject) == ("pull_stands", f"{STREAM} from idmz")
     assert reason in incident.detail
     assert enterprise.store.end_offset(STREAM) == 0

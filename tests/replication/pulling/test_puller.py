@@ -91,7 +91,7 @@ class HandStore:
         self.notes: list[tuple[str, str]] = []
         self.missing: list[ArtifactReference] = []
         self.refuses: StoreError | None = None
-        self.inbound = self
+        self.inbound = self.reader = self
         self.artifacts = SimpleNamespace(
             missing=lambda _: self.missing, put_chunk=lambda *_: ArtifactProgress(5, 0, is_complete=False)
         )

@@ -227,7 +227,7 @@ async def test_sequences_and_digests_end_where_they_were_asked_to(tmp_path: Path
     async with serving(tmp_path) as (server, peer):
         store = await filled(server, 10)
         await asyncio.wrap_future(store.appends.append_samples(STREAM, samples(10, 10)))
-        (origin,) = map(str, store.held(STREAM))
+        (origin,) = map(str, store.reader.held(STREAM))
         for last, ends in ((9, []), (10, [10]), (19, [10]), (20, [10, 20])):
             request = GetDigests(stream=STREAM, origin=origin, first_sequence=1, last_sequence=last)
             answer = await peer.ask(request)
@@ -291,7 +291,7 @@ async def test_lives_of_a_zone_are_listed_downwards_until_the_rest_is_known(
         for number in (2, 0, 4, 1, 3):
             sealed = [lives[number].seal(1, salt=1000 * number) for _ in range(3)]
             lives[number].put(store, [sealed[0], sealed[2]])
-        held = {origin.life: ranges for origin, ranges in store.held(STREAM).items()}
+        held = {origin.life: ranges for origin, ranges in store.reader.held(STREAM).items()}
         answer, listed = await peer.ask(GetDigests(stream=STREAM)), list[bytes]()
         for _ in lives:
             found = [origin_named(one[0]).life for one in answer.ranges]

@@ -62,7 +62,7 @@ class Store:
         self.futures: dict[str, Future[Any]] = {}
         self.held: Registered | None = Registered("idmz", STREAM, 10, Lease(3, "one"))
         self.end = 20
-        self.consumers = self
+        self.consumers = self.reader = self
 
     def _later(self, name: str, *arguments: object) -> Future[Any]:
         self.asked.append((name, *arguments))
@@ -198,7 +198,7 @@ async def test_a_confirmation_that_the_store_refuses_is_refused() -> None:
 async def test_a_fenced_instance_confirms_nothing(operation: str) -> None:
     """The lease is decided, durably, before a confirmation is passed on or a page is read."""
     async with play() as (store, consumers):
-        store.held = Registered("idmz", STREAM, 10, Lease(4, "two"))
+        store.reader.held = Registered("idmz", STREAM, 10, Lease(4, "two"))
         request = fetch(confirm=CONFIRM) if operation == "fetch" else receipt()
         call: Any = getattr(consumers, operation)
         task = asyncio.create_task(call(ONE, request))
@@ -213,17 +213,17 @@ async def test_a_fenced_instance_confirms_nothing(operation: str) -> None:
 async def test_a_new_consumer_is_registered_and_leased_before_anything_is_read() -> None:
     """Each step waits for the one before to be durable: registration, lease, begin of serving, page."""
     async with play() as (store, consumers):
-        store.held = None
+        store.reader.held = None
         asks = fetch(stream=STREAM, lease=0, after=None)
         task = asyncio.create_task(consumers.fetch(ONE, asks))
         assert await stands(task)
         assert store.asked == [("register", NAME, "idmz", STREAM, "oldest")]
-        store.held = Registered("idmz", STREAM, 0)
-        store.futures["register"].set_result(store.held)
+        store.reader.held = Registered("idmz", STREAM, 0)
+        store.futures["register"].set_result(store.reader.held)
         assert await stands(task)
         assert store.asked[1:] == [("hold_lease", NAME, LeaseClaim("one", 0))]
-        store.held = Registered("idmz", STREAM, 0, Lease(1, "one"))
-        store.futures["hold_lease"].set_result(store.held.lease)
+        store.reader.held = Registered("idmz", STREAM, 0, Lease(1, "one"))
+        store.futures["hold_lease"].set_result(store.reader.held.lease)
         answer = page_of(await task)
         assert store.names()[2:] == ["read", "seen"]
         assert (answer.lease, answer.runs(), answer.lives) == (
@@ -242,7 +242,7 @@ async def test_a_removed_consumer_leaves_no_fetch_parked() -> None:
         removing = asyncio.create_task(consumers.unregister(ONE, asked))
         assert await stands(removing)
         assert not parked.done()
-        store.held = None
+        store.reader.held = None
         store.futures["unregister"].set_result(True)
         assert isinstance(await removing, Reply)
         assert await parked == Drop(DropReason.SUPERSEDED)
@@ -386,8 +386,8 @@ async def test_a_newer_fetch_takes_the_place_of_the_parked_one() -> None:
         assert await earlier == Drop(DropReason.SUPERSEDED)
         other = asyncio.create_task(consumers.fetch(TWO, fetch(after=at(10), lease=0)))
         assert await stands(other)
-        store.held = Registered("idmz", STREAM, 10, Lease(4, "two"))
-        store.futures.pop("hold_lease").set_result(store.held.lease)
+        store.reader.held = Registered("idmz", STREAM, 10, Lease(4, "two"))
+        store.futures.pop("hold_lease").set_result(store.reader.held.lease)
         assert page_of(await other).lease == 4
         assert await stands(later)
         store.futures["hold_lease"].set_exception(FencedError())

@@ -109,7 +109,7 @@ class Defined:
     """A store with chains of definitions, and the requests that it got."""
 
     def __init__(self, **chains: list[bytes]) -> None:
-        self.chains = chains
+        self.chains, self.reader = chains, self
 
     def definitions(self, zone: str, digest: bytes, held: Sequence[bytes] = ()) -> DefinitionChain | None:
         """As the store reads them."""
@@ -187,6 +187,7 @@ def test_a_first_batch_is_whole_wherever_the_range_begins(*, is_by_sequence: boo
     """A range that begins inside a batch and asks for fewer facts than it has gets all of it: a part proves nothing,
     and cannot be stored."""
     store: Any = Repaired()
+    store.reader = store
     query = PageQuery(ReadPlan("facts", 4, 1, 10_000), "idmz", 1_000_000)
     page = read_sequences(store, ORIGIN, query) if is_by_sequence else read_whole(store, query)
     assert isinstance(page, PageRead)

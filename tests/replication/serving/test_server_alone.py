@@ -147,7 +147,7 @@ async def test_a_server_that_has_stopped_takes_no_request(tmp_path: Path) -> Non
     peer = Peer()
     with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
         server = Server(peer.link, store, {"idmz": frozenset({STREAM})}, STORE_ERRORS)  # type: ignore[arg-type]
-        before = store._writer._subscribers
+        before = dict(store._writer._subscribers)
         running = asyncio.create_task(server.run())
         await wait_until_async(lambda: server._group is not None, "the server")
         assert store._writer._subscribers != before

@@ -516,7 +516,7 @@ def _intact(store: FactStore) -> set[Key]:
 def _reported(node: Node, kind: str) -> list[OriginRange]:
     """The ranges in a node's incidents of a kind."""
     found = []
-    for one in node.running.incidents():
+    for one in node.running.reader.incidents():
         if one.kind == kind:
             _, _, origin, first, _, last = one.subject.replace(",", "").split(" ")
             zone, life = origin.split("/")

@@ -64,13 +64,13 @@ class TakenOver:
 
     def _forge(self) -> None:
         world, store = self.node.world, self.node.running
-        others = [origin for origin in store.held(STREAM) if origin.zone != self.node.zone]
+        others = [origin for origin in store.reader.held(STREAM) if origin.zone != self.node.zone]
         if others:
             origin = world.chance.choice(sorted(others, key=str))
             is_invented = world.chance.random() < 0.4
             if is_invented:
                 origin = Origin(origin.zone, world.chance.randbytes(16))
-            held = store.held(STREAM).get(origin, ())
+            held = store.reader.held(STREAM).get(origin, ())
             link = (
                 Link(STREAM, origin, held[-1].last_sequence + 1, held[-1].last_digest) if held else Link(STREAM, origin)
             )

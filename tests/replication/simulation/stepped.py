@@ -9,7 +9,6 @@ commit that was under way.
 
 from __future__ import annotations
 
-import os
 import random
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -22,9 +21,12 @@ import pytest
 
 from agent.fact_store import FactStore, appends, consumer_registry
 from agent.fact_store import store as store_module
-from agent.fact_store.retention import housekeeping
+from agent.fact_store.append import CommitGroup, queue
+from agent.fact_store.divergence import watch
+from agent.fact_store.log import StoreClosed
+from agent.fact_store.retention import room
 from agent.fact_store.sqlite import transaction
-from agent.fact_store.writer import writer
+from agent.fact_store.writer import committer, refusals, writer
 from agent.fact_store.writer.writer import Writer
 from agent.message import TagDefinition
 from agent.settings.store import StoreSettings, StreamSettings
@@ -90,56 +92,54 @@ class Died(BaseException):
 class SteppedWriter(Writer):
     """The writer without its thread."""
 
-    dies_in_commit = False
+    is_dead = False
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.bell = Bell()
-        self._changed = self.bell  # type: ignore[assignment]
+        self.queue._changed = self.bell  # type: ignore[assignment]
 
     def start(self) -> None:
         self.ended.set_running_or_notify_cancel()
-        self.housekeeping.start(writer.time.monotonic_ns())
+        self.committer.housekeeping.start(writer.time.monotonic_ns())
 
     def step(self) -> None:
         """Commit everything that waits, then do what the thread does between two commits."""
         if self.failure is not None:
             return
-        with self._changed:
-            self._group = self._queue.take(tuple(self._queue.waiting))
-        self._commit(self._group)
+        self._commit(self.queue.take_all())
         if self.meter.commits % 2:  # so that reads of these short logs also go to the file
             self.catalog.tails.clear()
         self._run_timers()
 
-    def _settle(self, *, is_durable: bool) -> None:
-        if self.dies_in_commit and is_durable:
-            raise Died
-        super()._settle(is_durable=is_durable)
-
     def die_in_commit(self) -> None:
         """Commit all that waits, without an answer."""
-        self.dies_in_commit = True
+
+        def settle(*, is_durable: bool) -> None:
+            if is_durable:
+                raise Died
+
+        self.committer._settle = settle  # type: ignore[method-assign]
         with suppress(Died):
             self.step()
 
     def close(self) -> None:
-        self._is_closing = True
-        while self.failure is None and not self._queue.is_empty:
+        while self.failure is None and not self.queue.is_empty:
             self.step()
-        if not self._has_ended:
-            self._end()
+        if not self.is_dead:
+            self._end(CommitGroup())
 
     @property
     def execute(self) -> Callable[..., sqlite3.Cursor]:
         """Execute on the writer's connection; a second connection would be a foreign writer."""
-        return self._connection.execute
+        return self.committer._connection.execute
 
     def abandon(self) -> None:
         """Abandon the connection as the kernel does for a killed process."""
-        self._is_closing = self._has_ended = True
+        self.is_dead = True
+        self.failure = self.queue.refusing = StoreClosed("dead")  # and nothing is rung
         with suppress(Exception):
-            self._connection.close()
+            self.committer._connection.close()
 
 
 class Scrubber(store_module.Scrubber):
@@ -166,11 +166,21 @@ class Disks:
 def stepped(clock: Clock, chance: random.Random, disks: Disks) -> Iterator[pytest.MonkeyPatch]:
     """Stores opened here are stepped, see this clock, these disks, and no chance but this."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (store_module, appends, consumer_registry, writer, transaction):
+        for module in (
+            store_module,
+            appends,
+            committer,
+            consumer_registry,
+            queue,
+            refusals,
+            watch,
+            writer,
+            transaction,
+        ):
             patch.setattr(module, "time", clock)
         patch.setattr(store_module, "Writer", SteppedWriter)
         patch.setattr(store_module, "Scrubber", Scrubber)
-        for module in (store_module, housekeeping):
+        for module in (store_module, room):
             patch.setattr(module, "disk_free", disks.free)
         patch.setattr(transaction.os, "urandom", chance.randbytes)  # the module `os`, which all share
         patch.setattr(transaction.os, "getpid", lambda: 1)
@@ -202,7 +212,7 @@ def resume(store: FactStore, life: bytes, *, is_noticed: bool) -> None:
     found = writer_of(store)
     found.catalog.life = life
     if is_noticed:
-        found._clock.has_jumped(0, 0)
+        found.committer._clock.has_jumped(0, 0)
 
 
 def writer_of(store: FactStore) -> SteppedWriter:
@@ -214,11 +224,8 @@ def writer_of(store: FactStore) -> SteppedWriter:
 
 def abandon(store: FactStore) -> None:
     """Let go of a store whose process is dead."""
-    store.reader.close()
     writer_of(store).abandon()
-    os.close(store._lock_descriptor)
-    if store._witness is not None and store._witness._descriptor is not None:
-        os.close(store._witness._descriptor)
+    store.close()
 
 
 def image_of(folder: Path) -> Image:

@@ -152,8 +152,8 @@ class ValueJudge:
         """The values that a node lacks and a peer holds intact: lost, home, or refused and said so."""
         spans = {node.name: _spans(node) for node in nodes}
         for node in nodes:
-            here, present = node.running.held(STREAM), self._present[node.name]
-            forks = [f"{one.subject} {one.detail}" for one in node.running.incidents() if one.kind in _FORKED]
+            here, present = node.running.reader.held(STREAM), self._present[node.name]
+            forks = [f"{one.subject} {one.detail}" for one in node.running.reader.incidents() if one.kind in _FORKED]
             for pull in node.pulls:
                 theirs = {} if pull.is_fenced else spans[pull.peer.name]
                 for value in sorted(value for value in theirs.keys() - self.told if not present[value]):

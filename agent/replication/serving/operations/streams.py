@@ -86,7 +86,7 @@ async def get_digests(context: Context, caller: Caller, request: GetDigests) -> 
         return Reply(await context.in_turn(caller.zone, _lives, context, stream, request.zone, *span), [])
     targets = spread(request.first_sequence, request.last_sequence, request.ends_max)
     origin = origin_named(request.origin)
-    found = await context.in_thread(caller.zone, context.store.batch_ends, stream, origin, targets)
+    found = await context.in_thread(caller.zone, context.store.reader.batch_ends, stream, origin, targets)
     ends = [(one.last_sequence, one.digest.hex()) for one in found if one.last_sequence <= request.last_sequence]
     end = context.store.log(stream).end
     named = DigestsAnswer(
@@ -99,7 +99,7 @@ def _zones(context: Context, stream: str, after_zone: str) -> DigestsAnswer:
     """What is held of zones, in the order of their names."""
     found, after, more = list[ZoneHeld](), after_zone, True
     while more and sum(len(one.ranges) for one in found) < RANGES_PER_ANSWER:
-        some = context.store.zones_held(stream, after, ZONES_AT_ONCE)
+        some = context.store.reader.zones_held(stream, after, ZONES_AT_ONCE)
         found += some
         more = len(some) == ZONES_AT_ONCE
         after = some[-1].newest.zone if some else after
@@ -111,9 +111,9 @@ def _zones(context: Context, stream: str, after_zone: str) -> DigestsAnswer:
 
 def _lives(context: Context, stream: str, zone: str, below: bytes, down_to: bytes) -> DigestsAnswer:
     """What is held of lives of a zone, from one downwards."""
-    ranges = context.store.earlier_lives(stream, zone, below, RANGES_PER_ANSWER, down_to)
+    ranges = context.store.reader.earlier_lives(stream, zone, below, RANGES_PER_ANSWER, down_to)
     lowest = min((one.life for one in ranges), default=below)
-    return _answer(context, stream, ranges, [(zone, context.store.held_below(stream, zone, lowest)[0])])
+    return _answer(context, stream, ranges, [(zone, context.store.reader.held_below(stream, zone, lowest)[0])])
 
 
 def _answer(
