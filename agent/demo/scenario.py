@@ -212,7 +212,12 @@ def rollup(store: Path, out: Path) -> dict[str, Any]:
     settings.write_text(_JOBS.format(store=store, out=out), encoding="utf-8")
     command = [sys.executable, "-m", "pyspark_bsfg", str(settings)]
     environment = os.environ | {"JAVA_TOOL_OPTIONS": _QUICK_JVM}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_SPARK_S_MAX, check=False, env=environment)
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_SPARK_S_MAX, check=False, env=environment
+        )
+    except subprocess.TimeoutExpired as error:
+        raise DemoFailed(f"Spark did not end within {_SPARK_S_MAX:.0f} s: is the machine busy?") from error
     if done.returncode != 0:
         raise DemoFailed(f"the jobs failed:\n{done.stderr[-2000:]}")
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])["jobs"]

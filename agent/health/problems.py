@@ -200,7 +200,8 @@ class Problem(Enum):
     )
     PEER_SILENT = _broken(
         "The peer does not answer, though the broker is connected.",
-        "start the node of that zone; facts wait at the peer until their time to live",
+        "start the node of that zone; if it runs, bsfg peer test finds the step that fails; facts wait at the peer until "
+        "their time to live",
     )
     PAGE_WAITS = _full(
         "Facts of a peer have arrived and cannot be stored yet. They also stay at the peer.",

@@ -73,8 +73,8 @@ def zone_view(health: ZoneHealth, now_unix_ms: int, *, dead_since_ms: int | None
         _sentence(row),
         _more(sources, parts["peer"], consumers, row.hold_hours, words.number(found.get("store_fill_percent"))),
         reasons,
-        below=_links(parts["peer"], _pull),
-        above=_links(consumers, _consumer),
+        below=_links(parts["peer"], "lag_seconds", _pull),
+        above=_links(consumers, "oldest_unconfirmed_age_s", _consumer),
         sources=[one | {"state": _state_of(one)} for one in sources],
         consumers=consumers,
         streams=sorted(parts["stream"], key=lambda one: one["name"]),
@@ -125,17 +125,14 @@ def _more(
     return "; ".join(parts)
 
 
-def _links(parts: list[Part], state_of: Callable[[Part], tuple[str, str]]) -> list[Arrow]:
-    """One arrow for each zone: the worst of its streams, the cut ones first."""
-    worst: dict[str, Arrow] = {}
-    for one in parts:
+def _links(parts: list[Part], late: str, state_of: Callable[[Part], tuple[str, str]]) -> list[Arrow]:
+    """One arrow for each zone: the worst of its streams and of those the latest, the cut ones first."""
+    found = list[Arrow]()
+    for one in sorted(parts, key=lambda one: words.number(one.get(late)) or 0):
         zone, stream = re.split(r"[./]", f"{one['name']}.", maxsplit=1)
-        state, text = state_of(one)
-        found = Arrow(zone, state, text, stream.rstrip("."))
-        known = worst.get(zone)
-        if known is None or STATES.index(state) > STATES.index(known.state):
-            worst[zone] = found
-    return sorted(worst.values(), key=lambda one: (-STATES.index(one.state), one.zone))
+        found.append(Arrow(zone, *state_of(one), stream.rstrip(".")))
+    worst = {arrow.zone: arrow for arrow in sorted(found, key=lambda arrow: STATES.index(arrow.state))}
+    return sorted(worst.values(), key=lambda arrow: (-STATES.index(arrow.state), arrow.zone))
 
 
 def _pull(peer: Part) -> tuple[str, str]:

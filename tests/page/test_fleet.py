@@ -12,6 +12,7 @@ from agent.health.problems import Level
 from agent.health.snapshot import NodeSnapshot
 from agent.page.fleet import fleet_rows, fleet_sentence, matching, zone_row
 from agent.page.health_tail import HealthTail, ZoneHealth
+from agent.page.zone_view import zone_view
 from agent.query.scan import scanner
 from tests.health.conftest import NOW_MS
 from tests.page.conftest import at, healthy, store_with
@@ -126,3 +127,16 @@ def test_zones_share_their_definitions_and_paths(tmp_path: Path, healthy: NodeSn
         assert all(one is other for one, other in zip(*(chain.tags for chain in chains), strict=True))
         paths = [sorted(tail.zones[name].values) for name in "ab"]
         assert all(one is other for one, other in zip(*paths, strict=True))
+
+
+def test_an_arrow_shows_the_latest_of_the_worst_streams() -> None:
+    """As the sentence above it: a stream that is cut before one that flows, and of two the one that is further
+    behind."""
+    pulls = (("a", True, 90.0), ("b", False, 0.6), ("c", False, 5.4), ("d", False, None))
+    values = {
+        f"peer/idmz/{stream}/{name}": value
+        for stream, connected, lag_s in pulls
+        for name, value in (("connected", connected), ("lag_seconds", lag_s))
+    }
+    (arrow,) = zone_view(ZoneHealth("top", NOW_MS, {"verdict": 3, **values}), NOW_MS).below
+    assert (arrow.zone, arrow.state, arrow.text, arrow.title) == ("idmz", "cut", "cut, 5.4 s behind", "c")
