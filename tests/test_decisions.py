@@ -20,9 +20,9 @@ def package(requirement: str) -> str:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem[:4])
 def test_a_decision_has_its_sections_in_order(page: Path) -> None:
-    """A page has a title, a status with its date, context, decision and price, in this order."""
+    """A page has a title, a date, context, decision and price, in this order."""
     text = page.read_text()
-    assert re.match(r"# .+\n\nStatus: (accepted|superseded by \d{4})\. Date: \d{4}-\d\d-\d\d\.", text)
+    assert re.match(r"# .+\n\nDate: \d{4}-\d\d-\d\d\.", text)
     headings = [heading.partition(":")[0] for heading in re.findall(r"^## (.+)$", text, re.MULTILINE)]
     assert headings[:3] == ["Context", "Decision", "Price"]
 
