@@ -273,7 +273,7 @@ def test_the_debug_log_has_each_step_on_both_sides(
         await plant.append(0, 1_000)
         async with plant.running(), idmz.running():
             await idmz.wait_end(1_000)
-            await wait_until_async(lambda: puller.statistics().frontier == 1_000, "the confirmation")
+            await wait_until_async(lambda: puller._runner.core.place.frontier == 1_000, "the confirmation")
             await comparer.compare(STREAM, repair=False)
         for node in (plant, idmz):
             node.store.close()
@@ -354,7 +354,7 @@ def test_all_spans_of_a_pull(broker: Mosquitto, tmp_path: Path, caplog: pytest.L
         await plant.append(0, 1_000)
         async with plant.running(), idmz.running():
             await idmz.wait_end(1_000)
-            await wait_until_async(lambda: puller.statistics().frontier == 1_000, "the confirmation")
+            await wait_until_async(lambda: puller._runner.core.place.frontier == 1_000, "the confirmation")
             waited = ends(puller._runner.spans._telemetry, Span.FETCH)[1] + 1
             await wait_until_async(
                 lambda: ends(puller._runner.spans._telemetry, Span.FETCH)[1] > waited, "a fetch to come back empty"

@@ -112,7 +112,7 @@ def test_a_later_minor_version_is_understood(
 
     async def until(plant: Node, idmz: Node, puller: Puller) -> None:
         await idmz.wait_end(500)
-        await wait_until_async(lambda: puller.statistics().frontier == 500, "the confirmation")
+        await wait_until_async(lambda: puller._runner.core.place.frontier == 500, "the confirmation")
         assert puller.statistics().lease > 0
         assert sealed(idmz.store) == sealed(plant.store)
         with pytest.raises(PeerRefused) as raised:

@@ -77,7 +77,7 @@ async def test_the_later_of_two_clones_continues(
                 await fenced(earlier)
                 await plant.append(500, 500)
                 await two.wait_end(1_000)
-                await wait_until_async(lambda: later.statistics().frontier == 1_000, "the confirmation")
+                await wait_until_async(lambda: later._runner.core.place.frontier == 1_000, "the confirmation")
             assert server.statistics().refusals == {"fenced": before + 1}
             assert one.store.end_offset(STREAM) == 500
             assert (lease_at(earlier, plant), lease_at(later, plant), lease_of(plant)) == (2, 3, 3)
