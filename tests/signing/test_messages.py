@@ -131,20 +131,26 @@ def test_all_bytes_of_an_answer_are_covered_except_for_bodies_of_batches() -> No
 
 
 @pytest.mark.parametrize(
-    "entries",
-    [["[0,0,20]"] * (BATCHES_MAX + 1), ["[0,0,20" + " " * 100 + "]"] * BATCHES_MAX, ["[0,0,20]", "[0,0,15]"]],
-    ids=["too many", "too long", "too short"],
+    "entries, is_listed",
+    [
+        (["[0,0,20]"] * BATCHES_MAX, True),
+        (["[0,0,20]"] * (BATCHES_MAX + 1), False),
+        (["[0,0,20" + " " * 100 + "]"] * BATCHES_MAX, False),
+        (["[0,0,20]", "[0,0,15]"], False),
+        (["[0,0,-20]", "[0,0,40]"], False),
+        (["[0,0,20]", "[0,0,99999999]"], False),
+        (["[0,0,20]", "[0,0,1" + "0" * 30 + "]"], False),
+        (["[0,0,20]", "[0,0]"], False),
+        (["[0,0,20]", "7"], False),
+    ],
+    ids=["most", "too many", "too long", "too short", "negative", "beyond the end", "huge", "no length", "no list"],
 )
-def test_batches_that_no_page_has_are_not_looked_for(entries: list[str]) -> None:
-    """A header is not proven yet. Where it lists more batches than a page may have, in more bytes, or shorter ones than
-    a digest, all bytes are covered."""
+def test_batches_that_no_page_has_are_not_looked_for(entries: list[str], *, is_listed: bool) -> None:
+    """A header is not proven yet. Where it lists more batches than a page may have, in more bytes, or with lengths that
+    no batch can have, all bytes are covered."""
     attached = bytes(20 * len(entries))
-    assert answer_bytes(PLACE, answer_of(["[0,0,20]"], attached)) == answer_bytes(
-        PLACE, answer_of(["[0,0,20]"], b"body" + attached[4:])
-    )
-    assert answer_bytes(PLACE, answer_of(entries, attached)) != answer_bytes(
-        PLACE, answer_of(entries, b"body" + attached[4:])
-    )
+    answers = [answer_bytes(PLACE, answer_of(entries, body + attached[4:])) for body in (bytes(4), b"body")]
+    assert (answers[0] == answers[1]) is is_listed
 
 
 def test_a_certificate_has_a_limit() -> None:

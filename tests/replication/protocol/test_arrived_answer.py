@@ -1,12 +1,9 @@
 """If a peer's signature is demanded, an answer is accepted only with a proof, whatever its content."""
 
-import json
-import struct
 from itertools import pairwise
 
 import pytest
 
-from agent.pages import BATCHES_MAX
 from agent.replication.protocol import arrived_answer
 from agent.replication.protocol.arrived_answer import ArrivedAnswer
 from agent.replication.protocol.codec import encode_error
@@ -101,29 +98,6 @@ def test_the_signature_of_a_page_covers_all_but_the_bodies_of_batches() -> None:
     chunk = encode_answer(ObjectAnswer(**OWN, size=9, offset=0, bytes=9), [b"123456789"])
     with pytest.raises(UnprovenAnswer):
         opened(sign_answer(SIGNER, PLACE, chunk)[:-1] + b"8")
-
-
-@pytest.mark.parametrize(
-    "lengths",
-    [[[1, 2, 15]], [[1, 2, -20], [1, 2, 40]], [[1, 2, 10**30]], [[1, 2, -9]], [[1, 2]], 7, [[1, 2, 99]]],
-    ids=str,
-)
-def test_where_batches_cannot_be_identified_everything_is_covered(lengths: object) -> None:
-    """If a header names impossible lengths, every byte of the answer is covered."""
-    text = json.dumps({"batches": lengths}).encode()
-    message = struct.pack("<I", len(text)) + text + b"x" * 40
-    whole = {answer_bytes(PLACE, message[:at] + b"?" + message[at + 1 :]) for at in range(len(message))}
-    assert len(whole) == len(message)
-
-
-@pytest.mark.parametrize("count, is_listed", [(BATCHES_MAX, True), (BATCHES_MAX + 1, False), (100_000, False)])
-def test_more_batches_than_a_page_may_have_are_not_looked_for(count: int, *, is_listed: bool) -> None:
-    """A header with a megabyte of them is not parsed before anything is proven: everything is covered."""
-    text = json.dumps({"batches": [(2**63 - 1, 2**63 - 1, 17)] * count}, separators=(",", ":")).encode()
-    message = struct.pack("<I", len(text)) + text + b"x" * 17 * count
-    changed = bytearray(message)
-    changed[4 + len(text)] ^= 1  # the first byte of the first batch, which its digest covers
-    assert (answer_bytes(PLACE, message) == answer_bytes(PLACE, changed)) is is_listed
 
 
 def test_a_large_answer_that_is_not_proven_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:

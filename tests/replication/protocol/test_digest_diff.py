@@ -118,21 +118,3 @@ def test_the_end_of_a_range_is_known_without_its_batch() -> None:
     """The digest at the end of a range is known although retention has released the batch."""
     assert known_end([HeldRange(1, 10, b"", b"a"), HeldRange(20, 30, b"", b"b")], 30) == b"b"
     assert known_end([HeldRange(1, 10, b"", b"a")], 9) is None
-
-
-@given(st.sets(st.integers(1, 60)), st.sets(st.integers(1, 60)))
-def test_spans_are_sets(left: set[int], right: set[int]) -> None:
-    """Intersection and difference are those of sets of numbers."""
-
-    def runs(numbers: set[int]) -> list[pages.Span]:
-        found = list[pages.Span]()
-        for n in sorted(numbers):
-            found.append((found.pop()[0], n) if found and found[-1][1] == n - 1 else (n, n))
-        return found
-
-    def numbers(found: list[pages.Span]) -> set[int]:
-        return {n for first, last in found for n in range(first, last + 1)}
-
-    assert numbers(pages.intersect(runs(left), runs(right))) == left & right
-    assert numbers(pages.subtract(runs(left), runs(right))) == left - right
-    assert pages.count(runs(left)) == len(left)

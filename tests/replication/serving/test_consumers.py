@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from agent.batch import Origin
@@ -41,7 +42,7 @@ from tests.replication.stored import stored
 from tests.waiting import LIMIT_S, wait_until_async
 
 STREAM, NAME = "facts.telemetry", "idmz.facts.telemetry"
-ONE, TWO = Caller("idmz", "one", b"12345678"), Caller("idmz", "two", b"87654321")
+ONE, TWO = Caller("idmz", "one", b"12345678", "rsp/one"), Caller("idmz", "two", b"87654321", "rsp/two")
 ORIGIN = Origin("plant-a", bytes(16))
 LIFE = "a1" * 16
 CONFIRM = Confirm(last_offset=10, life=LIFE, first_offset=4)
@@ -149,8 +150,7 @@ async def stands(task: asyncio.Task[Outcome]) -> bool:
     """Whether a request still waits after everything that can run has run."""
     for _ in range(20):
         await asyncio.sleep(0)
-    done, _ = await asyncio.wait([task], timeout=0.02)  # what reads the disk does so in a thread
-    return not done
+    return not task.done()
 
 
 def page_of(outcome: Outcome) -> FetchAnswer:
@@ -165,7 +165,8 @@ async def play() -> AsyncIterator[tuple[Store, Consumers]]:
     """Run a scenario with a store and the shell above it."""
     store = Store()
     link: Any = SimpleNamespace(require=lambda: SimpleNamespace(packet_bytes_max=1_000_000))
-    context = Context(link, store, {"idmz": frozenset({STREAM})})  # type: ignore[arg-type]
+    always: Any = SimpleNamespace(allows=lambda *_: True, took=lambda *_: None)  # no page in a thread, however slow
+    context = Context(link, store, {"idmz": frozenset({STREAM})}, inline_reads=always)  # type: ignore[arg-type]
     async with asyncio.timeout(LIMIT_S):
         yield store, Consumers(context)
 
@@ -317,8 +318,10 @@ async def test_a_parked_fetch_is_answered_by_the_commit_that_brings_facts() -> N
     async with play() as (store, consumers):
         task = asyncio.create_task(consumers.fetch(ONE, fetch(after=at(20), wait_ms=60_000)))
         assert await stands(task)
+        asked = list(store.asked)
         consumers.committed(asyncio.get_running_loop(), {"facts.other": 1})
         assert await stands(task)
+        assert store.asked == asked
         store.end = 25
         consumers.committed(asyncio.get_running_loop(), {STREAM: 25})
         outcome = await task
@@ -328,8 +331,9 @@ async def test_a_parked_fetch_is_answered_by_the_commit_that_brings_facts() -> N
 
 
 async def test_waiting_fetches_are_named_until_none_waits() -> None:
-    """One heartbeat to each requester at each interval; none without a fetch that waits."""
-    async with play() as (_, consumers):
+    """One heartbeat to each requester at each interval, which names all its fetches, of whatever stream or consumer;
+    none without a fetch that waits."""
+    async with play() as (store, consumers):
         context, sent, due = consumers._context, list[tuple[object, ...]](), list[Callable[[], object]]()
         context.send = lambda *what: sent.append(what)  # type: ignore[method-assign, assignment]
 
@@ -339,17 +343,26 @@ async def test_waiting_fetches_are_named_until_none_waits() -> None:
             return lambda: None
 
         context.call_later = call_later  # type: ignore[method-assign]
-        task = asyncio.create_task(consumers.fetch(ONE, fetch(after=at(20), wait_ms=60_000)))
-        assert await stands(task)
-        heartbeat = ("idmz", ONE.answer_to, encode_heartbeat([ONE.correlation]), b"")
+        waits, tasks = fetch(after=at(20), wait_ms=60_000), list[asyncio.Task[Outcome]]()
+        again = Caller(ONE.zone, ONE.instance, b"abcdefgh", ONE.answer_to)
+        for caller, name in ((ONE, NAME), (TWO, "idmz.b"), (again, "idmz.c")):
+            store.held = Registered("idmz", STREAM, 10, Lease(3, caller.instance))
+            asked = msgspec.structs.replace(waits, consumer_name=name)
+            tasks.append(asyncio.create_task(consumers.fetch(caller, asked)))
+            assert await stands(tasks[-1])
+        both = encode_heartbeat([ONE.correlation, again.correlation])
+        heartbeats = [
+            ("idmz", ONE.answer_to, both, b""),
+            ("idmz", TWO.answer_to, encode_heartbeat([TWO.correlation]), b""),
+        ]
         for count in (1, 2):
             due.pop()()
-            assert sent == [heartbeat] * count
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+            assert sent == heartbeats * count
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
         due.pop()()
-        assert (sent, due) == ([heartbeat] * 2, [])
+        assert (sent, due) == (heartbeats * 2, [])
 
 
 async def test_a_wait_that_ends_gives_an_empty_page() -> None:
