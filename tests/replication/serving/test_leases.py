@@ -89,7 +89,7 @@ async def test_the_later_of_two_clones_continues(
         back = one.pull("plant-a")
         async with one.running():
             await one.wait_end(1_000)
-        assert (lease_at(back, plant), back.statistics().facts_duplicate) == (4, 0)
+        assert (lease_at(back, plant), back.statistics().counters.facts_duplicate) == (4, 0)
     assert sealed(one.store) == sealed(two.store) == sealed(plant.store)
     for node in (plant, one, two):
         node.store.close()
