@@ -161,7 +161,7 @@ def test_a_disk_that_others_fill_costs_no_more_than_comes_in(tmp_path: Path, mon
             return next(one.bytes for one in store.streams() if one.name == TELEMETRY)
 
         def look() -> None:
-            keeper = store._writer.committer.housekeeping
+            keeper = store._writer.committer.housekeeping.room
             seen_ns = keeper._measured_ns
             wait_until(lambda: keeper._measured_ns > seen_ns, "a look at the disk")
 
