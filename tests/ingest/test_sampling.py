@@ -27,9 +27,9 @@ def sampler(rule: SamplingRule = SamplingRule()) -> Sampler:  # noqa: B008 froze
     return made([(TAG, rule)])
 
 
-def fed(one: Sampler, *values: Value, step_ns: int = S, start_ns: int = S) -> list[Value]:
+def fed(one: Sampler, *values: Value) -> list[Value]:
     """The values recorded when these come one after the other."""
-    samples = [Sample(TAG, start_ns + n * step_ns, value) for n, value in enumerate(values)]
+    samples = [Sample(TAG, S + n * S, value) for n, value in enumerate(values)]
     return [kept.value for sample in samples for kept in one.select([sample], sample.source_time_ns)]
 
 
@@ -46,23 +46,18 @@ def fed(one: Sampler, *values: Value, step_ns: int = S, start_ns: int = S) -> li
         (SamplingRule(deadband=0.5), ["a", "a", "b"], ["a", "b"]),
         (SamplingRule(deadband=0.5), [1.0, math.inf, math.inf, -math.inf, 1.0], [1.0, math.inf, -math.inf, 1.0]),
         (SamplingRule(deadband=0), [1, True, 1.0], [1, True, 1.0]),
+        (SamplingRule(deadband=1), [1.0, math.nan, math.nan, 2.0], [1.0, math.nan, 2.0]),
+        (
+            SamplingRule(deadband=1),
+            [n / 10 for n in range(40)],
+            [0.0, 1.1, 2.2, 3.3],
+        ),  # a slow drift: since the last fact
     ],
 )
 def test_deadbands(rule: SamplingRule, values: list[Value], recorded: list[Value]) -> None:
-    """Which values become facts under each kind of deadband, also beside zero, infinity and what is no number."""
-    assert fed(sampler(rule), *values) == recorded
-
-
-def test_nan_is_recorded_once() -> None:
-    """NaN differs from a number and equals itself."""
-    found = fed(sampler(SamplingRule(deadband=1)), 1.0, math.nan, math.nan, 2.0)
-    assert [str(value) for value in found] == ["1.0", "nan", "2.0"]
-
-
-def test_a_slow_drift_is_not_missed() -> None:
-    """The band lies around the last recorded value, not the last seen one."""
-    found = fed(sampler(SamplingRule(deadband=1)), *[n / 10 for n in range(100)])
-    assert found == [0.0, 1.1, 2.2, 3.3, 4.4, 5.5, 6.6, 7.7, 8.8, 9.9]
+    """Which values become facts under each kind of deadband, also beside zero, infinity and what is no number. NaN
+    differs from a number and equals itself."""
+    assert repr(fed(sampler(rule), *values)) == repr(recorded)
 
 
 def test_a_change_of_quality_is_recorded_at_once() -> None:
