@@ -27,9 +27,9 @@ def sampler(rule: SamplingRule = SamplingRule()) -> Sampler:  # noqa: B008 froze
     return made([(TAG, rule)])
 
 
-def fed(one: Sampler, *values: Value) -> list[Value]:
+def fed(one: Sampler, *values: Value, start_ns: int = S) -> list[Value]:
     """The values recorded when these come one after the other."""
-    samples = [Sample(TAG, S + n * S, value) for n, value in enumerate(values)]
+    samples = [Sample(TAG, start_ns + n * S, value) for n, value in enumerate(values)]
     return [kept.value for sample in samples for kept in one.select([sample], sample.source_time_ns)]
 
 

@@ -226,7 +226,7 @@ async def test_a_map_that_the_store_fails_to_number_is_numbered_later(
             patched.setattr(store, "define", Mock(side_effect=OSError("the disk")))
             run.ingest._offer("meter", new["meter"])
             await wait_until_async(lambda: "the disk" in run.source("meter").tags_problem, "the problem")
-        await wait_until_async(lambda: len(store.reader.definitions) == 2, "the numbering")
+        await wait_until_async(lambda: len(store.definitions) == 2, "the numbering")
         delivery = run.ingest._by_name["meter"]._delivery
         await wait_until_async(lambda: delivery is not None and delivery.has_pending_map, "the offer")
         assert not run.source("meter").tags_problem

@@ -1,9 +1,9 @@
 """The whole node, without peers and sources: it starts, reports why it ends, and stops."""
 
 import asyncio
+import sqlite3
 import subprocess
 import sys
-from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
@@ -129,11 +129,10 @@ async def test_a_store_that_fails_ends_the_node(tmp_path: Path) -> None:
     """At its disk: no part goes on without it, and systemd starts the node again."""
     settings = settings_of(tmp_path)
     with open_store(settings) as store:
-        store._writer.ended = Future[None]()
         node = Node(store, Start(settings), ConfigFile(tmp_path / "node.toml"), asyncio.Event())
         running = asyncio.create_task(node.run(asyncio.Event(), asyncio.get_running_loop().create_future()))
         await wait_until_async((tmp_path / local_socket.SOCKET).exists, "the node")
-        store._writer.ended.set_exception(StoreFailed("the disk", "replace it"))
+        store._writer.submit("write", Mock(side_effect=sqlite3.OperationalError("disk I/O error")))
         async with asyncio.timeout(LIMIT_S):
             with pytest.raises(ExceptionGroup) as caught:
                 await running

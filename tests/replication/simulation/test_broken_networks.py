@@ -290,7 +290,7 @@ BROKEN = [
     Broken("restored_grown", "plants", ("converges", "lost", "skipped"), server_takes_any_position),
     Broken("restored_grown", "ring", ("converges", "lost", "skipped"), server_takes_any_position),
     Broken("resumed_memory", "chain_2", ("converges",), every_fork_blocks),
-    Broken("restored_grown_full", "two_readers", ("lost", "skipped"), server_takes_any_position),
+    Broken("restored_grown_full", "two_readers", ("converges", "lost", "skipped"), server_takes_any_position),
     Broken("restored_grown_restarted", "chain_3", ("lost", "skipped"), lives_have_no_end),
     Broken("clock_jump", "plants", ("converges",), receiver_uses_the_wall_clock, settings=OFTEN_EMPTY),
     Broken("slow_consumer", "chain_3", ("converges",), server_skips_old_facts),

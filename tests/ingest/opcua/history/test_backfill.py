@@ -31,7 +31,7 @@ async def test_an_outage_is_filled_between_the_last_value_and_the_first() -> Non
     assert it.times("b") == [98, *range(101, 111)]
     (said,) = it.fills()
     assert (said["cause"], said["outages"], said["values"]) == ("gap", ["1970-01-01T00:01:41Z"], 18)
-    marked = [n for n, one in enumerate(it.store.reader.definitions, 1) if one.acquisition == "history"]
+    marked = [n for n, one in enumerate(it.store.definitions, 1) if one.acquisition == "history"]
     assert {
         one.tag for _, one in it.store.samples if one.source_time_ns // S in range(101, 110) and one.quality == 0
     } == (set(marked))

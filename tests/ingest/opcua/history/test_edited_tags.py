@@ -74,7 +74,7 @@ async def test_a_tag_that_is_edited_while_its_history_is_on_its_way(monkeypatch:
         await it.filled(2)
     assert len(it.history.calls) > 2
     assert it.times() == [20, 21, 22, *range(100, 901)]
-    (number,) = (n for n, one in enumerate(it.store.reader.definitions, 1) if one.unit and one.acquisition)
+    (number,) = (n for n, one in enumerate(it.store.definitions, 1) if one.unit and one.acquisition)
     assert {one.tag for one in it.store.of("a")} == {1, number}
 
 
