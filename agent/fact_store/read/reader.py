@@ -261,10 +261,11 @@ class StoreReader:
         """Zone and last definition of each chain of definitions, in the order in which they were stored."""
         with self._reading() as connection:
             ((newest,),) = connection.execute(QUERIES["select_last_definition"])
-            if newest != self._ends[0]:  # above a thousand zones, that is a look at 50,000 rows
+            known = self._ends  # another thread may replace it
+            if newest != known[0]:  # above a thousand zones, that is a look at 50,000 rows
                 rows = connection.execute(QUERIES["select_definition_ends"])
-                self._ends = newest, [(zone, Definitions(number, digest)) for zone, number, digest in rows]
-        return self._ends[1]
+                known = self._ends = newest, [(zone, Definitions(number, digest)) for zone, number, digest in rows]
+        return known[1]
 
     def definition_counts(self) -> dict[str, int]:
         """How many tag definitions of each zone are held."""

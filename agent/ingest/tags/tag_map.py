@@ -28,6 +28,7 @@ from agent.ingest.tags.sheet import CellError, Row, Sheet
 from agent.ingest.tags.templates import Sums, expand
 from agent.ingest.tags.toml_rows import read_toml
 from agent.message import (
+    HEALTH_STREAM,
     JSON_INTEGER_MAX,
     PREDICATE,
     STREAM,
@@ -323,6 +324,8 @@ def _stream(cells: Cells) -> str:
     stream = cells.text("stream") or DEFAULT_STREAM
     if not STREAM.fullmatch(stream):
         raise CellError("stream", "must be 1 to 64 of a-z, 0-9, . _ and -")
+    if stream == HEALTH_STREAM:
+        raise CellError("stream", f"{stream} is for the health of nodes; choose another")
     return stream
 
 

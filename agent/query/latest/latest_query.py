@@ -11,10 +11,9 @@ streams, so most of them are absent from any one stream; the next search looks f
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from functools import cache, partial
-from itertools import islice
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -24,7 +23,7 @@ from agent.fact_store import BatchSummary, StoreDamaged
 from agent.message import HEALTH_PREFIX, HEALTH_STREAM
 from agent.pages import Hole, StoredBatch
 from agent.query.latest.latest_search import Arrival, LatestRow, LatestSearch, Tag, believed_times
-from agent.query.scan import INT64_MAX, OFFSET_MAX, Chain, Scanner, matches_glob
+from agent.query.scan import INT64_MAX, OFFSET_MAX, READ_BYTES_MAX, Chain, Scanner, matches_glob
 
 DEPTH_FACTS = 10_000_000  # takes one to two seconds on two shared cores if nothing ends the search earlier
 FRESH_MS = 60_000
@@ -161,9 +160,7 @@ def _carry_out(
 ) -> None:
     """Search batches while a tag is unsettled, and every batch after `until_offset`, because tags that are absent up to
     there may appear later."""
-    rest, group = iter(places), 1  # small first, for a search that soon ends
-    while found := list(islice(rest, group)):
-        group = min(2 * group, GROUP_MAX)
+    for found in _groups(places):
         batches = _read(scanner, (place for place in found if search.may_be_in(place.chain)))
         for bound_ns, arrival, summary, chain in found:
             is_sought = search.settle(bound_ns)
@@ -171,6 +168,20 @@ def _carry_out(
                 return
             if (is_sought or summary.last_offset > until_offset) and search.may_be_in(chain):
                 _look(scanner, search, arrival, chain, batches.get(arrival[1:]))
+
+
+def _groups(places: Iterable[_Place]) -> Iterator[list[_Place]]:
+    """Batches to be read at once: small groups first, for a search that soon ends, and none of more than
+    READ_BYTES_MAX."""
+    group, size, most = list[_Place](), 0, 1
+    for place in places:
+        if group and (len(group) >= most or size + place.summary.body_bytes > READ_BYTES_MAX):
+            yield group
+            group, size, most = [], 0, min(2 * most, GROUP_MAX)
+        group.append(place)
+        size += place.summary.body_bytes
+    if group:
+        yield group
 
 
 def _read(scanner: Scanner, places: Iterable[_Place]) -> dict[tuple[str, int], StoredBatch]:

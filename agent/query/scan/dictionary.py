@@ -70,10 +70,11 @@ class Dictionary:
                 f"definitions: the store does not have the {definitions.count} of {zone} that a batch names"
             )
         chain = next((chain for chain in chains if found.after.count and chain.has(found.after)), None)
+        tags = [self.parse(body) for body in found.bodies]  # before the chain is changed: it may fail
         if chain is None:
             chain = Chain(zone)
             chains.append(chain)
-        chain.tags += map(self.parse, found.bodies)
+        chain.tags += tags
         chain.digests += found.digests
         return chain
 

@@ -169,6 +169,7 @@ def test_a_decimal_comma_with_semicolons(tmp_path: Path) -> None:
         ("a/b,,,,,,", "address", "is empty"),
         ("a/b,ns=2;s=y,,,,,", "address", "by number"),
         ("a/b,nsu=urn:x;s=y,Facts,,,,", "stream", "a-z"),
+        ("a/b,nsu=urn:x;s=y,health,,,,", "stream", "health of nodes"),
         ("a/b,nsu=urn:x;s=y,,ValueSampled,,,", "predicate", "lower_snake_case"),
         ("a/b,nsu=urn:x;s=y,,,abc,,", "deadband", "is not a number"),
         ("a/b,nsu=urn:x;s=y,,,,,,0=Off|On", "enumeration", "numbers with names"),

@@ -4,6 +4,7 @@ staleness."""
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -25,7 +26,7 @@ from agent.query.latest.latest_query import (
 )
 from agent.query.latest.latest_search import Arrival, LatestRow, Tag, believed_times
 from agent.query.scan.dictionary import Dictionary
-from agent.query.scan.scanner import Scanner
+from agent.query.scan.scanner import READ_BYTES_MAX, Scanner
 from tests.batch.making import bits
 from tests.fact_store.making import AT_ONCE, TELEMETRY, Elsewhere, done
 from tests.query.making import BASE_NS, SECOND_NS, damage, everything, naive, recorded
@@ -458,3 +459,15 @@ def test_the_latest_value_is_found_across_streams_and_holes(tmp_path: Path) -> N
             for row in rows
             if (one := row.latest) is not None
         } == expected
+
+
+def test_batches_are_read_in_groups_that_fit_into_memory() -> None:
+    """Few at first, then more, and fewer where they are large; none is left out."""
+
+    def place(size: int) -> Any:
+        return SimpleNamespace(summary=SimpleNamespace(body_bytes=size))
+
+    small, large = [place(1) for _ in range(10)], [place(READ_BYTES_MAX // 2) for _ in range(5)]
+    groups = list(latest_query._groups([*small, *large]))
+    assert [len(group) for group in groups] == [1, 2, 4, 4, 2, 2]
+    assert [one for group in groups for one in group] == [*small, *large]

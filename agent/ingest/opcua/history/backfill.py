@@ -59,6 +59,7 @@ SLICE_NS = 3_600 * 1_000_000_000
 STORED_TIMES_MAX = 2_000_000  # some 150 MB; a slice with more is halved
 RETRY_S, RETRY_MAX_S = 1.0, 60.0  # after a call that failed as a whole
 CALLS_FAILED_MAX = 8  # calls that fail for some four minutes
+GONE_NS_MAX = 86_400 * 1_000_000_000  # read again of a tag whose node was gone; one that never was there is in each gap
 
 
 class HistorySession(Protocol):
@@ -97,6 +98,7 @@ class _Job:
     over_s: float = 0.0  # when the last time is over, on our monotonic clock
     outages: tuple[int, ...] = ()  # first times of the outages that this job fills
     begun_s: float = 0.0  # the server's clock had reached the end by then
+    is_again: bool = False  # only of times that were read while a node was gone
     slices: Iterator[_Slice] | None = None  # None: not begun
     halves: list[_Slice] = field(default_factory=list)  # halves of slices with too many stored times; taken first
     fill: GapFill | None = None
@@ -119,6 +121,7 @@ class _Job:
             None if self.tags is None or earlier.tags is None else self.tags | earlier.tags,
             max(self.over_s, earlier.over_s),
             self.outages + earlier.outages,
+            is_again=self.is_again and earlier.is_again,
         )
 
 
@@ -211,10 +214,11 @@ class HistoryBackfill:
         return None
 
     def _add_gone(self, job: _Job) -> None:
-        """A tag of this gap may have its node again: read what was not read because the node was gone."""
-        tags = {self._delivery.number(tag) for tag in job.tags or ()}
+        """A tag of this gap may have its node again: read what was not read because the node was gone. Once for each
+        gap: of tags whose node stays away, one such reading would bring back the other without end."""
+        tags = set() if job.is_again else {self._delivery.number(tag) for tag in job.tags or ()}
         for tag in [one for one in self._gone if self._delivery.number(one) in tags]:
-            self._add(_Job("gap", *self._gone.pop(tag), {tag}))
+            self._add(_Job("gap", *self._gone.pop(tag), {tag}, is_again=True))
 
     def _slices(self, job: _Job) -> Iterator[_Slice]:
         """A job cut into slices whose stored times fit into memory."""
@@ -360,7 +364,8 @@ class HistoryBackfill:
         job.outcomes.update(fill.outcomes.values())
         for tag in (tag for tag, outcome in fill.outcomes.items() if outcome is Outcome.NODE_GONE):
             first_ns, last_ns = self._gone.get(tag, (job.first_ns, job.last_ns))
-            self._gone[tag] = min(first_ns, job.first_ns), max(last_ns, job.last_ns)
+            last_ns = max(last_ns, job.last_ns)
+            self._gone[tag] = max(min(first_ns, job.first_ns), last_ns - GONE_NS_MAX), last_ns
         endless = [tag for tag, outcome in fill.outcomes.items() if outcome is Outcome.ENDLESS]
         if new := [tag for tag in endless if tag not in self._endless and tag in self._delivery.tags]:
             self._endless.update(new)

@@ -154,6 +154,19 @@ async def test_a_range_asked_for_by_hand_ends_before_what_may_still_arrive() -> 
     assert it.times() == list(range(980, 990))
 
 
+async def test_a_node_that_stays_away_is_asked_about_once_for_each_gap() -> None:
+    """Two outages, of which neither could be read: what was not read of the first is read with the second, and then
+    nothing is left to do."""
+    async with filling("ab") as it:
+        it.history.is_gone = True
+        for gaps, lost_s in ((1, 101), (2, 701)):
+            await it.outage(lost_s, lost_s + 9)
+            await it.filled(gaps)
+        await wait_until_async(lambda: not it.fill.gaps_open, "the end of the reading")
+    assert [one["tags_gone"] for one in it.fills()] == [2, 2]
+    assert len(it.history.calls) == 3
+
+
 @pytest.mark.parametrize("is_back_early", [False, True])
 async def test_a_gap_that_was_read_while_its_node_was_gone_is_read_when_it_is_back(*, is_back_early: bool) -> None:
     """With the gap that the node leaves, also if that one is told before the answer about the first has come."""
