@@ -32,6 +32,8 @@ def define(transaction: Transaction, bodies: Sequence[bytes]) -> list[int]:
     try:
         stored = transaction.definition_bodies(catalog.zone, own)
     except StoreDamaged:
+        stored = []
+    if len(stored) != own.count:  # also where an index does not find them: its pages are of another state than the rows
         own, stored = Definitions(), []
     known = {body: number for number, body in enumerate(stored, 1)}
     fresh = [body for body in dict.fromkeys(bodies) if body not in known]

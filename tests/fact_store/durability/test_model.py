@@ -33,7 +33,7 @@ from agent import batch
 from agent.append_contract import AppendOutcome
 from agent.fact_store import FactStore
 from agent.fact_store.integrity.verify import VerifyCounts, verify_store
-from agent.fact_store.log.errors import ConfirmBeyondLog, StoreFull
+from agent.fact_store.log.errors import ConfirmBeyondLog, DefinitionsMissing, StoreFull
 from agent.fact_store.retention.housekeeping import Housekeeping
 from agent.fact_store.sqlite.connection import connect
 from agent.fact_store.writer.committer import Committer
@@ -129,9 +129,10 @@ class StoreAgainstModel(RuleBasedStateMachine):
         return store
 
     def answer(self, future: Future[Any]) -> Any:
-        """The store's answer; REFUSED where the disk is full and the store says so."""
+        """The store's answer; REFUSED where the disk is full and the store says so, also if it gave room to the page that
+        it had refused to its definitions."""
         error = future.exception(LIMIT_S)
-        if self.is_full and isinstance(error, StoreFull):
+        if self.is_full and isinstance(error, StoreFull | DefinitionsMissing):
             self.counts["refused"] += 1
             return REFUSED
         return future.result()
