@@ -41,7 +41,7 @@ async def polls_pass(run: Running, count: int) -> None:
 
 def places(run: Running, tag: str) -> list[int]:
     """Where the samples of a tag are among all."""
-    number = next(i for i, d in enumerate(run.store.reader.definitions, 1) if d.subject == f"tag:{tag}")
+    number = next(i for i, d in enumerate(run.store.definitions, 1) if d.subject == f"tag:{tag}")
     return [i for i, (_, sample) in enumerate(run.store.samples) if sample.tag == number]
 
 

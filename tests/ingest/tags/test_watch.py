@@ -73,7 +73,7 @@ async def test_opcua_tags_come_go_and_change_in_a_running_subscription(plc: Prog
             await run.wait_good(tag, len(run.store.good(tag)) + 5)
         assert len(run.store.of("plant/count_03")) == ended
         moved = {s.tag for s in run.store.of("plant/count_04") if s.value > 8_000_000}  # type: ignore[operator]
-        assert moved == {len(run.store.reader.definitions)}, "a new number for a new definition"
+        assert moved == {len(run.store.definitions)}, "a new number for a new definition"
         assert [s.quality for s in run.store.of("plant/count_04") if s.quality] == []
         for name in ("count_01", "count_02"):
             assert_same_values(run.store, f"plant/{name}", f"witness/{name}")
