@@ -129,8 +129,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
         return store
 
     def answer(self, future: Future[Any]) -> Any:
-        """The store's answer; REFUSED where the disk is full and the store says so, also if it gave room to the page that
-        it had refused to its definitions."""
+        """The store's answer; REFUSED where the disk is full and the store says so. It may have refused the definitions
+        of a page, and then have room for the page."""
         error = future.exception(LIMIT_S)
         if self.is_full and isinstance(error, StoreFull | DefinitionsMissing):
             self.counts["refused"] += 1
