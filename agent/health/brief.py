@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from heapq import nsmallest
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -32,11 +32,6 @@ def counts_of(snapshot: NodeSnapshot) -> dict[str, int]:
         "sources": len(snapshot.sources),
         "sources_connected": sum(source.connected for source in snapshot.sources),
     }
-
-
-def left_out(verdict: Verdict) -> dict[str, int]:
-    """How many reasons beyond the first ones there are, by problem."""
-    return dict(Counter(reason.problem.name.lower() for reason in verdict.reasons[SHOWN_MAX:]))
 
 
 def worst_of(snapshot: NodeSnapshot, verdict: Verdict, shown_max: int = SHOWN_MAX) -> NodeSnapshot:
@@ -96,15 +91,33 @@ def _worst(
 def encode_health(snapshot: NodeSnapshot, verdict: Verdict, *, everything: bool = False) -> bytes:
     """The status as JSON: the verdict, then the snapshot; of many parts of a kind the worst, unless `everything` is
     asked for."""
-    reasons = verdict.reasons if everything else verdict.reasons[:SHOWN_MAX]
-    judged = {
+    shown = snapshot if everything else worst_of(snapshot, verdict)
+    return msgspec.json.encode(_judged(snapshot, verdict, everything=everything) | _values(shown))
+
+
+def encode_brief(snapshot: NodeSnapshot, verdict: Verdict) -> bytes:
+    """The verdict and the first reasons as JSON of one screen, whatever the number of parts: a line for each, and for
+    each value of the node itself."""
+    judged = _judged(snapshot, verdict, everything=False)
+    reasons = [msgspec.json.encode(reason) for reason in judged.pop("reasons")]
+    judged |= {name: value for name, value in _values(snapshot).items() if isinstance(value, str | int | float | None)}
+    lines = [msgspec.json.encode(name) + b": " + msgspec.json.encode(value) for name, value in judged.items()]
+    lines.append(b'"reasons": [' + b",".join(b"\n  " + reason for reason in reasons) + b"]")
+    return b"{\n " + b",\n ".join(lines) + b"\n}\n"
+
+
+def _judged(snapshot: NodeSnapshot, verdict: Verdict, *, everything: bool) -> dict[str, Any]:
+    shown_max = len(verdict.reasons) if everything else SHOWN_MAX
+    left_out = Counter(reason.problem.name.lower() for reason in verdict.reasons[shown_max:])
+    return {
         "verdict": verdict.level.value,
         "alert": verdict.alert,
         "summary": verdict.summary(),
-        "reasons": [reason.to_json() for reason in reasons],
-        "reasons_left_out": {} if everything else left_out(verdict),
         "counts": counts_of(snapshot),
+        "reasons": [reason.to_json() for reason in verdict.reasons[:shown_max]],
+        "reasons_left_out": dict(left_out),
     }
-    shown = snapshot if everything else worst_of(snapshot, verdict)
-    body = msgspec.json.encode(judged | {name: getattr(shown, name) for name in shown.__dataclass_fields__})
-    return msgspec.json.format(body, indent=1)
+
+
+def _values(snapshot: NodeSnapshot) -> dict[str, Any]:
+    return {name: getattr(snapshot, name) for name in snapshot.__dataclass_fields__}

@@ -1,9 +1,9 @@
 """The status of a node at one moment: taken by the node, judged and displayed by this package.
 
-Each value is declared here once: its JSON name at /healthz is the field's name, and its annotations name the Prometheus
-metric that shows it at /metrics (`metrics.py`) and the tag that records it (`samples.py`). A value that the node does
-not have is None, never a default number. Counters (`_total`) count since the process started. `_unix_ms` is wall clock
-time; ages are computed by the node.
+Each value is declared here once: its JSON name at /healthz?all is the field's name, and its annotations name the
+Prometheus metric that shows it at /metrics (`metrics.py`) and the tag that records it (`samples.py`). A value that the
+node does not have is None, never a default number. Counters (`_total`) count since the process started. `_unix_ms` is
+wall clock time; ages are computed by the node.
 """
 
 from __future__ import annotations

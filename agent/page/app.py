@@ -29,7 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agent import __version__
 from agent.fact_store import StoreError
-from agent.health.brief import encode_health
+from agent.health.brief import encode_brief, encode_health
 from agent.health.problems import Level, Problem
 from agent.page import fleet, words
 from agent.page.access import Users
@@ -212,8 +212,11 @@ class Page:
         await watch.look_if_older(1.0)
         if watch.snapshot is None or watch.verdict is None:
             return PlainTextResponse(f"{watch.silent}\n", 503)
-        body = encode_health(watch.snapshot, watch.verdict, everything="all" in request.query_params)
-        return Response(body + b"\n", 503 if watch.verdict.alert else 200, media_type="application/json")
+        if "all" in request.query_params:
+            body = encode_health(watch.snapshot, watch.verdict, everything=True)
+        else:
+            body = encode_brief(watch.snapshot, watch.verdict)
+        return Response(body, 503 if watch.verdict.alert else 200, media_type="application/json")
 
     async def metrics(self, _: Request) -> Response:
         """The node's metrics, and those of the fleet."""

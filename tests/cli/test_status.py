@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.cli.health.status import exit_status, text
-from agent.health.brief import encode_health
+from agent.health.brief import encode_brief, encode_health
 from agent.health.problems import Level
 from agent.health.snapshot import (
     BrokerStatus,
@@ -232,3 +232,7 @@ def test_a_thousand_peers_fit_a_screen() -> None:
     down = replace(down, since={"broken": 1, **{reason.key: 2 for reason in assess(down).reasons}})
     assert len(health_json(down)["since"]) == 11
     assert len(encode_health(down, assess(down))) < 20_000
+    lines = encode_brief(down, assess(down)).decode().splitlines()
+    assert lines[1] == ' "verdict": "broken",', "what a monitoring reads comes first"
+    assert sum(line.startswith('  {"problem":"peer_silent"') for line in lines) == 10
+    assert (len(lines) <= 30, max(map(len, lines)) <= 360) == (True, True)
