@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from agent.pages import BATCHES_MAX, Hole, Page, StoredBatch
 from agent.replication.protocol.messages import SIGNERS_MAX
@@ -27,8 +28,7 @@ SIGNERS_BYTES_MAX = 128 * 1024
 """Certificates are sent in the header, which has a limit of its own; those of one key have at most 88 kB."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReadPlan:
+class ReadPlan(NamedTuple):
     """What to read: up to `limit` facts and `bytes_max` bytes after `after_offset`, not beyond `until_offset` (None: to
     the end)."""
 

@@ -7,12 +7,12 @@ Runs in the event loop or in a reader thread. Uses only the store's read methods
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from agent.batch import Origin, cut
 from agent.columns import BatchError
 from agent.pages import Page, StoredBatch
-from agent.positions import TRAIL_MAX, Position
+from agent.positions import Position
 from agent.replication.protocol.messages import (
     DEFINITIONS_MAX,
     HELD_BYTES,
@@ -93,25 +93,13 @@ class InlineReads:
 
 
 def read_page(store: ServingStore, asked: PageQuery) -> PageRead | Refuse:
-    """The page that `asked` describes, or why there is none. It ends before a life more than a page may name."""
-    plan, log = asked.plan, store.log(asked.plan.stream)
-    lives = log.between(plan.after_offset, plan.until(OFFSET_MAX))
-    if len(lives) == TRAIL_MAX:
-        plan = replace(plan, until_offset=plan.until(lives[-1].offset))
-    limits = plan.limit, asked.read_bytes_max
-    page = store.read(plan.stream, plan.after_offset, *limits, until_offset=plan.until_offset)
-    read = _select(store, replace(asked, plan=plan), page)
-    if isinstance(read, Refuse):
-        return read
-    lives = store.log(plan.stream).between(plan.after_offset, read.last_offset)  # it may have grown meanwhile
-    lives = [one._replace(digest=_digest_at(page, one.offset)) for one in lives]
-    return replace(read, lives=lives)
-
-
-def _digest_at(page: Page, offset: int) -> bytes:
-    """The digest of the batch of a page that ends at an offset; empty if none does."""
-    found = (one.batch.digest for one in page.batches if one.last_offset == offset)
-    return next(found, b"")
+    """The page that `asked` describes, or why there is none. It ends where the log ended when the reading began, and
+    before a life more than a page may name."""
+    plan = asked.plan
+    lives = store.log(plan.stream).between(plan.after_offset, plan.until(OFFSET_MAX))
+    until = lives[-1].offset if lives else plan.after_offset
+    page = store.read(plan.stream, plan.after_offset, plan.limit, asked.read_bytes_max, until_offset=until)
+    return _select(store, asked, plan._replace(until_offset=until), page, lives)
 
 
 def read_sequences(store: ServingStore, origin: Origin, asked: PageQuery) -> PageRead | Refuse:
@@ -135,14 +123,16 @@ def _select_whole(store: ServingStore, asked: PageQuery, page: Page) -> PageRead
     if page.batches:
         start = page.batches[0]
         limit, after = max(limit, start.last_offset - start.first_offset + 1), min(after, start.first_offset - 1)
-    whole = replace(asked, plan=ReadPlan(plan.stream, after, limit, plan.bytes_max))
-    return _select(store, whole, page)
+    return _select(store, asked, ReadPlan(plan.stream, after, limit, plan.bytes_max), page)
 
 
-def _select(store: ServingStore, asked: PageQuery, page: Page) -> PageRead | Refuse:
+def _select(
+    store: ServingStore, asked: PageQuery, plan: ReadPlan, page: Page, lives: Sequence[Position] = ()
+) -> PageRead | Refuse:
+    """What is sent of a page of the store. `lives`: those of the log, up to the end of the page."""
     signers = _read_signers(store, page.batches, asked)
     sizes = {key_id: sum(len(one) * 4 // 3 + 8 for one in certificates) for key_id, certificates in signers.items()}
-    chosen = select_page(asked.plan, page, asked.asking_zone, asked.packet_bytes_max, sizes)
+    chosen = select_page(plan, page, asked.asking_zone, asked.packet_bytes_max, sizes)
     if isinstance(chosen, Refuse):
         return chosen
     entries, batches, key_ids = list[tuple[int, int, int]](), list[bytes](), dict[bytes, None]()
@@ -163,7 +153,23 @@ def _select(store: ServingStore, asked: PageQuery, page: Page) -> PageRead | Ref
         chosen.last_offset,
         max(page.end_offset, chosen.last_offset),
         [one for key_id in key_ids for one in signers.get(key_id, ())],
+        _lives_read(lives, plan.after_offset, chosen.last_offset, page.batches),
     )
+
+
+def _lives_read(
+    lives: Sequence[Position], after_offset: int, last_offset: int, batches: Sequence[StoredBatch]
+) -> list[Position]:
+    """The lives of a page up to `last_offset`, each with its last offset in it and the digest of the batch that ends
+    there."""
+    found = list[Position]()
+    for life, offset, _ in lives:
+        if after_offset >= last_offset:
+            break
+        after_offset = min(offset, last_offset)
+        digests = (one.batch.digest for one in batches if one.last_offset == after_offset)
+        found.append(Position(life, after_offset, next(digests, b"")))
+    return found
 
 
 def _read_signers(

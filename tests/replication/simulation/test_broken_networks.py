@@ -143,7 +143,7 @@ def server_skips_old_facts(patch: pytest.MonkeyPatch) -> None:
 
     def newest(store: Any, asked: PageQuery) -> PageRead | Refuse:
         after_offset = max(asked.plan.after_offset, store.end_offset(asked.plan.stream) - 30)
-        return read_page(store, replace(asked, plan=replace(asked.plan, after_offset=after_offset)))
+        return read_page(store, replace(asked, plan=asked.plan._replace(after_offset=after_offset)))
 
     patch.setattr(context, "read_page", newest)
 
