@@ -45,6 +45,7 @@ _THOUSAND = 1000
 _DIGITS = [f"{number:03}".encode() for number in range(_THOUSAND)]
 _BLOCK_MIN = 250  # a block of a thousand texts takes as long as this many made alone
 _FEW = 8  # a text made alone takes as long as some eight among many
+_RARE = 64  # a fact taken alone from its batch takes as long as some sixty among all
 
 Makers = dict[str, Callable[[], Any]]
 
@@ -284,9 +285,10 @@ def _in_thousands(before: bytes, first: int, stop: int) -> bytearray:
 class _SampleColumns:
     """The columns of one group of samples; values that several columns need are made once."""
 
-    def __init__(self, group: Group, dictionary: Dictionary) -> None:
+    def __init__(self, group: Group, dictionary: Dictionary, entries: Callable[[], Any] | None = None) -> None:
         self._group = group
         self._dictionary = dictionary
+        self._entries = entries or self._entries_of_tags
         self._values = Values(group.samples)
         self._made: dict[str, Any] = {}
 
@@ -305,6 +307,9 @@ class _SampleColumns:
 
     def makers(self, places: Any) -> Makers:
         """The columns of the facts at some places; None for all."""
+        if places is not None and len(places) * _RARE < self._group.count:
+            few = Group(samples=[packed.chosen(self._group.samples, places.to_pylist())], count=len(places))
+            return _SampleColumns(few, self._dictionary, lambda: self._once("entry").take(places)).makers(None)
         count = self._group.count if places is None else len(places)
 
         def defined(name: str) -> Any:
@@ -335,11 +340,15 @@ class _SampleColumns:
                     self._made[name] = packed.times_ns(samples)
                 case "quality":
                     self._made[name] = packed.qualities(samples)
-                case _:  # the index of the tag in the dictionary
-                    bases = [self._dictionary.base((run.origin.zone, run.definitions)) for run in self._group.runs]
-                    counts = [run.count for run in self._group.runs]
-                    self._made[name] = pc.add(packed.tag_numbers(samples), packed.spread(bases, counts))
+                case _:
+                    self._made[name] = self._entries()
         return self._made[name]
+
+    def _entries_of_tags(self) -> Any:
+        """The index of each fact's tag in the dictionary."""
+        bases = [self._dictionary.base((run.origin.zone, run.definitions)) for run in self._group.runs]
+        counts = [run.count for run in self._group.runs]
+        return pc.add(packed.tag_numbers(self._group.samples), packed.spread(bases, counts))
 
 
 def picked(column: Any, places: Any) -> Any:

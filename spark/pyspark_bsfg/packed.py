@@ -8,14 +8,15 @@ added to each batch's base. Arithmetic wraps around at 64 bits, as in the format
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from agent.columns import Unpacked
+from agent.columns import BOOL, FLOAT, INT, OTHER, Frame, Unpacked
 
 _TYPES = {
     "B": pa.uint8(), "H": pa.uint16(), "I": pa.uint32(), "Q": pa.uint64(),
@@ -70,6 +71,33 @@ def doubles(samples: Sequence[Unpacked], counts: Sequence[int]) -> Any:
         if count
     )
     return over(pa.float64(), data, len(data) // 8)
+
+
+def chosen(samples: Sequence[Unpacked], places: Sequence[int]) -> Unpacked:
+    """The facts at a few places of these batches, in order, as one batch without tags."""
+    ends = list(accumulate(one.frame.facts for one in samples))
+    times_ns, qualities, kinds = array("q"), array("q"), bytearray()
+    values: list[list[Any]] = [[], [], [], []]
+    for at, group in groupby(places, lambda place: bisect_right(ends, place)):
+        one = samples[at]
+        inside = [place - ends[at] + one.frame.facts for place in group]
+        times_ns.extend(one.times_ns_at(inside))
+        qualities.extend(one.qualities_at(inside))
+        for place, value in zip(inside, one.values_at(inside), strict=True):
+            kinds.append(one.kinds[place])
+            values[one.kinds[place]].append(value)
+    return Unpacked(
+        Frame(len(places), 0, 0, 0),
+        (0, 0, None),
+        1,
+        times_ns,
+        bytes(kinds),
+        array("d", values[FLOAT]).tobytes(),
+        (0, array("q", values[INT])),
+        bytes(values[BOOL]),
+        values[OTHER],
+        (0, qualities),
+    )
 
 
 def microseconds(of_ns: Any) -> Any:
