@@ -26,27 +26,16 @@ Exceptions:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 
 from agent.errors import BsfgError
 from agent.escaping import printable
 
 
-class Fault(Enum):
-    """Who has to act."""
-
-    REQUESTER = "requester"
-    SERVER = "server"
-    OPERATOR = "operator"
-    NONE = "none"
-
-
 @dataclass(frozen=True, slots=True)
 class ErrorRow:
-    """One row of the error table: code, who has to act, whether to retry, meaning, what to do."""
+    """One row of the error table: code, whether to retry, meaning, what to do."""
 
     code: str
-    fault: Fault
     retryable: bool
     meaning: str
     hint: str
@@ -55,90 +44,84 @@ class ErrorRow:
 # A table is read by rows.
 # fmt: off
 _ROWS = (
-    ErrorRow("bad_request", Fault.REQUESTER, False,
-             "The request is not JSON, lacks a field, or a field has the wrong type or range.",
+    ErrorRow("bad_request", False,
+             "not JSON, or a field is absent or has a wrong type or range",
              "Correct the field that the message names."),
-    ErrorRow("request_too_large", Fault.REQUESTER, False,
-             "The request exceeds 65,536 bytes.",
+    ErrorRow("request_too_large", False,
+             "above 65,536 bytes",
              "Append fewer messages at once, large objects as artifacts."),
-    ErrorRow("unsupported_version", Fault.OPERATOR, False,
-             "Protocol or major version differ; the message names both.",
+    ErrorRow("unsupported_version", False,
+             "another protocol or major version",
              "Update the older of the two nodes."),
-    ErrorRow("unknown_operation", Fault.REQUESTER, False,
-             "The serving node does not know the operation.",
+    ErrorRow("unknown_operation", False,
+             "not known to the server",
              "Update the serving node, or use an operation of its version."),
-    ErrorRow("limit_out_of_range", Fault.REQUESTER, False,
-             "limit, bytes_max or wait_ms is outside its range.",
+    ErrorRow("limit_out_of_range", False,
+             "a limit, size or time is outside its range",
              "Use a value in the range that the message names."),
-    ErrorRow("unknown_consumer", Fault.REQUESTER, False,
-             "No consumer has this name, and the request names no stream to register it for.",
+    ErrorRow("unknown_consumer", False,
+             "not registered, and no stream is named to register it for",
              "Send the field stream with the first FetchFacts, or correct consumer_name."),
-    ErrorRow("consumer_not_yours", Fault.REQUESTER, False,
-             "The name of the consumer does not begin with the requesting zone and a dot.",
+    ErrorRow("consumer_not_yours", False,
+             "the name does not begin with the requesting zone and a dot",
              "Use a consumer name of your own zone, usually <your zone>.<stream>."),
-    ErrorRow("consumer_stream_mismatch", Fault.REQUESTER, False,
-             "The consumer reads another stream than the request names.",
+    ErrorRow("consumer_stream_mismatch", False,
+             "the consumer reads another stream",
              "Use one consumer name for each stream, or remove the consumer at the serving node (bsfg consumer "
              "remove)."),
-    ErrorRow("too_many_consumers", Fault.REQUESTER, False,
-             "The zone has registered the maximum number of consumers.",
+    ErrorRow("too_many_consumers", False,
+             "the zone has its maximum",
              "Use a registered name, unregister one (UnregisterConsumer), or raise consumers_max of this peer in the "
              "serving node's node.toml."),
-    ErrorRow("stream_not_exported", Fault.OPERATOR, False,
-             "The stream is not exported to the requesting zone, or does not exist.",
+    ErrorRow("stream_not_exported", False,
+             "the zone may not read the stream, or it does not exist",
              "Add the stream to exports of this peer in the serving node's node.toml."),
-    ErrorRow("append_not_allowed", Fault.OPERATOR, False,
-             "The requesting zone may not append to the stream, or the stream does not exist.",
+    ErrorRow("append_not_allowed", False,
+             "the zone may not append to the stream, or it does not exist",
              "Add the stream to appends of this peer in the serving node's node.toml."),
-    ErrorRow("not_allowed_here", Fault.OPERATOR, False,
-             "The node's socket takes this request from the node's user and root only.",
+    ErrorRow("not_allowed_here", False,
+             "at the socket: only for the node's user and root",
              "Ask as the node's user; members of its group may ask for what changes nothing."),
-    ErrorRow("unknown_artifact", Fault.OPERATOR, False,
-             "The serving node has no artifact with this digest, or no fact that the requesting zone may read refers "
-             "to it.",
+    ErrorRow("unknown_artifact", False,
+             "no artifact has this digest, or no fact that the zone may read refers to it",
              "Put it at the node where the fact was appended (bsfg object put); incidents of the nodes in between say "
              "where it was lost."),
-    ErrorRow("artifact_mismatch", Fault.REQUESTER, False,
-             "The bytes that were put do not match the digest; they were discarded.",
+    ErrorRow("artifact_mismatch", False,
+             "the bytes do not match the digest and were discarded",
              "Put them again from the beginning."),
-    ErrorRow("artifact_too_large", Fault.OPERATOR, False,
-             "The artifact is larger than the serving node accepts.",
+    ErrorRow("artifact_too_large", False,
+             "larger than the server accepts",
              "Raise artifact_bytes_max in [store] of the serving node's node.toml."),
-    ErrorRow("artifact_quota", Fault.REQUESTER, True,
-             "The zone's artifacts to which no fact refers would exceed its limit; nothing was stored.",
+    ErrorRow("artifact_quota", True,
+             "the zone's artifacts without a fact would exceed its limit; nothing was stored",
              "Append the facts that refer to them; after some hours the artifacts without a fact are removed. If that "
              "does not suffice, raise artifact_unreferenced_bytes_max in [store] of the serving node's node.toml."),
-    ErrorRow("artifacts_full", Fault.SERVER, True,
-             "The serving node has no room for the artifact: its artifacts have reached their limit, or its disk has "
-             "too little free space. Facts are still appended.",
+    ErrorRow("artifacts_full", True,
+             "no room for artifacts; facts are still appended",
              "Put it again later; bsfg status of the serving node names the limit."),
-    ErrorRow("life_unknown", Fault.NONE, True,
-             "The position of the request is not in this log as it is: the store was restored from a copy, or another "
-             "machine answered before. Nothing was carried out.",
+    ErrorRow("life_unknown", True,
+             "the position is not in this log: the store was restored, or another machine answered before",
              "Name the whole trail; without one, begin where you want to read on in this log (GetBounds)."),
-    ErrorRow("unsigned_request", Fault.OPERATOR, False,
-             "The request changes something, and no signature proves that the requesting zone has sent it. The serving "
-             "node requires one.",
+    ErrorRow("unsigned_request", False,
+             "no signature proves the requesting zone, and one is required",
              "Give the requesting node a signing key (bsfg pki signer), or correct [[origin]] of the serving node."),
-    ErrorRow("fenced", Fault.OPERATOR, False,
-             "Another instance with this consumer name has acquired a newer lease. The error is final for the instance "
-             "that gets it.",
+    ErrorRow("fenced", False,
+             "a newer instance holds the lease; final for this one",
              "Two receivers use one name (a cloned machine?): stop one. To continue with the fenced one, restart it."),
-    ErrorRow("lease_unknown", Fault.REQUESTER, False,
-             "This store never granted the lease of the request: the store is new or was restored, or the consumer was "
-             "removed meanwhile.",
+    ErrorRow("lease_unknown", False,
+             "never granted here: the store is new or was restored, or the consumer was removed",
              "Request a lease again: FetchFacts with lease 0."),
-    ErrorRow("batch_exceeds_packet", Fault.OPERATOR, False,
-             "The next batch is larger than the broker's packet limit.",
+    ErrorRow("batch_exceeds_packet", False,
+             "the next batch is larger than the broker's packet limit",
              "Raise max_packet_size of the broker to at least 1048576."),
-    ErrorRow("busy", Fault.SERVER, True,
-             "The serving node has too many open requests of this zone.",
+    ErrorRow("busy", True,
+             "too many requests of this zone are open",
              "Retry later; if the error stays, use fewer consumers at once."),
-    ErrorRow("store_full", Fault.SERVER, True,
-             "The serving store has no room for the append; nothing of it is stored.",
+    ErrorRow("store_full", True,
+             "no room for the append; nothing of it is stored",
              "Keep the messages and append them again later; bsfg status of the serving node names the cause."),
-    ErrorRow("store_unavailable", Fault.SERVER, True,
-             "The serving store cannot answer now.",
+    ErrorRow("store_unavailable", True,
+             "the store cannot answer now",
              "Retry later; bsfg status of the serving node says why."),
 )
 # fmt: on

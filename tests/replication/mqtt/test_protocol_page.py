@@ -37,9 +37,10 @@ async def test_by_hand(broker: Mosquitto, tmp_path: Path) -> None:
         "idmz.key": str(mine.key_file),
         "2": "3",  # one more: that of this test
     }
-    (block,) = re.findall(r"```sh\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    ((block, sent),) = re.findall(r"```sh\n(.*?)```\n\n```json\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
     lines = block.replace("\\\n", " ").replace(">answers &", "").splitlines()
-    subscribe, *requests = ([here.get(word, word) for word in shlex.split(line)] for line in lines)
+    subscribe, publish = ([here.get(word, word) for word in shlex.split(line)] for line in lines)
+    fetch, confirm = ([sent_line if word == "REQUEST" else word for word in publish] for sent_line in sent.splitlines())
     plant = Node.open(broker, "plant-a", tmp_path / "store")
     plant.serve({"idmz": [STREAM]})
     await plant.append(1, 1)
@@ -51,7 +52,6 @@ async def test_by_hand(broker: Mosquitto, tmp_path: Path) -> None:
                 with contextlib.suppress(PeerAbsent):
                     await plant.link.require().publish_request(topic, b"", None, b"", 10)
                     is_subscribed = True
-        fetch, confirm = requests
         await asyncio.to_thread(subprocess.run, fetch, timeout=LIMIT_S, check=True)
         assert waiting.stdout is not None
         async with asyncio.timeout(LIMIT_S):

@@ -69,28 +69,20 @@ def answer() -> bytes:
     return encode_answer(page, [sealed])
 
 
-def hexdump(data: bytes) -> str:
-    """Lines of 32 bytes, followed by their readable characters."""
-    lines = []
-    for at in range(0, len(data), 32):
-        part = data[at : at + 32]
-        text = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in part)
-        lines.append(f"{part.hex(' ', -4):71}  {text}")
-    return "\n".join(lines)
+def shown(message: bytes) -> str:
+    """The length of the header in hex, the header, and the attachment in lines of 56 bytes in hex."""
+    end = 4 + int.from_bytes(message[:4], "little")
+    attached = [message[at : at + 56].hex() for at in range(end, len(message), 56)]
+    return "\n".join([message[:4].hex(), message[4:end].decode(), *attached])
 
 
 def generated() -> dict[str, str]:
     """The generated parts of the page, by the comment before each."""
-    rows = "\n".join(
-        f"| `{row.code}` | {row.fault.value} | {'yes' if row.retryable else 'no'} | {row.meaning} |"
-        for row in ERRORS.values()
-    )
+    rows = "\n".join(f"- `{row.code}`{' (retry)' if row.retryable else ''}: {row.meaning}" for row in ERRORS.values())
     return {
-        "errors: from agent/replication/protocol/errors.py": (
-            f"| code | whose | retry | meaning |\n| --- | --- | --- | --- |\n{rows}"
-        ),
+        "errors: from agent/replication/protocol/errors.py": rows,
         "example: request": f"```json\n{request().decode()}\n```",
-        "example: answer": f"```text\n{hexdump(answer())}\n```",
+        "example: answer": f"```text\n{shown(answer())}\n```",
         "example: next": f"```json\n{following_request().decode()}\n```",
     }
 
@@ -98,7 +90,7 @@ def generated() -> dict[str, str]:
 def written(page: str) -> str:
     """The page with its generated parts."""
     for name, text in generated().items():
-        pattern = rf"(<!-- {re.escape(name)} -->\n)\n?(?:(?:\|[^\n]*\n)+|```.*?\n```\n)?\n*"
+        pattern = rf"(<!-- {re.escape(name)} -->\n)\n?(?:(?:- [^\n]*\n)+|```.*?\n```\n)?\n*"
         page, found = re.subn(pattern, lambda match, text=text: match[1] + "\n" + text + "\n\n", page, flags=re.DOTALL)
         assert found == 1, name
     return page.rstrip() + "\n"
@@ -123,8 +115,8 @@ def test_example_is_read() -> None:
     """The decoders accept the example of the page."""
     assert isinstance(decode_request(request()), FetchFacts)
     assert isinstance(decode_request(following_request()), FetchFacts)
-    shown = bytes.fromhex("".join(line[:71] for line in hexdump(answer()).splitlines()))
-    decoded, batches = decode_answer(shown)
+    length, header, *attached = shown(answer()).splitlines()
+    decoded, batches = decode_answer(bytes.fromhex(length) + header.encode() + bytes.fromhex("".join(attached)))
     assert isinstance(decoded, FetchAnswer)
     assert len(batches) == 1
 
