@@ -105,9 +105,10 @@ def folders(values: Mapping[str, Any], kind: str) -> Iterable[tuple[tuple[str, .
     """The parts of one kind in values by path: the names of each, and its values by field."""
     found: dict[tuple[str, ...], dict[str, Any]] = {}
     for path, value in values.items():
-        first, *names = path.split("/")
-        if first == kind and len(names) > 1:
-            found.setdefault(tuple(names[:-1]), {})[names[-1]] = value
+        if path.startswith(kind):  # few do, and a fleet asks for three kinds of a thousand zones
+            first, *names, name = path.split("/")
+            if first == kind and names:
+                found.setdefault(tuple(names), {})[name] = value
     return found.items()
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from agent.batch import Kind
 from agent.fact_store import Incident, StoreError, StoreReader
-from agent.message import HEALTH_PREFIX, HEALTH_STREAM
+from agent.message import HEALTH_STREAM
 from agent.page.health_tail import HealthTail
 from agent.page.trend import Trend, trend_of
 from agent.query.latest import LatestRecord, find_latest, latest_record
@@ -108,7 +108,6 @@ class Facts:
         found = find_latest(
             scanner,
             time.time_ns(),
-            lambda tag: not tag.subject.startswith(HEALTH_PREFIX),
             streams=frozenset(scanner.ends) - {HEALTH_STREAM},
             zone=zone or None,
             depth_facts=DEPTH_FACTS,

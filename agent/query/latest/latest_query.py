@@ -20,7 +20,7 @@ from typing import NamedTuple
 from agent.batch import Kind, open_packed
 from agent.columns import BatchError
 from agent.fact_store import BatchSummary, StoreDamaged
-from agent.message import HEALTH_PREFIX, HEALTH_STREAM
+from agent.message import HEALTH_PREFIX, HEALTH_SOURCE, HEALTH_STREAM
 from agent.pages import Hole, StoredBatch
 from agent.query.latest.latest_search import Arrival, LatestRow, LatestSearch, Tag, believed_times
 from agent.query.scan import INT64_MAX, OFFSET_MAX, READ_BYTES_MAX, Chain, Scanner, matches_glob
@@ -89,10 +89,10 @@ def find_latest(
     depth_facts: int = DEPTH_FACTS,
     fresh_ms: int = FRESH_MS,
 ) -> list[LatestRow]:
-    """Each wanted tag with its last known value. `zone`: only the definitions of that zone are read. `depth_facts` 0
-    searches all facts."""
+    """Each wanted tag with its last known value; those of health only if its stream is searched. `zone`: only the
+    definitions of that zone are read. `depth_facts` 0 searches all facts."""
     chains, skipped = _chains(scanner, only=zone)
-    search = LatestSearch(chains, is_wanted)
+    search = LatestSearch(chains, is_wanted, with_health=streams is None or HEALTH_STREAM in streams)
     _carry_out(scanner, search, _newest_first(scanner, streams, depth_facts, skipped))
     return search.rows(now_ns, fresh_ms)
 
@@ -110,12 +110,18 @@ def find_latest_in_stream(
     """As `find_latest` for one stream, for a caller that searches repeatedly; returns only tags that have a value."""
     first_offset, end_offset = _first(scanner, stream, depth_facts), scanner.ends.get(stream, 0)
     chains, skipped = _chains(scanner, ZONE_DEFINITIONS_MAX)
-    tags = {Tag(chain.zone, definition.subject, definition.predicate) for chain in chains for definition in chain.tags}
+    with_health = stream == HEALTH_STREAM
+    tags = {
+        Tag(chain.zone, definition.subject, definition.predicate)
+        for chain in chains
+        for definition in chain.tags
+        if with_health or definition.source != HEALTH_SOURCE
+    }
     absent.retain_only(stream, tags)
     known = absent.until(stream, first_offset, filter(is_wanted, tags))
     places = _newest_first(scanner, frozenset([stream]), depth_facts, skipped)
     while True:
-        search = LatestSearch(chains, is_wanted, known.__contains__)
+        search = LatestSearch(chains, is_wanted, known.__contains__, with_health=with_health)
         _carry_out(scanner, search, places, min(known.values(), default=end_offset))
         rows = search.rows(now_ns, fresh_ms)
         appeared = [row.tag for row in rows if row.latest is not None and row.tag in known]

@@ -100,16 +100,18 @@ class LatestSearch:
         chains: Iterable[Chain],
         is_wanted: Callable[[Tag], bool],
         absent: Callable[[Tag], bool] = lambda _: False,
+        *,
+        with_health: bool = True,
     ) -> None:
         """The tags of `chains`, where a tag's last definition comes last; `absent` tags are known to be missing in most
-        batches, so the search does not continue for them."""
+        batches, so the search does not continue for them. `with_health`: also those of the health of nodes."""
         self._sources: dict[Tag, str] = {}
         self._numbers: dict[Tag, list[tuple[Chain, int]]] = {}
         for chain in chains:
             for number, definition in enumerate(chain.tags, 1):
-                tag = Tag(chain.zone, definition.subject, definition.predicate)
-                if definition.source == HEALTH_SOURCE and not is_wanted(tag):
+                if definition.source == HEALTH_SOURCE and not with_health:
                     continue  # above a thousand nodes, these are most of all tags
+                tag = Tag(chain.zone, definition.subject, definition.predicate)
                 self._sources[tag] = definition.source
                 self._numbers.setdefault(tag, []).append((chain, number))
         self.wanted = frozenset(filter(is_wanted, self._sources))

@@ -407,6 +407,7 @@ def test_health_is_searched_when_a_pattern_names_it(tmp_path: Path) -> None:
         assert found("*") == ([1], 1)
         assert found("bsfg/*") == ([4], 1)
         assert found("*", HEALTH_STREAM) == ([None], 5)
+        assert found("bsfg/*", TELEMETRY) == ([], 0), "health is in its own stream only"
 
 
 def test_equal_subjects_of_two_zones_are_two_tags(tmp_path: Path) -> None:
