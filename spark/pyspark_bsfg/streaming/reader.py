@@ -178,8 +178,9 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Offset ranges, one for each task. They depend on the offsets only, not on what the store holds now."""
         begin, until = StreamOffset.of(start), StreamOffset.of(end)
         options = self.options
-        if options.consumer and not self._is_bound:
-            self._reached(begin)  # a batch that is repeated after a start: not if another query has taken over
+        # A batch that is repeated after a start: facts of it may be gone, and another query may have taken over.
+        if self._held is None and (held := self._reached(begin)) is not None:
+            self._lost += max(min(held.first_offset - 1, until.offset) - begin.offset, 0)
         shares = parts(
             begin, until, usual_tasks(options.read), options.partitions_min, options.read.partition_facts_max
         )
