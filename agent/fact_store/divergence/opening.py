@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent.batch import Definitions
@@ -33,8 +33,10 @@ from agent.fact_store.divergence.quarantine import (
 from agent.fact_store.divergence.witness import LiveWitness, Witness, read_witness
 from agent.fact_store.log import Catalog, StoreDamaged, StoreError, StoreUnusable
 from agent.fact_store.sqlite import (
+    NO_LOG,
     QUERIES,
     Connect,
+    LogEnd,
     MessageIndex,
     Transaction,
     WalHeader,
@@ -80,10 +82,26 @@ class _Found:
     is_unattended: bool
     has_header: bool
     has_commits_behind: bool
+    log: LogEnd
+    """Up to the last commit that SQLite reads."""
     witness: Witness | None
     quarantined: str | None
     """The file just quarantined, which the new store reports. If it is None, a new store reports the newest one,
     because the life that quarantined it ended before it could report it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Lost:
+    """What an opening finds lost. `log_because`: why the end of the log is, as far as the log or its witness proves it;
+    `streams`: those that end before what was acknowledged, with both ends; `is_log_cut`: the log is shorter than what
+    was acknowledged, so that a checkpoint may have left pages of two states."""
+
+    log_because: str | None = None
+    streams: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    is_log_cut: bool = False
+
+
+_NOTHING_LOST = _Lost()
 
 
 def open_writer(
@@ -148,9 +166,13 @@ def _open(
     header = read_header(path)  # before SQLite connects: a first write may replace the log
     connection = connect_writer(path, connect_to)
     try:
-        is_cut = _has_commits_behind(connection, path, header)
+        frames = _checkpoint(connection)
+        is_cut = _has_commits_behind(path, header, frames)
         witness = read_witness(path) if is_unattended else None
-        found = _Found(*(path, zone, now_unix_ms, is_unattended, header is not None, is_cut, witness, quarantined))
+        left = NO_LOG if header is None or frames is None else LogEnd(header.salts, frames)
+        found = _Found(
+            *(path, zone, now_unix_ms, is_unattended, header is not None, is_cut, left, witness, quarantined)
+        )
         _migrate(connection, path)
         return _load(connection, found, signer)
     except sqlite3.Error as error:
@@ -161,10 +183,8 @@ def _open(
         raise
 
 
-def _has_commits_behind(connection: sqlite3.Connection, path: Path, header: WalHeader | None) -> bool:
-    """Whether SQLite has dropped synced commits from the log. Copies the valid frames into the database, which does
-    not change the log."""
-    frames = _checkpoint(connection)
+def _has_commits_behind(path: Path, header: WalHeader | None, frames: int | None) -> bool:
+    """Whether SQLite has dropped synced commits from the log, of which it has read so many frames."""
     if header is None or frames is None:
         return False
     try:
@@ -174,7 +194,8 @@ def _has_commits_behind(connection: sqlite3.Connection, path: Path, header: WalH
 
 
 def _checkpoint(connection: sqlite3.Connection) -> int | None:
-    """Copy the log into the database; returns how many frames it has, None if the disk has no room."""
+    """Copy the log's valid frames into the database, which does not change the log; returns how many there are, None if
+    the disk has no room."""
     frames: int | None = None
     with _undone_on_full_disk(connection):
         _, frames, _ = connection.execute(QUERIES["checkpoint"]).fetchone()
@@ -200,14 +221,14 @@ def _load(connection: sqlite3.Connection, found: _Found, signer: RecordSigner | 
     catalog = load(connection, path)
     with reading_tables(path):
         index = MessageIndex.load(connection)
-    lost = None if is_new else _log_lost_because(found, openings, was_open=bool(was_open))
+    lost = _NOTHING_LOST if is_new else _lost(found, openings, _ends(catalog), was_open=bool(was_open))
     opening = 1 + max(openings, found.witness.opening if found.witness is not None else 0)
     transaction = Transaction(connection, catalog, index, found.now_unix_ms, catalog.age_ms, signer)
     try:
         if is_new:
             _record_predecessor(transaction, found)
         else:
-            _record_losses(transaction, found, lost, openings)
+            _record_losses(transaction, found, lost)
         connection.execute(QUERIES["update_openings"], (opening,))
         connection.execute(QUERIES["commit"])
     except sqlite3.OperationalError as error:
@@ -220,10 +241,10 @@ def _load(connection: sqlite3.Connection, found: _Found, signer: RecordSigner | 
         return Opened(connection, catalog, index)
     index.settle(is_durable=True)
     forget_lost_log(path)
-    _checkpoint(connection)  # the mark of an open store is now in the database file itself
+    frames = _checkpoint(connection)  # the mark of an open store is now in the database file itself
     # After the commit: a witness ahead of the store would be an alarm at the next opening.
     ends = _ends(transaction.catalog)
-    witness = LiveWitness(path, Witness(opening, ends)) if found.is_unattended else None
+    witness = LiveWitness(path, opening, ends, frames) if found.is_unattended else None
     return Opened(connection, transaction.catalog, index, witness)
 
 
@@ -244,31 +265,37 @@ def _roll_back(connection: sqlite3.Connection) -> None:
         connection.execute(QUERIES["rollback"])
 
 
-def _log_lost_because(found: _Found, openings: int, *, was_open: bool) -> str | None:
-    """Why committed frames of the last life must be missing; None if the log does not prove it, and no opening since
-    has found it out. Raises StoreDamaged unless the opening is unattended.
+def _lost(found: _Found, openings: int, ends: Mapping[str, int], *, was_open: bool) -> _Lost:
+    """What of the last life is missing, unless an opening since has recorded it. Raises StoreDamaged if the log proves
+    it, unless the opening is unattended.
 
-    A power cut causes neither damage: the header is synced before the first frame, and at most one transaction is
-    unsynced (decision 0046).
+    A power cut causes neither damage of the log: the header is synced before the first frame, and at most one
+    transaction is unsynced (decision 0046).
     """
     why = lost_log_reason(found.path, openings)
+    witness = found.witness if found.witness is not None and found.witness.opening >= openings else None
+    missing = witness.missing(ends) if witness is not None else {}
+    is_cut = witness is not None and witness.is_past(found.log)
     if was_open and not found.has_header:
         why = "the store was not closed, and its write-ahead log is missing or damaged from its beginning"
     elif why is None and found.has_commits_behind:
         why = "its write-ahead log is damaged, and commits follow the damage"
-    if why is not None and not found.is_unattended:
+    elif why is None and is_cut and not missing:
+        why = "its write-ahead log ends before the last commit that was acknowledged"
+    if why is None:
+        return _Lost(None, missing, is_cut)
+    if not found.is_unattended:
         raise StoreDamaged(f"{found.path}: {why}")
-    return why
+    return _Lost(keep_log(found.path, why, found.now_unix_ms, openings), missing, is_cut)
 
 
 def _ends(catalog: Catalog) -> dict[str, int]:
     return {name: state.end_offset for name, state in catalog.streams.items()}
 
 
-def _record_losses(transaction: Transaction, found: _Found, lost: str | None, openings: int) -> None:
+def _record_losses(transaction: Transaction, found: _Found, lost: _Lost) -> None:
     """Say that the store has less than it acknowledged. What is missing comes back from peers by comparison."""
-    catalog, name = transaction.catalog, found.path.name
-    missing = found.witness.missing(openings, _ends(catalog)) if found.witness is not None else {}
+    catalog, name, missing = transaction.catalog, found.path.name, lost.streams
     ends = ", ".join(f"{stream} ends at {end}, {known} was acknowledged" for stream, (end, known) in missing.items())
     about: dict[str, object] = {
         "life": catalog.life.hex(),
@@ -276,13 +303,13 @@ def _record_losses(transaction: Transaction, found: _Found, lost: str | None, op
             {"stream": stream, "end_offset": end, "known_end_offset": known} for stream, (end, known) in missing.items()
         ],
     }
-    if lost is not None:
+    if lost.log_because is not None or lost.is_log_cut:
         # Pages of two states may name definitions that are gone: the tags are defined anew.
         catalog.own_definition_id, catalog.own_definitions = None, Definitions()
-        lost = keep_log(found.path, lost, found.now_unix_ms, openings)  # before this transaction writes to the log
-        log.error("log_lost", extra={"path": str(found.path), "reason": lost})
-        transaction.add_incident("log_lost", name, f"{lost}{f'; {ends}' if ends else ''}")
-        append_notice(transaction, None, "log_lost", {**about, "because": lost}, catalog.life.hex())
+    if lost.log_because is not None:
+        log.error("log_lost", extra={"path": str(found.path), "reason": lost.log_because})
+        transaction.add_incident("log_lost", name, f"{lost.log_because}{f'; {ends}' if ends else ''}")
+        append_notice(transaction, None, "log_lost", {**about, "because": lost.log_because}, catalog.life.hex())
     elif missing:
         log.error("store_restored", extra={"path": str(found.path), "reason": ends})
         transaction.add_incident("restored", name, f"{name} is an old copy, or lost its end: {ends}")

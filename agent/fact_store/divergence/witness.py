@@ -1,9 +1,9 @@
 """The witness: a small file beside the store that records what the store has acknowledged.
 
-    facts.db.witness        replaced when the store is opened, updated in place after each commit that moves an end
+    facts.db.witness        replaced when the store is opened, updated in place after each commit
 
-Lines of 128 bytes: name, number, checksum. The first has the number of the opening that began the file, the others the
-end of a stream each. No line crosses a sector, so each is there whole or not at all. An update is written after the
+Lines of 128 bytes: name, number, checksum. The first has the number of the opening that began the file, the second the
+salts of the write-ahead log and how many frames it has, the others the end of a stream each. No line crosses a sector, so each is there whole or not at all. An update is written after the
 commit and before its answers, and is not synced: it survives the end of the process at once, and a power cut once the
 kernel has written it back, within half a minute. The witness never records what is not durable in the store.
 
@@ -22,25 +22,28 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from agent.fact_store.sqlite import sync_folder
+from agent.fact_store.sqlite import NO_LOG, LogEnd, LogFollower, sync_folder
 from agent.message import check_depth
 
 LINE_BYTES = 128
 _COVERED_BYTES = LINE_BYTES - 10  # a space, the checksum and the line's end follow
 _OPENING = ""  # the name of the first line, which no stream has
+_LOG = "WAL"  # the name of the second begins so, and that of no stream
 
 
 class Witness(NamedTuple):
-    """The opening that began a witness, by number; and the end offset of each stream."""
+    """The opening that began a witness, by number; the end offset of each stream; and the end of the log."""
 
     opening: int
     ends: dict[str, int]
+    log: LogEnd = NO_LOG
 
-    def missing(self, openings: int, held: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-        """Streams that end before what is recorded: where, and what is recorded. Nothing if the store was opened since:
-        that opening has reported it, and ended before it replaced the witness."""
-        if self.opening < openings:
-            return {}
+    def is_past(self, log: LogEnd) -> bool:
+        """Whether commits were acknowledged that are not in this log. It is another one if its salts differ."""
+        return self.log.salts == log.salts and self.log.frames > log.frames
+
+    def missing(self, held: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+        """Streams that end before what is recorded: where, and what is recorded."""
         return {name: (held.get(name, 0), end) for name, end in sorted(self.ends.items()) if held.get(name, 0) < end}
 
 
@@ -52,37 +55,49 @@ def read_witness(path: Path) -> Witness | None:
     except OSError:
         return None
     lines = [_parse(content[at : at + LINE_BYTES]) for at in range(0, len(content), LINE_BYTES)]
-    ends = dict(line for line in lines if line is not None)
-    opening = ends.pop(_OPENING, None)
-    return None if opening is None else Witness(opening, ends)
+    numbers = dict(line for line in lines if line is not None)
+    if (opening := numbers.pop(_OPENING, None)) is None:
+        return None
+    logs = [LogEnd(bytes.fromhex(name[len(_LOG) :]), number) for name, number in numbers.items() if _is_log(name)]
+    return Witness(opening, {name: end for name, end in numbers.items() if not _is_log(name)}, *logs)
 
 
 def write_witness(path: Path, witness: Witness) -> None:
     """Replace the witness of the store at `path`. What it says must be durable in the store already."""
-    lines = {_OPENING: witness.opening, **witness.ends}
-    write_file(sidecar_path(path, ".witness"), b"".join(_line(name, end) for name, end in lines.items()))
+    lines = [(_OPENING, witness.opening), _log_line(witness.log), *witness.ends.items()]
+    write_file(sidecar_path(path, ".witness"), b"".join(_line(name, number) for name, number in lines))
 
 
 class LiveWitness:
     """The witness of an open store: written by the constructor, updated by the writer's thread, synced by any thread.
     If an update cannot be written, the file keeps its lower ends."""
 
-    def __init__(self, path: Path, witness: Witness) -> None:
+    def __init__(self, path: Path, opening: int, ends: dict[str, int], frames: int | None) -> None:
+        """`frames`: those of the log that SQLite reads; None if that is not known."""
         self._descriptor: int | None = None
-        self._places = {name: number for number, name in enumerate([_OPENING, *witness.ends])}
+        self._follower: LogFollower | None = None
+        self._places = {name: number for number, name in enumerate([_OPENING, _LOG, *ends])}
+        if frames is not None:
+            with suppress(OSError):
+                self._follower = LogFollower(path, frames)
+        self._log = self._log_end()
+        witness = Witness(opening, ends, self._log)
         write_witness(path, witness)
         if read_witness(path) == witness:
             with suppress(OSError):
                 self._descriptor = os.open(sidecar_path(path, ".witness"), os.O_WRONLY | os.O_CLOEXEC)
 
     def record(self, ends: Mapping[str, int]) -> None:
-        """Record the ends that a durable commit has moved."""
+        """Record the log of a durable commit, and the ends that it has moved."""
         if self._descriptor is None:
             return
+        lines = [(self._places.setdefault(name, len(self._places)), name, end) for name, end in ends.items()]
+        if (log := self._log_end()) != self._log:
+            self._log = log
+            lines.append((self._places[_LOG], *_log_line(log)))
         try:
-            for name, end in ends.items():
-                place = self._places.setdefault(name, len(self._places))
-                os.pwrite(self._descriptor, _line(name, end), place * LINE_BYTES)
+            for place, name, number in lines:
+                os.pwrite(self._descriptor, _line(name, number), place * LINE_BYTES)
         except OSError:
             return
 
@@ -98,6 +113,23 @@ class LiveWitness:
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
+        if self._follower is not None:
+            self._follower.close()
+            self._follower = None
+
+    def _log_end(self) -> LogEnd:
+        try:
+            return NO_LOG if self._follower is None else self._follower.end()
+        except OSError:
+            return NO_LOG
+
+
+def _is_log(name: str) -> bool:
+    return name.startswith(_LOG)
+
+
+def _log_line(log: LogEnd) -> tuple[str, int]:
+    return f"{_LOG} {log.salts.hex()}", log.frames
 
 
 def _line(name: str, end: int) -> bytes:

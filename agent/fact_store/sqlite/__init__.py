@@ -33,4 +33,12 @@ from agent.fact_store.sqlite.migrations import FILES, check_known, migrate
 from agent.fact_store.sqlite.queries import QUERIES, named_statements
 from agent.fact_store.sqlite.recovery import begin_life, check_zone, identity, load
 from agent.fact_store.sqlite.transaction import Transaction, holds_other
-from agent.fact_store.sqlite.wal_file import WalHeader, has_commits_behind, read_header, wal_path
+from agent.fact_store.sqlite.wal_file import (
+    NO_LOG,
+    LogEnd,
+    LogFollower,
+    WalHeader,
+    has_commits_behind,
+    read_header,
+    wal_path,
+)

@@ -11,10 +11,11 @@ Format: https://www.sqlite.org/fileformat2.html#the_write_ahead_log
 
 from __future__ import annotations
 
+import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 HEADER_BYTES = 32
 FRAME_HEADER_BYTES = 24
@@ -33,6 +34,55 @@ class WalHeader:
     def frame_bytes(self) -> int:
         """Bytes of one frame."""
         return FRAME_HEADER_BYTES + self.page_bytes
+
+
+class LogEnd(NamedTuple):
+    """Where a log ends: its salts, which are new each time SQLite begins it again, and its frames up to the last
+    commit."""
+
+    salts: bytes
+    frames: int
+
+
+NO_LOG = LogEnd(b"", 0)
+
+
+class LogFollower:
+    """Follows the end of the log of an open store from commit to commit, by the headers of its frames: checksums are
+    not read. Raises OSError."""
+
+    def __init__(self, path: Path, frames: int) -> None:
+        """`frames`: those that SQLite reads now."""
+        self._descriptor = os.open(wal_path(path), os.O_RDONLY | os.O_CLOEXEC)
+        self._end = NO_LOG
+        found = self._read(frames)
+        # SQLite goes on with the salts of a log whose first frame was damaged. Then commits may lie behind its end that
+        # only their checksums tell from later ones; it begins a new log soon.
+        self._passed_over = NO_LOG if found.frames == frames else found
+
+    def end(self) -> LogEnd:
+        """The end of the log now; NO_LOG if it is empty, or may hold commits that SQLite does not read."""
+        self._end = self._read(0)
+        return NO_LOG if self._end.salts == self._passed_over.salts else self._end
+
+    def _read(self, frames: int) -> LogEnd:
+        """The end of the log, of which so many frames are known."""
+        head = os.pread(self._descriptor, HEADER_BYTES, 0)
+        if len(head) < HEADER_BYTES:
+            return NO_LOG
+        salts, frame_bytes = head[16:24], FRAME_HEADER_BYTES + int.from_bytes(head[8:12])
+        number = frames = self._end.frames if salts == self._end.salts else frames
+        while True:
+            head = os.pread(self._descriptor, FRAME_HEADER_BYTES, HEADER_BYTES + number * frame_bytes)
+            if head[8:16] != salts:  # of the log before it was begun again
+                return LogEnd(salts, frames)
+            number += 1
+            if any(head[4:8]):
+                frames = number
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
 
 
 def wal_path(path: Path) -> Path:

@@ -20,6 +20,7 @@ from agent.fact_store.divergence.quarantine import mark_suspect, quarantined_fil
 from agent.fact_store.divergence.witness import read_witness
 from agent.fact_store.log.errors import StoreDamaged, StoreError
 from agent.fact_store.sqlite.connection import connect
+from agent.fact_store.sqlite.wal_file import HEADER_BYTES, read_header
 from tests.fact_store.making import AT_ONCE, EVERYTHING, OPERATIONAL, TELEMETRY, done, message, samples, tag, values_in
 
 
@@ -36,8 +37,9 @@ def fill(store: FactStore) -> None:
     done(store.appends.append_samples(TELEMETRY, samples(10, store.end_offset(TELEMETRY) + 1)))
 
 
-def killed(folder: Path) -> None:
-    """Leave the files of a killed node: facts in the database, and twenty more in its log only."""
+def killed(folder: Path) -> int:
+    """Leave the files of a killed node: facts in the database, and twenty more in its log only, with a consumer in the
+    last commit. Returns the length of the log without that commit."""
     alive = folder / "alive"
     alive.mkdir()
     with node(alive) as store:
@@ -45,9 +47,15 @@ def killed(folder: Path) -> None:
     with node(alive) as store:
         fill(store)
         fill(store)
+        facts = read_witness(alive / "facts.db")
+        done(store.consumers.register("idmz.facts", "idmz", TELEMETRY))
         for part in ("", "-wal", ".witness"):
             shutil.copy(alive / f"facts.db{part}", folder)
     shutil.rmtree(alive)
+    header = read_header(folder / "facts.db")
+    assert facts is not None
+    assert header is not None
+    return HEADER_BYTES + facts.log.frames * header.frame_bytes
 
 
 def notices(store: FactStore) -> dict[str, dict[str, object]]:
@@ -151,6 +159,18 @@ def test_a_missing_log_is_said(tmp_path: Path, witness: str) -> None:
             assert values_in(store) == list(range(1, 11))
 
 
+def test_a_log_without_its_last_commit_is_said(tmp_path: Path) -> None:
+    """The log is cut behind the last fact, so that no stream ends early: that a commit is lost is said all the same,
+    once."""
+    os.truncate(tmp_path / "facts.db-wal", killed(tmp_path))
+    for _ in range(2):
+        with node(tmp_path) as store:
+            (told,) = store.reader.incidents()
+            assert (told.kind, "ends before the last commit that was acknowledged" in told.detail) == ("log_lost", True)
+            assert notices(store)["log_lost"]["streams"] == []
+            assert values_in(store) == list(range(1, 31))
+
+
 def test_an_old_copy_is_said(tmp_path: Path) -> None:
     """A store put back beside its witness: an incident and a fact name what it had acknowledged, once, and its chain
     goes on from its own end under the life of this opening."""
@@ -223,14 +243,15 @@ def die_in_opening(path: Path, step: int) -> bool:
     return status != 0
 
 
-@pytest.mark.parametrize("loss", ["quarantined", "missing", "log_lost", "log_lost by damage", "restored"])
+@pytest.mark.parametrize(
+    "loss", ["quarantined", "missing", "log_lost", "log_lost by damage", "log_lost by a cut", "restored"]
+)
 def test_a_kill_in_the_opening_hides_nothing(memory: Path, loss: str) -> None:
     """kill -9 after each commit and each other step of the opening that reports a loss. It is reported once: by that
     opening, or by the next one."""
     template = memory / "template"
     template.mkdir()
-    killed(template)
-    log = template / "facts.db-wal"
+    length, log = killed(template), template / "facts.db-wal"
     if loss == "quarantined":
         mark_suspect(template / "facts.db", "database disk image is malformed")
     elif loss == "missing":
@@ -238,6 +259,8 @@ def test_a_kill_in_the_opening_hides_nothing(memory: Path, loss: str) -> None:
         (template / "facts.db-wal").unlink()
     elif loss == "log_lost by damage":
         log.write_bytes(log.read_bytes()[:40] + b"damage" + log.read_bytes()[46:])
+    elif loss == "log_lost by a cut":
+        os.truncate(log, length)
     elif loss == "restored":
         node(template).close()
         image = (template / "facts.db").read_bytes()

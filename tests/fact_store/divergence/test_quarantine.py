@@ -15,6 +15,7 @@ from agent.fact_store.divergence import witness
 from agent.fact_store.divergence.quarantine import mark_suspect, quarantine, quarantined_files
 from agent.fact_store.divergence.witness import LiveWitness, Witness, read_witness
 from agent.fact_store.log.errors import StoreDamaged, StoreForeign
+from agent.fact_store.sqlite import LogEnd, read_header
 from agent.pages import Page
 from agent.positions import Position
 from tests.fact_store.durability.faults import Faults, broken_error
@@ -108,19 +109,30 @@ def test_an_interrupted_quarantine_is_completed(tmp_path: Path) -> None:
 
 
 def test_the_witness_follows_each_commit(tmp_path: Path) -> None:
-    """Ends and new streams are in the witness at once. A damaged line of it is left out."""
+    """Ends, new streams and the end of the log are in the witness at once. A damaged line of it is left out."""
     path = tmp_path / "facts.db"
-    live = LiveWitness(path, Witness(1, {"a": 1}))
+    with closing(sqlite3.connect(path, isolation_level=None)) as database:
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("CREATE TABLE log (body)")
+        live = LiveWitness(path, 1, {"a": 1}, database.execute("PRAGMA wal_checkpoint").fetchone()[1])
+        database.execute("INSERT INTO log VALUES (1)")
+        live.record({})
+        header, (_, frames, _) = read_header(path), database.execute("PRAGMA wal_checkpoint").fetchone()
+        assert header is not None
+        assert read_witness(path) == Witness(1, {"a": 1}, LogEnd(header.salts, frames))
+    path.unlink()
+    live.close()
+    live = LiveWitness(path, 1, {"a": 1}, None)
     live.record({"a": 5, "b": 7})
-    assert read_witness(path) == (1, {"a": 5, "b": 7})
+    assert read_witness(path) == Witness(1, {"a": 5, "b": 7})
     live.record({"b": 8})
     live.close()
     live.record({"a": 9})
-    assert read_witness(path) == (1, {"a": 5, "b": 8})
+    assert read_witness(path) == Witness(1, {"a": 5, "b": 8})
     content = bytearray((tmp_path / "facts.db.witness").read_bytes())
-    content[2 * 128 + 70] ^= 1
+    content[3 * 128 + 70] ^= 1
     (tmp_path / "facts.db.witness").write_bytes(content)
-    assert read_witness(path) == (1, {"a": 5})
+    assert read_witness(path) == Witness(1, {"a": 5})
 
 
 def test_losses_are_shown_for_a_day(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_a_witness_that_could_not_be_replaced_stays_as_it_was(tmp_path: Path, mo
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "replace", refuse)
-        live = LiveWitness(path, Witness(4, {TELEMETRY: 9}))
+        live = LiveWitness(path, 4, {TELEMETRY: 9}, None)
     live.record({TELEMETRY: 11, "facts.other": 2})
     live.close()
     assert read_witness(path) == WITNESS

@@ -1,6 +1,7 @@
 """The reader of the write-ahead log's file distinguishes damage from the torn end that a power cut leaves, for logs
 that SQLite itself has written."""
 
+import random
 import shutil
 import sqlite3
 import struct
@@ -9,7 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from agent.fact_store.sqlite.wal_file import HEADER_BYTES, WalHeader, has_commits_behind, read_header, wal_path
+from agent.fact_store.sqlite.wal_file import (
+    HEADER_BYTES,
+    LogFollower,
+    WalHeader,
+    has_commits_behind,
+    read_header,
+    wal_path,
+)
 
 FRAME = 24 + 4096
 
@@ -110,3 +118,34 @@ def test_frames_of_an_earlier_log_are_passed_over(path: Path) -> None:
     frames = recovered(again)
     assert 0 < frames < commits(again)[-1]
     assert not has_commits_behind(again, header_of(again), frames)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_end_of_a_log_is_followed(tmp_path: Path, seed: int) -> None:
+    """After each commit the end is what SQLite itself counts: of small and large commits, of transactions that spilled
+    into the log and were rolled back, and where SQLite begins the log again."""
+    rng, path, logs = random.Random(seed), tmp_path / "facts.db", set[bytes]()
+    with (
+        closing(sqlite3.connect(path, isolation_level=None)) as database,
+        closing(sqlite3.connect(path, isolation_level=None)) as reader,
+    ):
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA cache_size = 10")
+        database.execute("PRAGMA wal_autocheckpoint = 0")
+        database.execute("CREATE TABLE log (body)")
+        frames = database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()[1]
+        with closing(LogFollower(path, frames)) as follower:
+            for _ in range(120):
+                database.execute("BEGIN")
+                database.execute("INSERT INTO log VALUES (randomblob(?))", (rng.choice((10, 5_000, 200_000)),))
+                if rng.random() < 0.3:
+                    database.execute("ROLLBACK")
+                    continue
+                database.execute("COMMIT")
+                end = follower.end()
+                logs.add(end.salts)
+                # It copies the log, so that the next commit may begin it again, unless a reader needs it.
+                assert database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()[1] == end.frames
+                reader.execute("END" if reader.in_transaction else "BEGIN")
+                reader.execute("SELECT count(*) FROM log").fetchone()
+    assert len(logs) > 10
