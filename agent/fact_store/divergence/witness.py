@@ -3,9 +3,10 @@
     facts.db.witness        replaced when the store is opened, updated in place after each commit
 
 Lines of 128 bytes: name, number, checksum. The first has the number of the opening that began the file, the second the
-salts of the write-ahead log and how many frames it has, the others the end of a stream each. No line crosses a sector, so each is there whole or not at all. An update is written after the
-commit and before its answers, and is not synced: it survives the end of the process at once, and a power cut once the
-kernel has written it back, within half a minute. The witness never records what is not durable in the store.
+salts of the write-ahead log and how many frames it has, the others the end of a stream each. No line crosses a sector,
+so each is there whole or not at all. An update is written after the commit and before its answers, and is not synced:
+it survives the end of the process at once, and a power cut once the kernel has written it back, within half a minute.
+The witness never records what is not durable in the store.
 
 It is an alarm only: an opening that finds fewer facts than it names says so, and changes nothing else. The store opens
 even if it cannot be written.
