@@ -38,6 +38,8 @@ from agent.page.watch import Watch
 from agent.status_codes import status_name
 
 ROWS_SHOWN = 100
+FEW_ZONES = 20
+"""So many are all listed, also the good ones."""
 SPAN_MS_DEFAULT, SPAN_MS_MAX = 3_600_000, 32 * 86_400_000
 STREAMS_MAX, STREAMS_OF_ADDRESS_MAX = 32, 16
 """Open pages that are kept up to date; more of them ask again each second."""
@@ -144,12 +146,14 @@ class Page:
         rows, wanted = self._watch.rows(), query.get("q", "")
         found = fleet.matching(rows, wanted)
         good = [row for row in found if row.level is Level.GOOD]
-        shown = found if query.get("all") or wanted else [row for row in found if row.level is not Level.GOOD]
+        are_few = len(rows) <= FEW_ZONES
+        is_whole = are_few or query.get("all") or wanted
+        shown = found if is_whole else [row for row in found if row.level is not Level.GOOD]
         sentence = fleet.fleet_sentence(rows)
         oldest = max((row.health_s for row in rows), default=0.0)
         main = self._render(
             "fleet.html", sentence=sentence, rows=rows, shown=shown[:ROWS_SHOWN], found=len(shown), good=len(good),
-            query=wanted, oldest=oldest,
+            query=wanted, oldest=oldest, are_few=are_few,
         )  # fmt: skip
         return main, sentence, 200
 
@@ -157,7 +161,11 @@ class Page:
         view = self._watch.view(zone)
         if view is None:
             text = f"No health of a zone {zone[:64]!r} is here."
-            return self._render("error.html", text=text, hint="The fleet lists the zones that are."), text, 404
+            return (
+                self._render("error.html", text=text, hint="The fleet lists the zones whose health is here."),
+                text,
+                404,
+            )
         bad, are_too_many = list[Any](), False
         try:
             latest = await self._watch.facts.latest(zone)
@@ -169,7 +177,7 @@ class Page:
         own = zone == self._watch.node.zone
         main = self._render(
             "zone.html", view=view, is_own=own, unreadable=self._watch.unreadable, version=__version__,
-            bad=bad[:ROWS_SHOWN], bad_count=len(bad), are_too_many=are_too_many, is_live=own and not self._watch.silent,
+            known=self._watch.zones, bad=bad[:ROWS_SHOWN], bad_count=len(bad), are_too_many=are_too_many, is_live=own and not self._watch.silent,
         )  # fmt: skip
         return main, view.sentence, 200
 
@@ -191,15 +199,17 @@ class Page:
         zone, subject = query.get("zone", self._watch.node.zone), query.get("tag", "")
         now_ms = time.time_ns() // 1_000_000
         last = _integer(query.get("to"), now_ms)
-        first = _integer(query.get("from"), last - SPAN_MS_DEFAULT)
+        first = _integer(query.get("from"), last - _integer(query.get("span"), SPAN_MS_DEFAULT))
         first = min(max(first, last - SPAN_MS_MAX, 0), last - 1)
         trend = await self._watch.facts.trend(zone, subject, first, last)
         row = next((one for one in await self._watch.facts.latest(zone) or () if one["subject"] == subject), None)
         name = subject.removeprefix("tag:")
+        here = {"zone": zone, "tag": subject}
+        fixed = {"to": last} if "to" in query else {}  # without it the view goes on with the time
         spans = [
-            (text, urlencode({"zone": zone, "tag": subject, "from": last - minutes * 60_000, "to": last}))
+            (text, urlencode(here | {"span": minutes * 60_000} | fixed), minutes * 60_000 == last - first)
             for text, minutes in (("10 min", 10), ("1 h", 60), ("8 h", 480), ("24 h", 1440), ("7 days", 10_080))
-        ]
+        ] + ([("until now", urlencode(here | {"span": last - first}), False)] if fixed else [])
         main = self._render(
             "tag.html", zone=zone, name=name, subject=subject, trend=trend, row=row, spans=spans, columns=COLUMNS,
             height=int(HEIGHT),

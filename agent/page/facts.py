@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from agent.batch import Kind
 from agent.fact_store import Incident, StoreError, StoreReader
-from agent.message import HEALTH_STREAM
+from agent.message import HEALTH_STREAM, Value
 from agent.page.health_tail import HealthTail
 from agent.page.trend import Trend, trend_of
 from agent.query.latest import LatestRecord, find_latest, latest_record
@@ -122,7 +122,7 @@ class Facts:
             time_max_ns=last_ms * 1_000_000,
             subject_tests=(subject.__eq__,),
         )
-        times_ns, values, qualities = list[int](), list[object](), list[int]()
+        times_ns, values, qualities = list[int](), list[Value](), list[int]()
         for facts in self._scanner(reader).scan(bounds):
             times_ns += facts.column("source_time_ns")
             values += facts.values()

@@ -1,7 +1,7 @@
 """Core: the samples of a tag as a picture of some hundred columns: least and greatest value in each, gaps, bad quality.
 
 A time without samples is a gap if it is much longer than usual for the tag, or ends with a bad value; it is never
-bridged by a line. Values that are not numbers have no picture.
+bridged by a line. Values that are not numbers have no picture; their last changes are listed instead.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from math import isfinite
 from statistics import median
 from typing import Any, cast
 
+from agent.message import Json, Value, json_value
 from agent.page.words import number
 
 BAD = 2  # severity of a StatusCode, its upper two bits; OPC 10000-4, 7.39.1
 COLUMNS = 600
 HEIGHT = 200.0
+CHANGES_MAX = 50
 GAP_INTERVALS = 5
 """A gap is so many usual intervals; a device that misses one poll makes none."""
 
@@ -29,7 +31,8 @@ _Run = list[tuple[int, float, float]]
 @dataclass(slots=True)
 class Trend:
     """A picture of COLUMNS by HEIGHT. `paths`: outlines of the range between least and greatest, one for each time
-    without a gap. `gaps` and `bad`: first column and width."""
+    without a gap. `gaps` and `bad`: first column and width. `changes`: of values that are no numbers, time, value and
+    quality, newest first."""
 
     first_ms: int
     last_ms: int
@@ -39,13 +42,17 @@ class Trend:
     paths: list[str] = field(default_factory=list)
     gaps: list[tuple[float, float]] = field(default_factory=list)
     bad: list[tuple[float, float]] = field(default_factory=list)
+    changes: list[tuple[int, object, int]] = field(default_factory=list)
 
 
 def trend_of(
-    times_ms: Sequence[int], values: Sequence[object], qualities: Sequence[int], first_ms: int, last_ms: int
+    times_ms: Sequence[int], values: Sequence[Value], qualities: Sequence[int], first_ms: int, last_ms: int
 ) -> Trend:
     """The picture of samples in the order of their times."""
     trend = Trend(first_ms, last_ms, samples=len(times_ms))
+    if not {str, bytes, Json}.isdisjoint(map(type, values)):
+        trend.changes = _changes(times_ms, values, qualities)
+        return trend
     span_ms = max(1, last_ms - first_ms)
     scale = COLUMNS / span_ms
     steps = [b - a for a, b in pairwise(times_ms)]
@@ -81,6 +88,14 @@ def _numbers(values: Sequence[object], qualities: Sequence[int]) -> Sequence[Any
         None if quality >> 30 >= BAD else number(float(value) if isinstance(value, bool) else value)
         for value, quality in zip(values, qualities, strict=True)
     ]
+
+
+def _changes(
+    times_ms: Sequence[int], values: Sequence[Value], qualities: Sequence[int]
+) -> list[tuple[int, object, int]]:
+    states = list(zip(values, qualities, strict=True))
+    changed = [at for at, state in enumerate(states) if not at or state != states[at - 1]]
+    return [(times_ms[at], json_value(values[at]), qualities[at]) for at in reversed(changed[-CHANGES_MAX:])]
 
 
 def _columns(times_ms: Sequence[int], found: Sequence[Any], places: range, first_ms: int, span_ms: int) -> _Run:

@@ -121,10 +121,23 @@ async def test_a_zone_below_is_shown_with_its_age(site: Site) -> None:
     assert (status, headers["location"]) == (307, "/fleet")
     _, _, body = await site.get("/fleet")
     assert "1 of 2 zones is broken." in body
+    assert '<a href="/zone/idmz">' in body, "few zones are all listed"
+    assert 'class="cells"' not in body
     _, _, body = await site.get("/zone/plant")
     assert "plant is broken: silent: no health for 5 min" in body
     assert "5 min old" in body
     assert (await site.get("/zone/nowhere"))[0] == 404
+
+
+async def test_a_trend_goes_on_unless_its_end_is_given(site: Site) -> None:
+    """The links to other spans keep a fixed end, and lead to the present from there; the shown one is marked."""
+    status, _, body = await site.get("/tag?zone=idmz&tag=tag:x&span=600000")
+    assert status == 200
+    assert "to=" not in body
+    assert 'span=600000" aria-current="true">10 min</a>' in body
+    _, _, body = await site.get("/tag?zone=idmz&tag=tag:x&from=1000000&to=2000000")
+    assert body.count("to=2000000") == 5
+    assert 'span=1000000">until now</a>' in body
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """A trend shows what is not there: gaps and bad quality, and the least and greatest value of each column."""
 
-from agent.page.trend import COLUMNS, trend_of
+from agent.page.trend import CHANGES_MAX, COLUMNS, trend_of
 
 BAD = 0x8000_0000
 
@@ -37,8 +37,16 @@ def test_bad_quality_lasts_until_a_good_value() -> None:
 
 
 def test_what_has_no_picture() -> None:
-    """Text, no samples, not a number: no path and no range; a truth value is 0 or 1; one sample is seen."""
+    """No samples, not a number: no path and no range; a truth value is 0 or 1; one sample is seen."""
     assert trend_of([], [], [], 0, 1000).paths == []
-    assert trend_of([1, 2], ["x", float("nan")], [0, 0], 0, 1000).low is None
+    assert trend_of([1, 2], [float("nan"), None], [0, 0], 0, 1000).low is None
     assert trend_of([1], [True], [0], 0, 1000).high == 1.0
     assert len(trend_of([500], [7], [0], 0, 1000).paths) == 1
+
+
+def test_text_has_its_last_changes() -> None:
+    """Newest first, without what is repeated, at most so many; a text of good quality is never drawn as bad."""
+    trend = trend_of([1, 2, 3, 4, 5], ["a", "a", None, "b", "b"], [0, 0, BAD, 0, 0], 0, 1000)
+    assert trend.changes == [(4, "b", 0), (3, None, BAD), (1, "a", 0)]
+    assert (trend.samples, trend.paths, trend.bad, trend.gaps) == (5, [], [], [])
+    assert len(trend_of(range(99), list(map(str, range(99))), [0] * 99, 0, 1000).changes) == CHANGES_MAX
