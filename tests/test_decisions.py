@@ -30,7 +30,7 @@ def test_a_decision_has_its_sections_in_order(page: Path) -> None:
 def test_the_readme_names_each_decision_once() -> None:
     """README.md names each page once, under the page's own title, in the order of their numbers."""
     listed = re.findall(
-        r"^\| \[(\d{4})\]\((.+?)\) \| (.+) \|$", (ROOT / "docs/decisions/README.md").read_text(), re.MULTILINE
+        r"^- \[(\d{4})\]\((.+?)\): (.+)$", (ROOT / "docs/decisions/README.md").read_text(), re.MULTILINE
     )
     assert listed == [(page.name[:4], page.name, page.read_text().splitlines()[0].removeprefix("# ")) for page in PAGES]
     assert len({number for number, _, _ in listed}) == len(PAGES)

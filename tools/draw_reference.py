@@ -23,7 +23,7 @@ def log() -> str:
     """The page of the problems, log lines and incidents: problems of the code, rows and levels of events and incidents
     with the texts that the page has. Events of level info are normal, and have no row."""
     text = PAGE.read_text("utf-8")
-    head = "| problem | level | meaning |\n|---|---|---|\n"
+    head = "| problem | meaning |\n|---|---|\n"
     text = re.sub(rf"{re.escape(head)}(\|.*\n)*", lambda _: head + "".join(map(_problem, Problem)), text)
     tables = (
         ("event", [name for name, level in events().items() if level != "info"]),
@@ -39,8 +39,8 @@ def log() -> str:
 
 def _problem(problem: Problem) -> str:
     """The row of a problem. The status itself says what to do."""
-    cells = (f"`{problem.name.lower()}`", problem.level.value, problem.value[1])
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
+    meaning = problem.value[1].replace("|", "\\|")
+    return f"| `{problem.name.lower()}`, {problem.level.value} | {meaning} |\n"
 
 
 def walk(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:

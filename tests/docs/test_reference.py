@@ -40,7 +40,7 @@ def test_every_log_line_and_incident_has_a_meaning() -> None:
     """Each row of log.md says what the line means and what to do; a line of level info is normal, and has none.
     Commands that it names exist. Each problem of a status is there."""
     status, _, text = PAGE.read_text("utf-8").partition("## Events of the log")
-    named = re.findall(r"^\| `(\w+)` \| \w+ \| .+ \|$", status, re.MULTILINE)
+    named = re.findall(r"^\| `(\w+)`, \w+ \| .+ \|$", status, re.MULTILINE)
     assert named == [problem.name.lower() for problem in Problem]
     rows = re.findall(r"^\| `(\w+)` \| (.*) \| ?(.*?) ?\|$", text, re.MULTILINE)
     assert len(rows) == sum(level != "info" for level in events().values()) + len(incidents()) > 95
