@@ -140,7 +140,7 @@ class Definitions:
 
     def extended(self, definition_json: bytes) -> Definitions:
         """The state after one more definition, given as its canonical JSON bytes."""
-        return Definitions(self.count + 1, _digest(self.digest + definition_json))
+        return Definitions(self.count + 1, extended_digest(self.digest, definition_json))
 
 
 @dataclass(frozen=True, slots=True)
@@ -437,6 +437,11 @@ class _Part:
     definitions: Definitions
     is_slice: bool = False
     sign: Sign | None = None
+
+
+def extended_digest(digest: bytes, definition_json: bytes) -> bytes:
+    """As `Definitions.extended`, for a reader that counts itself: above a thousand zones there are 50,000."""
+    return _digest(digest + definition_json)
 
 
 def _digest(data: bytes | memoryview) -> bytes:

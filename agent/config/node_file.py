@@ -234,6 +234,8 @@ def _sections(table: Mapping[str, object], file: Path) -> Sections:
         )
         for problem in reader.problems
     )
+    if not problems:
+        return Sections(file, (), settings, tuple(_valid_sections(settings)))
     of_section: dict[str, list[Problem]] = {}
     for problem in problems:
         of_section.setdefault(problem.section, []).append(problem)
@@ -260,7 +262,17 @@ def _sections(table: Mapping[str, object], file: Path) -> Sections:
         entries = table[word]
         unknown = entries if isinstance(entries, list) else [entries]
         sections += [Section(kind, word, _name_of(entry), None, tuple(of_section[word])) for entry in unknown]
-    return Sections(file, problems, None if problems else settings, tuple(sections))
+    return Sections(file, problems, None, tuple(sections))
+
+
+def _valid_sections(settings: NodeSettings) -> Iterator[Section]:
+    for kind in (field.name for field in fields(settings)):
+        made = getattr(settings, kind)
+        entries = (
+            [(f"{kind}[{at}]", entry) for at, entry in enumerate(made)] if isinstance(made, tuple) else [(kind, made)]
+        )
+        for place, entry in entries:
+            yield Section(kind, place, getattr(entry, "name", getattr(entry, "zone", "")), entry)
 
 
 def _parsed(file: Path) -> Mapping[str, object]:

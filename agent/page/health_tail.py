@@ -15,7 +15,7 @@ from agent.fact_store import BatchSummary, StoreReader
 from agent.health.samples import read_health
 from agent.message import HEALTH_STREAM
 from agent.page.named_ends import NamedEnds
-from agent.query.scan import Dictionary, Scanner
+from agent.query.scan import Dictionary, Facts, Scanner
 
 ZONES_MAX = 5_000
 
@@ -59,12 +59,15 @@ class HealthTail:
                     newest[zone] = summary
             if sought is not None and sought <= newest.keys():
                 break
-        for zone, summary in newest.items():
-            known = self.zones.get(zone)
-            if known is None or summary.time_max_ns // 1_000_000 >= known.at_unix_ms:
-                found = _open(scanner, zone, summary)
-                if found is not None:
-                    self.zones[zone] = found
+        known = self.zones
+        opened = (
+            summary
+            for zone, summary in newest.items()
+            if zone not in known or summary.time_max_ns // 1_000_000 >= known[zone].at_unix_ms
+        )
+        for facts in scanner.facts_of(HEALTH_STREAM, opened):
+            if found := _health(facts):
+                self.zones[found.zone] = found
         self._end_offset = end_offset
         return self.zones.keys() & newest.keys()
 
@@ -82,10 +85,8 @@ class HealthTail:
         return 0 if self._reader.holds_zone(stream, zone) else None
 
 
-def _open(scanner: Scanner, zone: str, summary: BatchSummary) -> ZoneHealth | None:
-    at_ns, values = read_health(
-        sample
-        for facts in scanner.facts_of(HEALTH_STREAM, summary)
-        for sample in zip(facts.column("subject"), facts.column("source_time_ns"), facts.values(), strict=True)
-    )
-    return ZoneHealth(zone, at_ns // 1_000_000, values, summary.first_offset) if values else None
+def _health(facts: Facts) -> ZoneHealth | None:
+    samples = zip(facts.column("subject"), facts.column("source_time_ns"), facts.values(), strict=True)
+    at_ns, values = read_health(samples)
+    zone = facts.batch.header.origin.zone
+    return ZoneHealth(zone, at_ns // 1_000_000, values, facts.first_offset) if values else None

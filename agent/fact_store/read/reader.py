@@ -264,7 +264,9 @@ class StoreReader:
             known = self._ends  # another thread may replace it
             if newest != known[0]:  # above a thousand zones, that is a look at 50,000 rows
                 rows = connection.execute(QUERIES["select_definition_ends"])
-                known = self._ends = newest, [(zone, Definitions(number, digest)) for zone, number, digest in rows]
+                named = {found: (zone, Definitions(number, digest)) for found, zone, number, digest in rows}
+                self._definitions |= named  # nearly every batch names one of these
+                known = self._ends = newest, list(named.values())
         return known[1]
 
     def definition_counts(self) -> dict[str, int]:

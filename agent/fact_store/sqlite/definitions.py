@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Collection
+from typing import Any
 
-from agent.batch import Definitions
+from agent.batch import Definitions, extended_digest
 from agent.fact_store.log import StoreDamaged
 from agent.fact_store.sqlite.queries import QUERIES
 from agent.pages import DefinitionChain
@@ -16,7 +17,7 @@ def read_definitions(
 ) -> DefinitionChain | None:
     """The definitions up to the one with this digest, after the newest whose digest begins with one of `held`; None if
     they are not stored. Raises StoreDamaged."""
-    rows, after, ends = list[tuple[int, bytes, bytes]](), Definitions(), tuple(held)
+    rows, after, ends = list[tuple[int, bytes, Any]](), Definitions(), tuple(held)
     for row in execute(QUERIES["select_definition_chain"], {"zone": zone, "digest": digest}):
         if row[1].startswith(ends):
             after = Definitions(*row[:2])
@@ -24,13 +25,13 @@ def read_definitions(
         rows.append(row)
     if not rows and not after.count:
         return None
-    running = after
     rows.reverse()
-    for number, stored, body in rows:
-        if isinstance(body, bytes):
-            running = running.extended(body)
-        if (number, stored) != (running.count, running.digest):
+    running = after.digest
+    for count, (number, stored, body) in enumerate(rows, after.count + 1):
+        running = extended_digest(running, body) if isinstance(body, bytes) else b""
+        if number != count or stored != running:
             raise StoreDamaged(f"tag definition {number} of {zone} is damaged, or one before it is missing")
-    if running.digest != digest:
-        raise StoreDamaged(f"tag definition {running.count} of {zone} is damaged")
-    return DefinitionChain(zone, running, after, [body for _, _, body in rows], [stored for _, stored, _ in rows])
+    wanted = Definitions(after.count + len(rows), running)
+    if running != digest:
+        raise StoreDamaged(f"tag definition {wanted.count} of {zone} is damaged")
+    return DefinitionChain(zone, wanted, after, [body for _, _, body in rows], [stored for _, stored, _ in rows])

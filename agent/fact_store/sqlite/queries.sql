@@ -571,7 +571,7 @@ SELECT count(*) FROM definition WHERE zone = ?;
 SELECT zone, count(*) FROM definition GROUP BY zone ORDER BY zone;
 
 -- select_definition_ends: the definitions that no other one follows, in the order in which they were stored
-SELECT zone, number, digest FROM definition
+SELECT id, zone, number, digest FROM definition
 WHERE id NOT IN (SELECT previous FROM definition WHERE previous IS NOT NULL) ORDER BY id;
 
 -- select_definition_rows: all definitions

@@ -191,15 +191,9 @@ def _groups(places: Iterable[_Place]) -> Iterator[list[_Place]]:
 
 
 def _read(scanner: Scanner, places: Iterable[_Place]) -> dict[tuple[str, int], StoredBatch]:
-    """Batches by stream and first offset; adjacent ones are read together."""
-    ranges = list[tuple[str, int, int]]()
-    for stream, first, last in sorted(
-        (p.arrival.stream, p.summary.first_offset, p.summary.last_offset) for p in places
-    ):
-        if ranges and ranges[-1][0] == stream and ranges[-1][2] == first - 1:
-            first = ranges.pop()[1]  # noqa: PLW2901 the range goes on
-        ranges.append((stream, first, last))
-    return {(at[0], stored.first_offset): stored for at in ranges for stored in scanner.read(*at)}
+    """Batches by stream and first offset."""
+    ranges = ((p.arrival.stream, p.summary.first_offset, p.summary.last_offset) for p in places)
+    return {(stream, stored.first_offset): stored for stream, stored in scanner.read_ranges(ranges)}
 
 
 def _chains(scanner: Scanner, zone_max: int | None = None, only: str | None = None) -> tuple[list[Chain], set[str]]:

@@ -117,11 +117,21 @@ class Scanner:
             after = max(ends)
         return found
 
-    def facts_of(self, stream: str, summary: BatchSummary) -> Iterator[Facts]:
-        """All facts of a batch whose summary was read."""
+    def read_ranges(self, ranges: Iterable[tuple[str, int, int]]) -> Iterator[tuple[str, StoredBatch]]:
+        """The batches of ranges (stream, first and last offset), and their streams; adjacent ranges are read together."""
+        joined = list[tuple[str, int, int]]()
+        for stream, first, last in sorted(ranges):
+            if joined and joined[-1][0] == stream and joined[-1][2] == first - 1:
+                first = joined.pop()[1]  # noqa: PLW2901 the range goes on
+            joined.append((stream, first, last))
+        return ((at[0], stored) for at in joined for stored in self.read(*at))
+
+    def facts_of(self, stream: str, summaries: Iterable[BatchSummary]) -> Iterator[Facts]:
+        """All facts of batches whose summaries were read."""
         bounds = Bounds()
-        for stored in self.read(stream, summary.first_offset, summary.last_offset):
-            if facts := self.opened(stream, stored, bounds, Wanted(self.dictionary, bounds)):
+        wanted = Wanted(self.dictionary, bounds)
+        for _, stored in self.read_ranges((stream, found.first_offset, found.last_offset) for found in summaries):
+            if facts := self.opened(stream, stored, bounds, wanted):
                 yield facts
 
     def opened(self, stream: str, stored: StoredBatch, bounds: Bounds, wanted: Wanted) -> Facts | None:
