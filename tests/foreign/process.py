@@ -117,7 +117,11 @@ class ServerProcess:
         with self._exchanging:
             process.stdin.write(command.encode() + b"\n")
             process.stdin.flush()
-            answer = self._answer(ANSWER_S)
+            try:
+                answer = self._answer(ANSWER_S)
+            except Refused:
+                self.kill()  # what it still answers would be taken for the answer to the next command
+                raise
         if "error" in answer:
             raise Refused(f"{what}: {answer['error']}")
         return answer["ok"]

@@ -72,7 +72,8 @@ class Attacker(ServerProcess):
         try:
             yield name
         finally:
-            self.command("stop_flood", name=name)
+            if self.is_running:
+                self.command("stop_flood", name=name)
 
     def counts(self, name: str) -> dict[str, int]:
         """The outcomes of the requests of a flood."""

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Self
 
 LIMIT_S = 20.0
-KEEPALIVE_S = 60  # with 0, Mosquitto 2.0.21 ends sessions at random moments
+KEEPALIVE_S = 120  # the most that the broker allows; with 0, Mosquitto 2.0.21 ends sessions at random moments
 CONNACK, PUBACK, SUBACK, PINGRESP = 0x20, 0x40, 0x90, 0xD0
 
 

@@ -96,6 +96,8 @@ class Site:
         for node in self.nodes.values():
             if not node.running:
                 node.start()
+        if not self.attacker.is_running:
+            self.attacker.start()
         self.wait_ready()
 
     def fresh_evil(self) -> int:

@@ -82,7 +82,7 @@ def test_a_zone_that_takes_all_sessions_is_named_and_shut_out(tmp_path: Path) ->
         with contextlib.suppress(OSError, AssertionError):  # refused
             while len(opened) <= SESSIONS:
                 opened.append(stack.enter_context(evil(broker)))
-                if len(opened) % 64 == 0:  # they stay
+                if len(opened) % 512 == 0:  # they stay
                     for session in opened:
                         session.ping()
         assert len(opened) == SESSIONS - len(PLANTS) - 1
