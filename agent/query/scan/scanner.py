@@ -118,7 +118,7 @@ class Scanner:
         return found
 
     def read_ranges(self, ranges: Iterable[tuple[str, int, int]]) -> Iterator[tuple[str, StoredBatch]]:
-        """The batches of ranges (stream, first and last offset), and their streams; adjacent ranges are read together."""
+        """The batches of ranges (stream, first and last offset), with the stream; adjacent ranges are read together."""
         joined = list[tuple[str, int, int]]()
         for stream, first, last in sorted(ranges):
             if joined and joined[-1][0] == stream and joined[-1][2] == first - 1:
