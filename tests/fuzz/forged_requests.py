@@ -198,7 +198,7 @@ async def serve_forged(folder: Path, cases: int, seed: int) -> Counter[str]:
                     link._dispatch(forger.incoming())
                     sent += 1
                     await asyncio.sleep(0)
-                    if server._open_requests[EVIL] >= OPEN_MAX:
+                    if server._arrivals.open[EVIL] >= OPEN_MAX:
                         await _settle(server, store, sent)
                 await _settle(server, store, sent)
                 await _serve_honest(link, served, store, sent)
@@ -216,10 +216,10 @@ async def _settle(server: Server, store: FactStore, number: int) -> None:
     """Let every open request end: those that wait for facts get one in each stream."""
     loop = asyncio.get_running_loop()
     began_s = loop.time()
-    while server._open_requests[EVIL]:
+    while server._arrivals.open[EVIL]:
         await _append(store, number)
         due_s = loop.time() + AGAIN_S
-        await wait_until_async(lambda: not server._open_requests[EVIL] or loop.time() > due_s, "a moment")  # noqa: B023
+        await wait_until_async(lambda: not server._arrivals.open[EVIL] or loop.time() > due_s, "a moment")  # noqa: B023
         assert loop.time() < began_s + LIMIT_S, "a request does not end"
 
 

@@ -7,6 +7,7 @@ proves its sender: the asking zone is taken from the request topic, which the br
 
 from __future__ import annotations
 
+from collections.abc import Container
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -34,7 +35,7 @@ class Caller:
     answer_to: str = ""
 
 
-def check_arrival(incoming: Incoming, own_zone: str, peer_zones: frozenset[str]) -> Caller | Drop:
+def check_arrival(incoming: Incoming, own_zone: str, peer_zones: Container[str]) -> Caller | Drop:
     """The sender of a message and where the answer goes, or why it gets none: a message with any fault is dropped."""
     if incoming.is_retained:
         return Drop(DropReason.RETAINED)

@@ -11,7 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from agent.concurrency import TaskGroup
@@ -25,13 +25,12 @@ from agent.replication.protocol.messages import (
     Request,
     operation_of,
 )
-from agent.replication.protocol.pacing import Alarm
 from agent.replication.protocol.ports import ServingStore
 from agent.replication.protocol.topics import request_topic
 from agent.replication.serving.admission import Caller, check_arrival
-from agent.replication.serving.fair_queue import FairQueue
+from agent.replication.serving.arrivals import Arrival, Arrivals
 from agent.replication.serving.latest_page import LookUp
-from agent.replication.serving.limits import READS_MAX, REQUESTS_OPEN_MAX, STARTS_MAX
+from agent.replication.serving.limits import READS_MAX
 from agent.replication.serving.operations import (
     Consumers,
     Context,
@@ -49,16 +48,17 @@ READER_THREADS = READS_MAX + 1
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ServerStatistics:
-    """Counted since the start."""
+    """Counted since the start: requests by operation, refusals by code, drops by reason. `parked`: fetches that wait
+    now."""
 
-    requests: Mapping[str, int]
-    refusals: Mapping[str, int]
-    drops: Mapping[str, int]
-    facts_sent: int
-    bytes_sent: int
-    parked: int
+    requests: Counter[str] = field(default_factory=Counter)
+    refusals: Counter[str] = field(default_factory=Counter)
+    drops: Counter[str] = field(default_factory=Counter)
+    facts_sent: int = 0
+    bytes_sent: int = 0
+    parked: int = 0
 
 
 class Server:
@@ -88,41 +88,33 @@ class Server:
         self._refused_as = dict(refusals or {})
         self._refuses_request = refuses_request
         self._store = store
-        self._peers = frozenset([*exports, *(appends or {})])
         self._store_errors = store_errors
         self._telemetry = telemetry or Telemetry()
-        exported = {zone: exports.get(zone, frozenset()) for zone in self._peers}
+        exported = {zone: exports.get(zone, frozenset()) for zone in frozenset([*exports, *(appends or {})])}
         self._context = Context(
             *(link, store, exported, self._telemetry, appends or {}, limits or {}),
             turns=turns or Turns(),
         )
-        self._context.on_answer_lost = self._not_sent
-        self._arrivals: FairQueue[tuple[Caller, Incoming]] = FairQueue(
-            STARTS_MAX * len(self._peers), STARTS_MAX, self._may_begin
+        self._context.answers.on_lost = self._not_sent
+        self._arrivals = Arrivals(
+            *(len(exported), self._context.pacer, self._context.now_ms, self._context.call_later, self._begin)
         )
-        self._alarm = Alarm(self._context.call_later, self._begin_requests)
-        self._begins_ms = 0
         self._consumers = Consumers(self._context)
         self._handlers = handlers(self._context, self._consumers, look_up)
         self._group: TaskGroup | None = None
-        self._open_requests: Counter[str] = Counter()
-        self._requests: Counter[str] = Counter()
-        self._refusals: Counter[str] = Counter()
-        self._drops: Counter[str] = Counter()
+        self._counts = ServerStatistics()
         self._of_other_version = set[str]()
-        self._facts_sent = 0
-        self._bytes_sent = 0
-        for zone in self._peers:
+        for zone in exported:
             link.route(request_topic(store.zone, zone), self._arrived)
 
     def statistics(self) -> ServerStatistics:
-        return ServerStatistics(
-            dict(self._requests),
-            dict(self._refusals),
-            dict(self._drops),
-            self._facts_sent,
-            self._bytes_sent,
-            self._consumers.parked(),
+        counts = self._counts
+        return replace(
+            counts,
+            requests=counts.requests.copy(),
+            refusals=counts.refusals.copy(),
+            drops=counts.drops.copy(),
+            parked=self._consumers.parked(),
         )
 
     async def run(self) -> None:
@@ -140,47 +132,27 @@ class Server:
     # --------------------------------------------------------------------------------------------------------- arrivals
 
     def _arrived(self, incoming: Incoming) -> None:
-        caller = check_arrival(incoming, self._store.zone, self._peers)
+        caller = check_arrival(incoming, self._store.zone, self._context.exports.keys())
         if isinstance(caller, Drop):
             self._drop(caller.reason, incoming.topic)
-        elif self._group is None or self._open_requests[caller.zone] >= REQUESTS_OPEN_MAX:
+        elif self._group is None or not self._arrivals.accepts(caller.zone):
             self._drop(DropReason.TOO_MANY_REQUESTS, incoming.topic)
-        elif not self._context.accepts_request(caller.zone):
+        elif not self._context.answers.accepts_request(caller.zone):
             self._drop(DropReason.ANSWERS_NOT_READ, incoming.topic)
         else:
-            self._open_requests[caller.zone] += 1
-            self._arrivals.add(caller.zone, (caller, incoming))
-            self._begin_requests()
+            self._arrivals.add(Arrival(caller, incoming))
 
-    def _begin_requests(self) -> None:
-        """Begin the requests whose turn it is: a few of each zone in one turn of the event loop, as its limit
-        allows."""
-        if self._group is None:  # the server is being stopped
-            return
-        # One time for queue and alarm: a zone that becomes ready in between would otherwise get no alarm.
-        self._begins_ms = self._context.now_ms()
-        while (arrived := self._arrivals.take()) is not None:
-            zone = arrived[0].zone
-            self._context.pacer.request_begins(zone, self._begins_ms)
-            self._group.create_task(self._begin(*arrived), name=f"serve {zone}")
-        now_ms = self._begins_ms
-        due = [self._context.pacer.request_ready_ms(zone, now_ms) for zone in self._arrivals.zones_waiting()]
-        self._alarm.set(min((at_ms for at_ms in due if at_ms > now_ms), default=None), now_ms)
-
-    def _may_begin(self, zone: str) -> bool:
-        return self._context.pacer.request_ready_ms(zone, self._begins_ms) <= self._begins_ms
-
-    async def _begin(self, caller: Caller, incoming: Incoming) -> None:
-        self._arrivals.end(caller.zone)
-        self._begin_requests()
-        await self._handle(caller, incoming)
+    def _begin(self, arrival: Arrival) -> None:
+        if self._group is not None:  # else the server is being stopped
+            self._group.create_task(self._handle(*arrival), name=f"serve {arrival.caller.zone}")
 
     def _drop(self, reason: DropReason, topic: str) -> None:
-        if not self._drops[reason.value]:
+        if not self._counts.drops[reason.value]:
             _log.warning("request_dropped", extra={"reason": reason.value, "topic": topic})
-        self._drops[reason.value] += 1
+        self._counts.drops[reason.value] += 1
 
     async def _handle(self, caller: Caller, incoming: Incoming) -> None:
+        self._arrivals.begun(caller.zone)
         payload, proof = split_request(incoming.payload)
         request = _decoded(payload)
         operation = "" if isinstance(request, MalformedMessage) else operation_of(request)
@@ -189,7 +161,7 @@ class Server:
         try:
             if isinstance(request, MalformedMessage):
                 raise request
-            self._requests[operation] += 1
+            self._counts.requests[operation] += 1
             if incoming.expiry_s is None:
                 outcome: Outcome = Refuse("bad_request", "the property MessageExpiryInterval is missing")
             elif why := self._unproven(caller, request, payload, proof):
@@ -210,19 +182,19 @@ class Server:
             self._telemetry.discard(span, "the node is being stopped")
             raise
         finally:
-            self._open_requests[caller.zone] -= 1
+            self._arrivals.ended(caller.zone)
         match outcome:
             case Drop(reason):
-                self._drops[reason.value] += 1
+                self._counts.drops[reason.value] += 1
                 self._telemetry.discard(span, reason.value)
             case Refuse(code, message):
-                self._refusals[code] += 1
+                self._counts.refusals[code] += 1
                 own = self._store.zone, self._store.life.hex()
                 refusal = encode_error(*own, operation, code, message)
                 self._send(caller, [refusal], known)
                 self._telemetry.fail(span, code)
             case (answer, attachment, facts, waited_ns):
-                self._facts_sent += facts
+                self._counts.facts_sent += facts
                 self._send(caller, answer_parts(answer, attachment), known)
                 self._telemetry.stop(span, waited_ns, facts=facts)
 
@@ -262,12 +234,12 @@ class Server:
             payload = sign_answer(signer, self._place(caller), answer, signers_known)
         else:
             payload = b"".join(answer)
-        self._bytes_sent += len(payload)
+        self._counts.bytes_sent += len(payload)
         self._context.send(caller.zone, caller.answer_to, payload, caller.correlation)
 
     def _not_sent(self, zone: str, error: TransportError) -> None:
         """Count an answer that was not sent; the requester asks again."""
-        self._drops["answer_not_sent"] += 1
+        self._counts.drops["answer_not_sent"] += 1
         _log.debug("answer_not_sent", extra={"peer": zone, "reason": str(error)})
 
 

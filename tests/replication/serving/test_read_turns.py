@@ -232,7 +232,7 @@ async def test_nothing_is_read_while_answers_wait_to_be_sent() -> None:
     one, done = context(Turns(), evil=0), asyncio.Event()
     done.set()
     connection = SimpleNamespace(outgoing_bytes=10**9, publish_answer=lambda *_: None)
-    one.link = SimpleNamespace(require=lambda: connection)  # type: ignore[assignment]
+    one.answers._link = SimpleNamespace(require=lambda: connection)  # type: ignore[assignment]
     one.send("evil", "topic", bytes(UNSENT_BYTES_MAX), b"")
     async with asyncio.TaskGroup() as group:
         reading = group.create_task(read(one, "evil", done))

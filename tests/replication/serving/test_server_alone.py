@@ -28,7 +28,7 @@ from agent.replication.protocol.messages import (
     StreamsAnswer,
     UnregisterConsumer,
 )
-from agent.replication.serving import server as server_module
+from agent.replication.serving import answer_queue, arrivals
 from agent.replication.serving.limits import (
     CHANGES_PER_SECOND_MAX,
     READS_MAX,
@@ -36,7 +36,6 @@ from agent.replication.serving.limits import (
     REQUESTS_OPEN_MAX,
     STARTS_MAX,
 )
-from agent.replication.serving.operations import context as context_module
 from agent.replication.serving.server import Server
 from tests.replication.nodes import STREAM, samples
 from tests.replication.serving.support import ORDERS, Peer, filled, new_message, serving
@@ -47,7 +46,7 @@ async def test_requests_in_hand_are_bounded(tmp_path: Path, monkeypatch: pytest.
     """Requests beyond the limit are dropped; when an open one has ended, the next is accepted. More may be open than
     begin in one turn of the event loop: a waiting one delays no other."""
     count = STARTS_MAX + 1
-    monkeypatch.setattr(server_module, "REQUESTS_OPEN_MAX", count)
+    monkeypatch.setattr(arrivals, "REQUESTS_OPEN_MAX", count)
     async with serving(tmp_path) as (server, peer):
         may_end, begun = asyncio.Event(), 0
         list_streams = server._handlers[ListStreams]
@@ -76,19 +75,20 @@ async def test_answers_that_no_peer_reads_are_bounded(
 ) -> None:
     """While the broker reads no answer, waiting answers are bounded in bytes, for one zone and in total. Further
     requests are dropped and counted, and accepted again once the broker has read."""
-    monkeypatch.setattr(context_module, unread, 20_000)
+    monkeypatch.setattr(answer_queue, unread, 20_000)
     count = 500
     async with serving(tmp_path) as (server, peer):
-        unsent = server._context._unsent_bytes
-        peer.outgoing_bytes = context_module.OUTGOING_BYTES_ENOUGH
+        unsent = server._context.answers._bytes
+        peer.outgoing_bytes = answer_queue.OUTGOING_BYTES_ENOUGH
         sizes = list[int]()
         for number in range(count):
             before = unsent["idmz"]
             peer.send(ListStreams())
             await wait_until_async(
-                lambda number=number: server._requests["ListStreams"] + server._drops.total() > number, "its end"
+                lambda number=number: server._counts.requests["ListStreams"] + server._counts.drops.total() > number,
+                "its end",
             )
-            await wait_until_async(lambda: not server._open_requests["idmz"], "its answer")
+            await wait_until_async(lambda: not server._arrivals.open["idmz"], "its answer")
             sizes.append(unsent["idmz"] - before)
         assert 20_000 <= unsent["idmz"] < 20_000 + max(sizes)
         dropped = server.statistics().drops
@@ -103,11 +103,11 @@ async def test_a_page_is_read_when_the_answers_before_it_are_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A zone reads its answers late: nothing is read for it meanwhile, and its next page then needs no other event."""
-    monkeypatch.setattr(context_module, "UNSENT_BYTES_MAX", 100)
+    monkeypatch.setattr(answer_queue, "UNSENT_BYTES_MAX", 100)
     async with serving(tmp_path) as (server, peer):
-        peer.outgoing_bytes = context_module.OUTGOING_BYTES_ENOUGH
+        peer.outgoing_bytes = answer_queue.OUTGOING_BYTES_ENOUGH
         peer.send(ListStreams())
-        await wait_until_async(lambda: server._context._unsent_bytes["idmz"] >= 100, "an answer that waits")
+        await wait_until_async(lambda: server._context.answers._bytes["idmz"] >= 100, "an answer that waits")
         peer.send(FetchFacts(consumer_name=f"idmz.{STREAM}", stream=STREAM, limit=5))
         await wait_until_async(lambda: server._context.turns._queue.waiting("idmz") == 1, "a page that waits")
         peer.outgoing_bytes = 0
@@ -118,10 +118,10 @@ async def test_unread_answers_of_others_shut_no_zone_out(tmp_path: Path, monkeyp
     """A zone without a waiting answer is served, and its page is read, however many answers and requests of others
     wait."""
     for limit in ("UNREAD_OF_LINK_BYTES_MAX", "UNSENT_OF_LINK_BYTES_MAX"):
-        monkeypatch.setattr(context_module, limit, 1_000)
+        monkeypatch.setattr(answer_queue, limit, 1_000)
     async with serving(tmp_path) as (server, peer):
-        server._context._unsent_bytes["plant-b"] = 5_000
-        server._open_requests["plant-b"] = REQUESTS_OPEN_MAX
+        server._context.answers._bytes["plant-b"] = 5_000
+        server._arrivals.open["plant-b"] = REQUESTS_OPEN_MAX
         fetch = FetchFacts(consumer_name=f"idmz.{STREAM}", stream=STREAM, limit=100)
         for request in (ListStreams(), fetch):
             assert not isinstance(await peer.ask(request), ErrorAnswer)
@@ -130,11 +130,12 @@ async def test_unread_answers_of_others_shut_no_zone_out(tmp_path: Path, monkeyp
 async def test_answers_for_a_lost_link_are_given_up(tmp_path: Path) -> None:
     """All that wait are counted as not sent, and those of the next connection leave."""
     async with serving(tmp_path) as (server, peer):
-        peer.outgoing_bytes = context_module.OUTGOING_BYTES_ENOUGH
+        peer.outgoing_bytes = answer_queue.OUTGOING_BYTES_ENOUGH
         for _ in range(2):
             peer.send(ListStreams())
         await wait_until_async(
-            lambda: len(server._context._unsent.zones_waiting()) and not server._open_requests["idmz"], "two answers"
+            lambda: len(server._context.answers._waiting.zones_waiting()) and not server._arrivals.open["idmz"],
+            "two answers",
         )
         peer.link.connection = None
         await wait_until_async(lambda: server.statistics().drops == {"answer_not_sent": 2}, "the loss")

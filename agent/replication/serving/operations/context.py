@@ -1,8 +1,5 @@
 """The context of all operations of one link: the store, the rights and limits of each zone, the clock, the reader
-threads.
-
-Zones take turns: a read needs a place (`reading`), and an answer waits until the connection has sent earlier ones, one
-of each zone in turn (`send`).
+threads. Zones take turns: a read needs a place (`reading`), an answer waits for the connection (`answers`).
 """
 
 from __future__ import annotations
@@ -10,26 +7,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from agent.positions import Position, Resolved
-from agent.replication.protocol.errors import TransportError
 from agent.replication.protocol.messages import LogPosition
 from agent.replication.protocol.pacing import Alarm
 from agent.replication.protocol.ports import ServingStore
-from agent.replication.serving.fair_queue import FairQueue
-from agent.replication.serving.limits import (
-    UNREAD_BYTES_MAX,
-    UNREAD_OF_LINK_BYTES_MAX,
-    UNSENT_BYTES_MAX,
-    UNSENT_OF_LINK_BYTES_MAX,
-)
+from agent.replication.serving.answer_queue import AnswerQueue, Carrier
 from agent.replication.serving.outcomes import Refuse, StoreName
 from agent.replication.serving.pacing import Pacer
 from agent.replication.serving.read_turns import ReadTurns
@@ -40,12 +29,7 @@ from agent.telemetry import Telemetry
 
 _T = TypeVar("_T")
 
-_Answer = tuple[str, str, bytes, bytes]
-"""Zone, topic, payload, correlation."""
 DEFAULT_LIMITS = PeerLimits()
-OUTGOING_BYTES_ENOUGH = 256 * 1024
-"""The connection gets no further answer while it has this much to send: its queue does not let zones take turns."""
-SEND_AGAIN_S = 0.002
 PAGE_ENDS_MAX = 256
 """Ends of pages that are remembered: two for each pull that catches up."""
 
@@ -68,22 +52,6 @@ class Meter:
             self.used_ns += self._cpu_ns() - began_ns
 
 
-class CarrierConnection(Protocol):
-    """Takes answers to requesters."""
-
-    @property
-    def packet_bytes_max(self) -> int: ...
-    @property
-    def outgoing_bytes(self) -> int: ...
-    def publish_answer(self, topic: str, payload: bytes, correlation: bytes) -> None: ...
-
-
-class Carrier(Protocol):
-    """How requests and answers travel: the link to a broker, or the node's own socket."""
-
-    def require(self) -> CarrierConnection: ...
-
-
 @dataclass
 class Context:
     """One link's side of a serving node. `exports`: each peer zone and the streams it may read; `appends`: those it may
@@ -93,7 +61,7 @@ class Context:
     loop here.
     """
 
-    link: Carrier
+    link: InitVar[Carrier]
     store: ServingStore
     exports: Mapping[str, AbstractSet[str]]
     telemetry: Telemetry = field(default_factory=Telemetry)
@@ -104,14 +72,11 @@ class Context:
     turns: Turns = field(default_factory=Turns)
     """Shared by all links of a node: each pair of zones may have a broker of its own."""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, link: Carrier) -> None:
         self.pacer = Pacer(self.limits_of)
-        self._unsent: FairQueue[_Answer] = FairQueue(1, 1)
-        self._unsent_bytes: Counter[str] = Counter()
+        self.answers = AnswerQueue(link, self.call_later, self._give_places)
         self._page_ends: dict[tuple[str, Position], None] = {}  # of the pages read last, with their streams
         self._alarm = Alarm(self.call_later, self._give_places)
-        self.on_answer_lost: Callable[[str, TransportError], None] = lambda _zone, _error: None
-        """Called with zone and reason for an answer that was not sent."""
 
     def limits_of(self, zone: str) -> PeerLimits:
         """The limits of a zone."""
@@ -155,7 +120,7 @@ class Context:
     @property
     def packet_bytes_max(self) -> int:
         """The largest answer, without its proof, that the broker accepts now. Raises ConnectionLost."""
-        return self.link.require().packet_bytes_max - proof_bytes(self.store.signer)
+        return self.answers.packet_bytes_max - proof_bytes(self.store.signer)
 
     def now_ns(self) -> int:
         """The monotonic clock."""
@@ -212,19 +177,9 @@ class Context:
 
     def _answer_ready_ms(self, zone: str, now_ms: int) -> int | None:
         """When more may be read for a zone: its answers are sent, and its byte rate allows more. None: not known."""
-        if self._is_unsent(zone, UNSENT_BYTES_MAX, UNSENT_OF_LINK_BYTES_MAX):
-            return None  # `_send_waiting` gives places
+        if self.answers.are_behind(zone):
+            return None  # `answers` gives places when some are sent
         return self.pacer.answer_ready_ms(zone, now_ms)
-
-    def accepts_request(self, zone: str) -> bool:
-        """Whether another request of a zone is accepted: not while it leaves too many answers unread."""
-        return not self._is_unsent(zone, UNREAD_BYTES_MAX, UNREAD_OF_LINK_BYTES_MAX)
-
-    def _is_unsent(self, zone: str, of_zone: int, of_link: int) -> bool:
-        """Whether `of_zone` bytes of answers to the zone wait, or `of_link` bytes to all zones with this one among
-        them."""
-        unsent = self._unsent_bytes[zone]
-        return unsent >= of_zone or (unsent > 0 and self._unsent_bytes.total() >= of_link)
 
     def _give_places(self) -> None:
         # One time for turns and alarm: a zone that becomes ready in between would otherwise get no alarm.
@@ -237,37 +192,7 @@ class Context:
     def send(self, zone: str, topic: str, payload: bytes, correlation: bytes) -> None:
         """Send an answer when it is the zone's turn."""
         self.pacer.answered(zone, len(payload), self.now_ms())
-        is_first = not self._unsent.zones_waiting()
-        self._unsent.add(zone, (zone, topic, payload, correlation))
-        self._unsent_bytes[zone] += len(payload)
-        if is_first:  # else a call is due already
-            self._send_waiting()
-
-    def _send_waiting(self) -> None:
-        """Pass answers to the connection, one of each zone in turn, while it has little to write."""
-        while self._unsent.zones_waiting():
-            try:
-                connection = self.link.require()
-            except TransportError as error:
-                self.on_answer_lost(self._take_unsent()[0], error)
-                continue
-            if connection.outgoing_bytes >= OUTGOING_BYTES_ENOUGH:
-                self.call_later(SEND_AGAIN_S, self._send_waiting)
-                break
-            zone, topic, payload, correlation = self._take_unsent()
-            try:
-                connection.publish_answer(topic, payload, correlation)
-            except TransportError as error:
-                self.on_answer_lost(zone, error)
-        self._give_places()
-
-    def _take_unsent(self) -> _Answer:
-        answer = self._unsent.take()
-        assert answer is not None, "an answer waits"
-        zone, _, payload, _ = answer
-        self._unsent.end(zone)
-        self._unsent_bytes[zone] -= len(payload)
-        return answer
+        self.answers.add(zone, topic, payload, correlation)
 
     async def page(self, zone: str, asked: PageQuery) -> PageRead | Refuse:
         """The page that `asked` describes, read for a zone, inline or in a reader thread (`InlineReads`)."""

@@ -1,0 +1,106 @@
+"""Answers that wait for the connection of a link: it gets one of each zone in turn while it has little to write."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Protocol
+
+from agent.replication.protocol.errors import TransportError
+from agent.replication.serving.fair_queue import FairQueue
+from agent.replication.serving.limits import (
+    UNREAD_BYTES_MAX,
+    UNREAD_OF_LINK_BYTES_MAX,
+    UNSENT_BYTES_MAX,
+    UNSENT_OF_LINK_BYTES_MAX,
+)
+
+_Answer = tuple[str, str, bytes, bytes]
+"""Zone, topic, payload, correlation."""
+OUTGOING_BYTES_ENOUGH = 256 * 1024
+"""The connection gets no further answer while it has this much to send: its queue does not let zones take turns."""
+SEND_AGAIN_S = 0.002
+
+
+class CarrierConnection(Protocol):
+    """Takes answers to requesters."""
+
+    @property
+    def packet_bytes_max(self) -> int: ...
+    @property
+    def outgoing_bytes(self) -> int: ...
+    def publish_answer(self, topic: str, payload: bytes, correlation: bytes) -> None: ...
+
+
+class Carrier(Protocol):
+    """How requests and answers travel: the link to a broker, or the node's own socket."""
+
+    def require(self) -> CarrierConnection: ...
+
+
+class AnswerQueue:
+    """The answers of one link. `on_sent` is called after some were passed to the connection."""
+
+    def __init__(
+        self,
+        link: Carrier,
+        call_later: Callable[[float, Callable[[], object]], object],
+        on_sent: Callable[[], None],
+    ) -> None:
+        self._link, self._call_later, self._on_sent = link, call_later, on_sent
+        self._waiting: FairQueue[_Answer] = FairQueue(1, 1)
+        self._bytes: Counter[str] = Counter()
+        self.on_lost: Callable[[str, TransportError], None] = lambda _zone, _error: None
+        """Called with zone and reason for an answer that was not sent."""
+
+    @property
+    def packet_bytes_max(self) -> int:
+        """The largest packet that the broker accepts now. Raises ConnectionLost."""
+        return self._link.require().packet_bytes_max
+
+    def accepts_request(self, zone: str) -> bool:
+        """Whether another request of a zone is accepted: not while it leaves too many answers unread."""
+        return not self._waits(zone, UNREAD_BYTES_MAX, UNREAD_OF_LINK_BYTES_MAX)
+
+    def are_behind(self, zone: str) -> bool:
+        """Whether enough answers to a zone wait, so that nothing more is read for it."""
+        return self._waits(zone, UNSENT_BYTES_MAX, UNSENT_OF_LINK_BYTES_MAX)
+
+    def _waits(self, zone: str, of_zone: int, of_link: int) -> bool:
+        """Whether `of_zone` bytes of answers to the zone wait, or `of_link` bytes to all zones with this one among
+        them."""
+        waiting = self._bytes[zone]
+        return waiting >= of_zone or (waiting > 0 and self._bytes.total() >= of_link)
+
+    def add(self, zone: str, topic: str, payload: bytes, correlation: bytes) -> None:
+        """Send an answer when it is the zone's turn."""
+        is_first = not self._waiting.zones_waiting()
+        self._waiting.add(zone, (zone, topic, payload, correlation))
+        self._bytes[zone] += len(payload)
+        if is_first:  # else a call is due already
+            self._send()
+
+    def _send(self) -> None:
+        while self._waiting.zones_waiting():
+            try:
+                connection = self._link.require()
+            except TransportError as error:
+                self.on_lost(self._take()[0], error)
+                continue
+            if connection.outgoing_bytes >= OUTGOING_BYTES_ENOUGH:
+                self._call_later(SEND_AGAIN_S, self._send)
+                break
+            zone, topic, payload, correlation = self._take()
+            try:
+                connection.publish_answer(topic, payload, correlation)
+            except TransportError as error:
+                self.on_lost(zone, error)
+        self._on_sent()
+
+    def _take(self) -> _Answer:
+        answer = self._waiting.take()
+        assert answer is not None, "an answer waits"
+        zone, _, payload, _ = answer
+        self._waiting.end(zone)
+        self._bytes[zone] -= len(payload)
+        return answer
