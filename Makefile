@@ -104,7 +104,7 @@ spark-stream-test: system
 
 # Takes a minute or two, and about 3 GB of memory.
 spark-cluster-test: system
-	$(VENV)/python -c 'import grpc_status, pandas' 2>/dev/null || \
+	$(VENV)/python -c 'import grpc_status' 2>/dev/null || \
 		$(VENV)/python -m pip install --quiet --no-build-isolation -c <(grep -o '^[^ ]*==[^ ]*' requirements.lock) -e '.[spark-connect]'
 	SPARK_CLUSTER=1 $(VENV)/python -m pytest -q -rP tests/spark/test_{first_read,cluster,submit,connect,nodes}.py -o timeout=0 -o faulthandler_timeout=0
 

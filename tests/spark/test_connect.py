@@ -24,7 +24,7 @@ spark = SparkSession.builder.remote("local[2]").getOrCreate()
 spark.conf.set("spark.sql.session.timeZone", "UTC")
 spark.conf.set(PUSH_DOWN, "true")
 first = facts(spark, store, columns="offset tag value", where="offset <= 7")
-found = [first.count(), first.where("offset > 5").count(), first.count()]
+found = [first.count(), first.where("offset > 5").count(), len(first.toPandas())]
 found.append(facts(spark, store, columns="facts").agg(F.sum("facts")).collect()[0][0])
 writing = spark.readStream.format("bsfg").load(store).writeStream.format("parquet")
 writing = writing.option("checkpointLocation", f"{folder}/checkpoint").trigger(availableNow=True)
@@ -38,7 +38,8 @@ print(*found)
 @pytest.mark.system
 @pytest.mark.usefixtures("java")
 def test_a_client_without_a_jvm_reads_and_streams(tmp_path: Path) -> None:
-    """`facts` with and without `where`, the count by headers, and a stream, through a session of Spark Connect."""
+    """`facts` with and without `where`, also as pandas, the count by headers, and a stream, through a session of Spark
+    Connect."""
     making.store(tmp_path / "facts.db", [RUN])
     program = tmp_path / "program.py"
     program.write_text(PROGRAM, "utf-8")

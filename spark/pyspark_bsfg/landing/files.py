@@ -43,7 +43,7 @@ class Lines(WriterCommitMessage):
 
 
 class FilesSink(DataSource):
-    """`format("bsfg_files")`, for the land job only. `mapInArrow` would suffice, but needs pandas in PySpark 4.3."""
+    """`format("bsfg_files")`, for the land job only. `mapInArrow` would suffice, but needs pandas in every executor."""
 
     @classmethod
     def name(cls) -> str:
