@@ -16,6 +16,14 @@ def shown(page: str, name: str) -> list[list[str]]:
     return [arguments for _, *arguments in words]
 
 
+def code(page: str, name: str) -> str:
+    """The code of the block `<!-- test: name -->` of a page."""
+    text = (ROOT / page).read_text("utf-8")
+    found = re.search(rf"<!-- test: {name} -->\n```\w+\n(.*?)```\n<!-- end -->", text, re.DOTALL)
+    assert found, f"{page} has no block {name}"
+    return found[1]
+
+
 def console_commands(page: str) -> list[str]:
     """The lines that begin with `$` in the console blocks of a page, without it."""
     blocks = re.findall(r"```console\n(.*?)```", (ROOT / page).read_text("utf-8"), re.DOTALL)

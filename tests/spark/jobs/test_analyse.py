@@ -1,9 +1,9 @@
 """docs/how-to/analyse.md, run as it stands there, but for the paths, on four hours of a line whose truth is known."""
 
 import math
-import re
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from agent.message import Envelope, Fact, Message, Sample, TagDefinition, canoni
 from pyspark_bsfg import __main__ as program
 from tests.sim import IS_LONG
 from tests.spark.making import AT_ONCE, NOON_NS, OPERATIONAL, SECOND_NS, TELEMETRY
+from tests.support.page import code
 
 pytestmark = [
     pytest.mark.spark,
@@ -22,18 +23,11 @@ pytestmark = [
     pytest.mark.skipif(not IS_LONG, reason="half a minute of Spark: make spark-stream-test"),
 ]
 
-PAGE = (Path(__file__).resolve().parents[3] / "docs" / "how-to" / "analyse.md").read_text("utf-8")
+shown = partial(code, "docs/how-to/analyse.md")
 STEP_S, HOURS = 30, 4
 DECLARED_S, UNDECLARED_S = (5400, 6600), (10_800, 11_400)
 STOPS_S = ((1800, 2700), (8100, 8400))
 MODULUS = 65_536
-
-
-def shown(name: str) -> str:
-    """The block between `<!-- test: name -->` and its end."""
-    found = re.search(rf"<!-- test: {name} -->\n```\w+\n(.*?)```\n<!-- end -->", PAGE, re.DOTALL)
-    assert found is not None, name
-    return found[1]
 
 
 def is_running(second: int) -> bool:

@@ -1,11 +1,11 @@
 """The jobs on a real Spark, by one TOML, compared with plain Python over the same facts."""
 
 import random
-import re
 import shutil
 import threading
 from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,21 +32,16 @@ from tests.spark import making
 from tests.spark.jobs import oracle
 from tests.spark.jobs.oracle import EPOCH, Told
 from tests.spark.making import BAD, NOON_NS, SECOND_NS, UNCERTAIN
+from tests.support.page import code
 
 pytestmark = [pytest.mark.spark, pytest.mark.system]
 
 PRESSURE, COUNT = "tag:line-1/pressure", "tag:line-1/count"
 HOUR_NS = 3600 * SECOND_NS
-PAGE = (Path(__file__).resolve().parents[3] / "docs" / "how-to" / "jobs.md").read_text("utf-8")
+block = partial(code, "docs/how-to/jobs.md")
 LIMITS = {PRESSURE: (-5.0, 95.0)}
 HOLD_S, MODULUS = 120, 1000
 TABLES = ("land", "clean", "rollup")
-
-
-def block(name: str) -> str:
-    """The code of the page between `<!-- test: name -->` and its end."""
-    [found] = re.findall(rf"<!-- test: {name} -->\n```python\n(.*?)```\n<!-- end -->", PAGE, re.DOTALL)
-    return str(found)
 
 
 def toml(folder: Path, more: str = "") -> str:

@@ -1,6 +1,5 @@
 """The TOML of the jobs: every problem at once, each with what to do, and nothing taken that is not known."""
 
-import re
 import tomllib
 from dataclasses import fields
 from pathlib import Path
@@ -25,6 +24,7 @@ from pyspark_bsfg.jobs.settings import (
     stream_options,
 )
 from pyspark_bsfg.streaming.options import StreamOptions
+from tests.support.page import code
 
 LEAST = """
 [source]
@@ -68,8 +68,7 @@ def test_declarations_are_landed_by_the_side() -> None:
 
 def test_the_page_names_every_setting() -> None:
     """The block of docs/how-to/jobs.md is a file that is taken, and has each key of each section."""
-    page = (Path(__file__).resolve().parents[3] / "docs" / "how-to" / "jobs.md").read_text("utf-8")
-    [block] = re.findall(r"<!-- test: settings -->\n```toml\n(.*?)```\n<!-- end -->", page, re.DOTALL)
+    block = code("docs/how-to/jobs.md", "settings")
     taken = Settings.of(block)
     assert all(getattr(taken, name) for name in JOBS)
     made = tomllib.loads(block)

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +19,15 @@ from pyspark_bsfg.streaming.options import INSTEAD, OURS
 from tests.spark.making import TELEMETRY
 from tests.spark.streaming.feeding import append
 from tests.spark.streaming.test_stream_reader import CONSUMER, node
+from tests.support.page import ROOT, code
 
-ROOT = Path(__file__).resolve().parents[3]
-README = (ROOT / "spark" / "README.md").read_text("utf-8")
-
-
-def shown(name: str) -> str:
-    """The block between `<!-- test: name -->` and its end."""
-    found = re.search(rf"<!-- test: {name} -->\n```\w+\n(.*?)```\n<!-- end -->", README, re.DOTALL)
-    assert found is not None, name
-    return found[1]
+shown = partial(code, "spark/README.md")
 
 
 def test_every_option_is_documented() -> None:
     """The table has each option of readStream, with its spelling, and the text names what a batch read has in
     common."""
-    page = README.partition("## Streaming")[2]
+    page = (ROOT / "spark" / "README.md").read_text("utf-8").partition("## Streaming")[2]
     listed = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
     assert sorted(listed) == sorted(OURS.values())
     for name in {NAMES[key] for key in NAMES if key not in INSTEAD} & {
