@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -312,10 +313,10 @@ def _wait_for_interrupt(zones: RunningZones) -> None:
     print(f"\nEverything is left running in {zones.folder}. Look around, for example:")
     for config in zones.configs.values():
         print(f"  bsfg status --config {config}")
-    print(f"  {zones.page}\nCtrl-C ends it all.")
+    print(f"  {zones.page}\nA node that you kill is seen there; bsfg run starts it again. Ctrl-C ends it all.")
     with contextlib.suppress(KeyboardInterrupt):
-        while all(node.running for node in zones.nodes.values()):
-            time.sleep(_POLL_S)
+        while True:
+            signal.pause()
 
 
 def new_folder() -> Path:

@@ -31,6 +31,7 @@ from agent import __version__
 from agent.fact_store import StoreError
 from agent.health.brief import encode_brief, encode_health
 from agent.health.problems import Level, Problem
+from agent.health.verdict import THRESHOLDS
 from agent.page import fleet, words
 from agent.page.access import Users
 from agent.page.trend import COLUMNS, HEIGHT
@@ -153,7 +154,7 @@ class Page:
         oldest = max((row.health_s for row in rows), default=0.0)
         main = self._render(
             "fleet.html", sentence=sentence, rows=rows, shown=shown[:ROWS_SHOWN], found=len(shown), good=len(good),
-            query=wanted, oldest=oldest, are_few=are_few,
+            query=wanted, oldest=oldest, are_few=are_few, old_s=THRESHOLDS["health_age"].warn,
         )  # fmt: skip
         return main, sentence, 200
 

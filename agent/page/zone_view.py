@@ -84,7 +84,8 @@ def zone_view(health: ZoneHealth, now_unix_ms: int, *, dead_since_ms: int | None
 
 
 def _sentence(row: ZoneRow) -> str:
-    return f"{row.zone} is {row.level.value}" + (f": {row.what}" if row.what else "") + "."
+    what = row.what.partition(". ")[0]  # a reason may go on; below it is whole
+    return f"{row.zone} is {row.level.value}" + (f": {what}" if what else "") + "."
 
 
 def _parts(found: dict[str, Any], kind: str) -> list[Part]:

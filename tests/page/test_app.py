@@ -123,6 +123,8 @@ async def test_a_zone_below_is_shown_with_its_age(site: Site) -> None:
     assert "1 of 2 zones is broken." in body
     assert '<a href="/zone/idmz">' in body, "few zones are all listed"
     assert 'class="cells"' not in body
+    assert '<tr class="old">' in body, "what a silent zone has said is old"
+    assert 'To do first, <a href="/zone/plant">plant</a>: look at the zones between' in body
     _, _, body = await site.get("/zone/plant")
     assert "plant is broken: silent: no health for 5 min" in body
     assert "5 min old" in body
