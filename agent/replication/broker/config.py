@@ -18,6 +18,7 @@ broker starts; the links are read back from it, so there is no other list of the
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -232,16 +233,11 @@ def parse_config(text: str) -> dict[str, str]:
 
 def _check_plan(plan: BrokerPlan) -> None:
     """Refuse values that could add a second line or a comment to the file. Raises TopologyError."""
-    for what, value in (("folder", plan.folder), ("plugin", plan.plugin)):
-        if not value.startswith("/") or len(value) > PATH_CHARACTERS_MAX:
-            raise TopologyError(f"{what} {value[:80]!r} is not an absolute path")
-    for what, value in (("folder", plan.folder), ("plugin", plan.plugin), ("host", plan.host), ("user", plan.user)):
-        if any(not character.isprintable() for character in value) or value != value.strip():
-            raise TopologyError(f"{what} {value[:80]!r} contains characters that cannot stand in one line")
-    for what, value in (("host", plan.host), ("user", plan.user)):
-        if " " in value:
-            raise TopologyError(f"{what} {value[:80]!r} contains a space")
-    if not plan.user:
-        raise TopologyError("user is empty; name the user that runs the broker, usually mosquitto")
-    if not 1 <= plan.port <= 65535:
+    path = rf"/.{{0,{PATH_CHARACTERS_MAX - 1}}}(?<! )"
+    forms = (("folder", path), ("plugin", path), ("host", r"\S*"), ("user", r"\S+"), ("port", r"[1-9]\d{0,4}"))
+    for what, form in forms:
+        value = str(getattr(plan, what))
+        if not (value.isprintable() and re.fullmatch(form, value)):
+            raise TopologyError(f"{what} {value[:80]!r} cannot stand in a broker's configuration")
+    if plan.port > 65535:
         raise TopologyError(f"port {plan.port} is not in 1..65535")

@@ -31,6 +31,7 @@ from agent.replication.broker.config import (
     read_rights,
     render_config,
     render_rights,
+    zones_of,
 )
 
 PLUGIN = "mosquitto_dynamic_security.so"
@@ -123,7 +124,7 @@ def deny_zones(config_file: Path, zones: Collection[str]) -> Path:
     TopologyError."""
     files = BrokerFolder(config_file.parent)
     links, denied = files.rights()
-    if strangers := sorted(set(zones) - {zone for link in links for zone in (link.serving, link.asking)}):
+    if strangers := sorted({*zones} - {*zones_of(links)}):
         raise TopologyError(f"{', '.join(strangers)}: not in {files.rights_file}, so without rights already")
     there = files.rights_file.stat()
     text = render_rights(links, {*denied, *zones})
