@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -90,6 +90,7 @@ class Columns:
         self._has_text = "value_text" in asked
         self._counts_facts = COUNT.name in asked
         self.needs_proofs = "verified" in asked
+        self.counts_only = self._counts_facts and not self.needs_proofs and not self._pruning.tests_rows
 
     def add(self, batch: Batch, first_offset: int, start: int, stop: int, verified: Verified = "no") -> Iterator[Any]:
         """Add the facts at positions `start` to `stop` (exclusive) of the batch at `first_offset`.
@@ -115,6 +116,10 @@ class Columns:
             yield from self._take(run)
         else:
             yield from self._add_samples(batch, first_offset, start, stop, verified)
+
+    def counted(self, counts: Iterable[tuple[Origin, int]]) -> Any:
+        """The rows of some origins whose facts were counted without batches."""
+        return self._built([Run(origin, Definitions(), 0, 0, count, "no") for origin, count in counts], {}, None)
 
     def flush(self) -> Iterator[Any]:
         """The facts that still wait, as record batches."""

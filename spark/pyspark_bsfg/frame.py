@@ -102,7 +102,7 @@ class Facts(ClassicDataFrame):
         return super().select(*columns)
 
     def count(self) -> int:
-        """How many facts; without a filter, by the headers of batches."""
+        """How many facts; without a filter, from column `facts`."""
         if self._reading.filters:
             return self._reading.rows(()).count()
         [(facts,)] = self._reading.load(StructType([COUNT]), False).agg(F.sum(COUNT.name)).collect()

@@ -26,7 +26,8 @@ TABLE has more columns, made only if requested, and landed: the rest of a messag
     labels          names with texts; empty where the message has none
     to_zone correlation_id causation_id object_media_type object_schema
 
-Making a row for each fact is most of the cost of a count, so facts can be counted by the headers of batches:
+Making a row for each fact is most of the cost of a count, so facts can be counted by the store's index, or the headers
+of batches:
 
     facts           how many facts a row stands for; only with stream, zone, life and verified, which they share. Their
                     sum is guaranteed, not where one row ends and the next one begins

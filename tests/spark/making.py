@@ -160,6 +160,16 @@ def damage(path: Path, first_offset: int) -> None:
         connection.execute("UPDATE batch SET body = zeroblob(length(body)) WHERE first_offset = ?", (first_offset,))
 
 
+def tell_damage(path: Path, first_offset: int) -> None:
+    """The node has found that the batch that begins there is damaged."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute(
+            "INSERT INTO damage SELECT stream, origin, first_sequence, first_sequence + count - 1 FROM batch"
+            " WHERE first_offset = ?",
+            (first_offset,),
+        )
+
+
 def garble(path: Path, first_offset: int) -> None:
     """A batch that no program of ours sealed: its header and digest are right, its content is none."""
     with past_the_triggers(path) as connection:

@@ -5,6 +5,7 @@ import os
 import pickle
 import re
 import sqlite3
+from collections import Counter
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql.types import StructType
 
+from agent.batch import Origin
 from agent.fact_store import FactStore, StoreReader
 from agent.fact_store.log.errors import StoreDamaged
 from agent.message import Sample
@@ -122,6 +124,32 @@ def test_a_count_by_headers_stands_alone(path: Path) -> None:
     for name in ("offset", "tag", "value"):
         with pytest.raises(OptionError, match=f"column {name} was requested with facts"):
             read(path, projection(["zone", name, "facts"]))
+
+
+@pytest.mark.parametrize("loss", ["known", "missing row"])
+def test_a_count_reads_no_batch_until_a_loss_is_known(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, loss: str
+) -> None:
+    """Facts of two zones between offsets within their batches are counted by the index, also those that the disk has
+    changed. Once that is known, or a row is missing, a count leaves them out and names them, as a read does."""
+    path = tmp_path / "facts.db"
+    making.store(path, [RUN[at : at + 3] for at in range(0, 27, 3)])
+    with FactStore.open(path, "enterprise") as opened:
+        making.put(opened, making.foreign(Origin("plant-a", bytes(16)), [RUN[:5]]), 5)
+
+    def counted() -> dict[str, int]:
+        found = read(path, projection(["zone", "facts"]), startingOffsets=2, endingOffsets=32, numPartitions=2)
+        return dict(sum((Counter({row["zone"]: row["facts"]}) for row in found), Counter()))
+
+    making.damage(path, 13)
+    assert counted() == {"enterprise": 26, "plant-a": 4}
+    assert not caplog.records
+    if loss == "known":
+        making.tell_damage(path, 13)
+    else:
+        making.lose(path, 13)
+    assert counted() == {"enterprise": 23, "plant-a": 4}
+    assert "(13 to 15 damaged)" in caplog.text
 
 
 @pytest.mark.parametrize("tasks", [1, 3])

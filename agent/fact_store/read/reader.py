@@ -234,6 +234,17 @@ class StoreReader:
             origins = {row[2]: self._origin(connection, row[2]) for row in rows}
         return [BatchSummary(row[0], row[1], origins[row[2]], *row[3:]) for row in rows]
 
+    def counts(self, stream: str, offset: int, until_offset: int) -> list[tuple[Origin, int]]:
+        """How many facts of each origin lie between two offsets, both included, by the index; no body is read.
+
+        Their sum is the number of offsets, unless facts were released, are known to be damaged, or rows are missing:
+        then only `read` tells what is there.
+        """
+        with self._reading() as connection:
+            asked = {"stream": self._stream(connection, stream), "offset": offset, "until_offset": until_offset}
+            rows = connection.execute(QUERIES["select_counts"], asked).fetchall()
+            return [(self._origin(connection, origin), count) for origin, count in rows]
+
     def clock_marks(self, stream: str) -> list[tuple[int, int]]:
         """When facts of a stream were recorded here: (first offset, milliseconds since 1970 by this node's clock), at
         most one mark a minute, oldest first. Facts from a mark up to the next one were recorded within a minute after

@@ -437,6 +437,20 @@ SELECT coalesce(sum(before.ranges + (
 FROM zone CROSS JOIN stream CROSS JOIN held_before AS before  -- in this order: all other zones are never read
 WHERE zone.name = :zone AND before.stream = stream.id AND before.zone = zone.id;
 
+-- select_counts: how many facts of each origin lie between two offsets, both included, by the rows of batches; nothing if
+-- the stream has damage
+SELECT origin, sum(min(last_offset, :until_offset) - max(first_offset, :offset) + 1)
+FROM batch
+WHERE stream = :stream
+    AND first_offset >= coalesce(
+        (SELECT max(first_offset) FROM batch WHERE stream = :stream AND first_offset <= :offset), 0
+    )
+    AND first_offset <= :until_offset
+    AND last_offset >= :offset
+    AND first_offset > (SELECT released_offset FROM stream WHERE id = :stream)
+    AND NOT EXISTS (SELECT 1 FROM damage WHERE stream = :stream)
+GROUP BY origin;
+
 -- select_summaries: batches without their bodies, from the one that holds an offset up to another, oldest first
 SELECT
     first_offset, last_offset, origin, first_sequence, time_min_ns, time_max_ns, kind, definition, length(body)

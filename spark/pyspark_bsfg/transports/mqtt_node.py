@@ -133,6 +133,9 @@ class MqttNodeSource:
         first, last = max(asked.offsets.first, pruning.offsets[0]), min(asked.offsets.last, pruning.offsets[1])
         yield from [OffsetRange(first, last)] * (first <= last)
 
+    def counts(self, asked: Asked) -> None:
+        """Unknown: the protocol has no summaries."""
+
     def pages(self, asked: Asked, dictionary: Dictionary, *, needs_proofs: bool) -> Iterator[Page]:  # noqa: ARG002
         """Facts are verified if the reader was given the certificate of a facts authority."""
         signers = None

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from agent.batch import Batch
+from agent.batch import Batch, Origin
 from agent.fact_store import Verified
 from agent.lease import LeaseClaim
 from agent.pages import Hole, Start
@@ -108,6 +108,10 @@ class FactSource(Protocol):
     def matching(self, asked: Asked, pruning: Pruning, dictionary: Dictionary) -> Iterator[OffsetRange]:
         """The parts of a range whose batches may hold facts that match, in order; the whole range if the store cannot
         tell without sending the batches."""
+        ...
+
+    def counts(self, asked: Asked) -> Sequence[tuple[Origin, int]] | None:
+        """How many facts of each origin a range has, if the store can tell without reading them, and holds all."""
         ...
 
     def pages(self, asked: Asked, dictionary: Dictionary, *, needs_proofs: bool) -> Iterator[Page]:

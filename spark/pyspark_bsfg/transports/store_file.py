@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent.batch import Kind
+from agent.batch import Kind, Origin
 from agent.fact_store import BatchSummary, StoreDamaged, StoreReader, Verified
 from agent.lease import LeaseClaim
 from agent.pages import Start
@@ -126,11 +126,18 @@ class StoreFileSource:
 
         yield from joined(kept())
 
+    def counts(self, asked: Asked) -> Sequence[tuple[Origin, int]] | None:
+        self._check_log(asked)
+        try:
+            found = self.reader.counts(asked.stream, *asked.offsets)
+        except StoreDamaged:
+            return None  # `read` reads around the damage, and reports it
+        return found if sum(count for _, count in found) == asked.offsets.facts else None
+
     def pages(self, asked: Asked, dictionary: Dictionary, *, needs_proofs: bool) -> Iterator[Page]:  # noqa: ARG002
         """Signatures are not verified again: the store has the results of its node."""
         after, last = asked.offsets.first - 1, asked.offsets.last
-        if self.reader.resolve(asked.stream, Position(bytes.fromhex(asked.life), last)).how != "exact":
-            raise FactsGone(f"{self.name}: offset {last} of life {asked.life} is not in its log now", "read again")
+        self._check_log(asked)
         while after < last:
             page = self.reader.read(asked.stream, after, PAGE_FACTS, PAGE_BYTES, until_offset=last)
             verified: list[Verified] = ["no"] * len(page.batches)
@@ -145,6 +152,12 @@ class StoreFileSource:
             if reached == after:  # the range was held when the read was planned: the file was replaced
                 raise StoreUnreadable(f"{self.name}: {asked.stream} ends at {after}, not at {last}", "read again")
             after = reached
+
+    def _check_log(self, asked: Asked) -> None:
+        """Raise FactsGone if the log does not have the end of the range."""
+        last = asked.offsets.last
+        if self.reader.resolve(asked.stream, Position(bytes.fromhex(asked.life), last)).how != "exact":
+            raise FactsGone(f"{self.name}: offset {last} of life {asked.life} is not in its log now", "read again")
 
     def define(self, dictionary: Dictionary, named: Named) -> None:
         """Read all definitions of a zone, once."""
