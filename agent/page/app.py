@@ -47,6 +47,7 @@ STREAMS_MAX, STREAMS_OF_ADDRESS_MAX = 32, 16
 STREAM_S_MAX, STREAM_RETRY_MS = 60.0, 200
 """A browser that still listens asks again; one that is gone, or never read, has given its place back."""
 QUERY_CHARS_MAX = 200
+OLD_S = THRESHOLDS["health_age"].warn
 CONTENT_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; form-action 'self'; "
     "base-uri 'none'; frame-ancestors 'none'"
@@ -154,7 +155,7 @@ class Page:
         oldest = max((row.health_s for row in rows), default=0.0)
         main = self._render(
             "fleet.html", sentence=sentence, rows=rows, shown=shown[:ROWS_SHOWN], found=len(shown), good=len(good),
-            query=wanted, oldest=oldest, are_few=are_few, old_s=THRESHOLDS["health_age"].warn,
+            query=wanted, oldest=oldest, are_few=are_few, old_s=OLD_S,
         )  # fmt: skip
         return main, sentence, 200
 
@@ -178,7 +179,7 @@ class Page:
         own = zone == self._watch.node.zone
         main = self._render(
             "zone.html", view=view, is_own=own, unreadable=self._watch.unreadable, version=__version__,
-            known=self._watch.zones, bad=bad[:ROWS_SHOWN], bad_count=len(bad), are_too_many=are_too_many, is_live=own and not self._watch.silent,
+            known=self._watch.zones, bad=bad[:ROWS_SHOWN], bad_count=len(bad), are_too_many=are_too_many, is_live=own and not self._watch.silent, old_s=OLD_S,
         )  # fmt: skip
         return main, view.sentence, 200
 

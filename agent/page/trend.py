@@ -60,8 +60,8 @@ def trend_of(
     found = _numbers(values, qualities)
     is_good = [value is not None for value in found]
     cuts = [at for at, step in enumerate(steps) if (step > gap_ms and is_good[at]) or is_good[at] != is_good[at + 1]]
-    if times_ms and times_ms[0] - first_ms > gap_ms:
-        trend.gaps.append((0.0, (times_ms[0] - first_ms) * scale))
+    if not times_ms or times_ms[0] - first_ms > gap_ms:
+        trend.gaps.append((0.0, ((times_ms[0] if times_ms else last_ms) - first_ms) * scale))
     runs, start = list[_Run](), 0
     for stop in (*(at + 1 for at in cuts), len(times_ms)) if times_ms else ():
         end_ms = times_ms[stop] if stop < len(times_ms) else last_ms

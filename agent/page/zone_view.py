@@ -11,6 +11,7 @@ from urllib.parse import unquote
 
 from agent.health.problems import Level, duration
 from agent.health.samples import folders
+from agent.message import LOCAL_ZONE
 from agent.page import words
 from agent.page.fleet import ZoneRow, told, zone_row
 from agent.page.health_tail import ZoneHealth
@@ -131,7 +132,7 @@ def _links(parts: list[Part], late: str, state_of: Callable[[Part], tuple[str, s
     found = list[Arrow]()
     for one in sorted(parts, key=lambda one: words.number(one.get(late)) or 0):
         zone, stream = re.split(r"[./]", f"{one['name']}.", maxsplit=1)
-        found.append(Arrow(zone, *state_of(one), stream.rstrip(".")))
+        found.append(Arrow("programs here" if zone == LOCAL_ZONE else zone, *state_of(one), stream.rstrip(".")))
     worst = {arrow.zone: arrow for arrow in sorted(found, key=lambda arrow: STATES.index(arrow.state))}
     return sorted(worst.values(), key=lambda arrow: (-STATES.index(arrow.state), arrow.zone))
 

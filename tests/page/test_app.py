@@ -47,6 +47,7 @@ async def test_a_dead_node_says_so_and_since_when(site: Site) -> None:
     assert "<h1>idmz is broken: the node does not answer for 0.0 s.</h1>" in body
     assert "systemctl status bsfg@idmz" in body
     assert "Shown from the facts here" in body
+    assert '<section class="past" aria-labelledby="map">' in body
     assert await site.get("/healthz") == (503, *(await site.get("/healthz"))[1:])
     assert "bsfg_node_up 0.0" in (await site.get("/metrics"))[2]
     site.snapshot = alive

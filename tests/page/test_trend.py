@@ -39,6 +39,7 @@ def test_bad_quality_lasts_until_a_good_value() -> None:
 def test_what_has_no_picture() -> None:
     """No samples, not a number: no path and no range; a truth value is 0 or 1; one sample is seen."""
     assert trend_of([], [], [], 0, 1000).paths == []
+    assert trend_of([], [], [], 0, 1000).gaps == [(0, COLUMNS)]
     assert trend_of([1, 2], [float("nan"), None], [0, 0], 0, 1000).low is None
     assert trend_of([1], [True], [0], 0, 1000).high == 1.0
     assert len(trend_of([500], [7], [0], 0, 1000).paths) == 1
