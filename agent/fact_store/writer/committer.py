@@ -173,7 +173,10 @@ class Committer:
     def _settle(self, *, is_durable: bool) -> None:
         """Report the end of the transaction to the parts that keep state in memory."""
         self._index.settle(is_durable=is_durable)
-        self._rows.bound() if is_durable else self._rows.forget()
+        if is_durable:
+            self._rows.bound()
+        else:
+            self._rows.forget()
         self.housekeeping.settle(is_durable=is_durable)
 
     def _roll_back(self, error: sqlite3.Error) -> StoreError:

@@ -345,6 +345,8 @@ def test_store_that_is_full_gets_the_same_page_again() -> None:
     (later,) = driver.answer(page(11, 20))
     assert kinds(driver(AppendFailed("full", is_retryable=True))) == [NoteKind.STORE_REFUSES], "another time"
     assert driver(Tick(), 100) == [later]
+    assert NoteKind.PAGE_REFUSED in kinds(driver(AppendFailed("a fork", is_retryable=False)))
+    assert driver.core.pages.waits == "full", "until a page is stored, and then it is said"
 
 
 def test_a_refused_page_blocks_and_is_logged_once() -> None:

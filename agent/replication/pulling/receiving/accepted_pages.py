@@ -79,9 +79,9 @@ class AcceptedPages:
         self._to(Storing.PAUSED)
 
     def refuse(self) -> None:
-        """The store refuses the page for good."""
+        """The store refuses the page for good. Why it refused pages for now stays until it takes one."""
         self._appending, self._ahead = None, ()
-        self._pauses, self.waits, self.is_refused = 0, "", True
+        self._pauses, self.is_refused = 0, True
         self._to(Storing.IDLE)
 
     def _to(self, state: Storing) -> None:
