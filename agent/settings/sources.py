@@ -24,6 +24,7 @@ NO_VALUE = re.compile(
 FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
 SERVER_OBJECT = NodeAddress(STANDARD_URI, 2253)
+ADDRESS_BASES = (0, 1, 40_001)
 REGISTERS_PER_READ_MAX = 125  # Modbus Application Protocol 6.3: the byte count of the answer is one byte
 UNIT_ID_MAX = 255  # 1..247 on a serial line; 0 and 248..255 are used by devices that are only reached over TCP
 
@@ -234,7 +235,7 @@ class ModbusSourceSettings:
     def problems(self) -> Iterator[tuple[str, str]]:
         yield from _name_problems(self.name)
         yield from self._line_problems()
-        if self.address_base not in (0, 1, 40_001):
+        if self.address_base not in ADDRESS_BASES:
             yield (
                 "address_base",
                 "must be 0 (as on the wire), 1 (first register is 1) or 40001 (table in the first digit)",

@@ -20,7 +20,7 @@ OTHER = '[[modbus]]\nname = "m2"\nhost = "h"\ntags_file = "m2.csv"\naddress_base
 HEADER = "tag,table,register,type,scale,unit\n"
 DIALECTS = {
     "opcua": dialect_of(temporary_source("opcua", Path("t.csv"), None)),
-    "modbus": dialect_of(temporary_source("modbus", Path("t.csv"), "0")),
+    "modbus": dialect_of(temporary_source("modbus", Path("t.csv"), 0)),
 }
 
 
@@ -39,7 +39,7 @@ def test_a_file_to_begin_with(bsfg: Bsfg, tmp_path: Path, protocol: str, form: s
     checked = bsfg("tags", "check", f"new.{form}", "--protocol", protocol, *base)
     assert (checked.returncode, checked.stdout) == (0, f"new.{form}: good; {7 + (protocol == 'modbus')} tags\n")
     (tmp_path / "other.csv").write_text(bsfg("tags", "template", protocol).stdout)
-    maps = [load_tag_map(temporary_source(protocol, tmp_path / name, "1")) for name in (f"new.{form}", "other.csv")]
+    maps = [load_tag_map(temporary_source(protocol, tmp_path / name, 1)) for name in (f"new.{form}", "other.csv")]
     one, other = ([(tag.definition, tag.point, tag.rule) for tag in found.tags] for found in maps)
     assert one == other
 

@@ -14,12 +14,11 @@ import click
 from agent.cli.node_choice import NodeFile, default_file
 from agent.config import load
 from agent.ingest.modbus.explore.device import PAUSE_MS
-from agent.settings.sources import ModbusSourceSettings, Parity, Transport
+from agent.settings.sources import ADDRESS_BASES, ModbusSourceSettings, Parity, Transport
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _FILE = click.Path(path_type=Path, dir_okay=False)
 PORT, TLS_PORT = 502, 802
-BASES = ("0", "1", "40001")
 
 _OPTIONS = (
     click.argument("device", metavar="DEVICE"),
@@ -28,7 +27,7 @@ _OPTIONS = (
     ),
     click.option(
         "--base",
-        type=click.Choice(BASES),
+        type=click.Choice(ADDRESS_BASES),
         help="How registers are counted: from 0 as on the wire, from 1, or from 40001 with the table as first digit.",
     ),
     click.option(
@@ -76,7 +75,7 @@ def target_of(options: dict[str, Any], *, needs_base: bool = True) -> Target:
     if source is not None:
         given["request_pause_ms"] = max(source.request_pause_ms, PAUSE_MS) if pause_ms is None else pause_ms
         if base is not None:
-            given["address_base"] = int(base)
+            given["address_base"] = base
         return Target(_checked(replace(source, **given)), is_source=True)
     if base is None and needs_base:
         raise click.UsageError(
@@ -87,7 +86,7 @@ def target_of(options: dict[str, Any], *, needs_base: bool = True) -> Target:
     name = re.sub(r"[^a-z0-9._-]+", "-", (transport.get("host") or Path(device).name).lower()).strip("-._") or "device"
     pause_ms = PAUSE_MS if pause_ms is None else pause_ms
     settings = ModbusSourceSettings(
-        name, Path(f"tags.d/{name}.csv"), int(base or 0), request_pause_ms=pause_ms, **transport, **given
+        name, Path(f"tags.d/{name}.csv"), base or 0, request_pause_ms=pause_ms, **transport, **given
     )
     return Target(_checked(settings), is_source=False)
 

@@ -18,7 +18,7 @@ from agent.ingest.tags.file import parse_tag_file
 from agent.message import ZONE
 from agent.replication import pki
 from agent.replication.broker import PORT
-from agent.settings.sources import ModbusSourceSettings
+from agent.settings.sources import ADDRESS_BASES, ModbusSourceSettings
 
 SOURCES = ("opcua", "modbus")
 STREAMS = ["facts.telemetry", "facts.operational"]
@@ -141,7 +141,7 @@ def _ask_modbus(before: Mapping[str, Any], taken: set[str]) -> dict[str, Any]:
         source["port"] = int(host.partition(":")[2])
     base = before.get("address_base")
     source["address_base"] = int(
-        _choose("Registers count from", ("0", "1", "40001"), None if base is None else str(base))
+        _choose("Registers count from", tuple(map(str, ADDRESS_BASES)), None if base is None else str(base))
     )
     earlier = str(before.get("tags", TAGS_HEADER))
     if earlier.startswith(TAGS_HEADER):

@@ -24,7 +24,7 @@ from agent.settings.sources import SourceSettings
 @base_option
 @json_option
 def check(
-    config_file: Path, file: Path, source_name: str | None, protocol: str | None, base: str | None, as_json: bool
+    config_file: Path, file: Path, source_name: str | None, protocol: str | None, base: int | None, as_json: bool
 ) -> None:
     """Check the tag file FILE, with the settings of the source that reads it.
 

@@ -8,16 +8,17 @@ from pathlib import Path
 
 import click
 
-from agent.cli.tags.options import BASES, FILE, PROTOCOLS, temporary_source
+from agent.cli.tags.options import FILE, PROTOCOLS, temporary_source
 from agent.ingest import TagMapError
 from agent.ingest.tags.file import dialect_of
 from agent.ingest.tags.foreign import ignition, kepware, neuron
 from agent.ingest.tags.foreign.translation import Options, Translation, tag_file
 from agent.ingest.tags.sheet import FILE_BYTES_MAX
+from agent.settings.sources import ADDRESS_BASES
 
 OUT = click.Path(path_type=Path, dir_okay=False, allow_dash=True)
 PRODUCTS = {"kepware": kepware.translate, "neuron": neuron.translate, "ignition": ignition.translate}
-OWN_BASE = {"kepware": "40001", "neuron": "40001", "ignition": "1"}  # the base in which the product counts registers
+OWN_BASE = {"kepware": 40_001, "neuron": 40_001, "ignition": 1}  # the base in which the product counts registers
 
 
 @click.command("import")
@@ -28,7 +29,9 @@ OWN_BASE = {"kepware": "40001", "neuron": "40001", "ignition": "1"}  # the base 
     "--protocol", type=click.Choice(PROTOCOLS), default="modbus", show_default=True, help="Protocol of the tags."
 )
 @click.option("--out", type=OUT, help="Write the tag file here; - is standard output, the default.")
-@click.option("--base", type=click.Choice(BASES), help="How the written registers count.  [default: as in the file]")
+@click.option(
+    "--base", type=click.Choice(ADDRESS_BASES), help="How the written registers count.  [default: as in the file]"
+)
 @click.option("--zero-based", is_flag=True, help="The device was set to count registers from 0.")
 @click.option("--prefix", default="", metavar="TEXT", help="Put before each tag, such as line1/.")
 @click.option(
@@ -47,7 +50,7 @@ def import_list(
     product: str,
     protocol: str,
     out: Path | None,
-    base: str | None,
+    base: int | None,
     zero_based: bool,
     prefix: str,
     device: str,
@@ -64,10 +67,8 @@ def import_list(
             "give the channel and device of the list, which it does not name: --device Channel1.Device1"
         )
     out = None if out == Path("-") else out
-    base = base or OWN_BASE[product]
-    options = Options(
-        protocol, int(base), zero_based, prefix, device, _namespaces(namespaces), _code_page(encoding or "")
-    )
+    base = OWN_BASE[product] if base is None else base
+    options = Options(protocol, base, zero_based, prefix, device, _namespaces(namespaces), _code_page(encoding or ""))
     try:
         found = PRODUCTS[product](file.name, _content(file), options)
         data = tag_file(found, dialect_of(temporary_source(protocol, file, base)))
@@ -81,7 +82,7 @@ def import_list(
     sys.exit(1 if found.refused else 0)
 
 
-def _report(found: Translation, file: Path, summary: str, protocol: str, base: str) -> None:
+def _report(found: Translation, file: Path, summary: str, protocol: str, base: int) -> None:
     for title, remarks in (("not translated", found.refused), ("translated, but", found.remarks)):
         if remarks:
             click.echo(f"{len(remarks)} rows of {file.name} {title}:", err=True)

@@ -10,26 +10,28 @@ import click
 
 from agent.cli.source.access import named_source
 from agent.config import ConfigError, load_sections
-from agent.settings.sources import ModbusSourceSettings, OpcuaSourceSettings, SourceSettings
+from agent.settings.sources import ADDRESS_BASES, ModbusSourceSettings, OpcuaSourceSettings, SourceSettings
 
 PROTOCOLS = ("opcua", "modbus")
-BASES = ("0", "1", "40001")
 FILE = click.Path(path_type=Path, dir_okay=False)
 
 protocol_option = click.option("--protocol", type=click.Choice(PROTOCOLS), help="The protocol, without a node.toml.")
 source_option = click.option("--source", "source_name", metavar="NAME", help="A source of node.toml.")
 base_option = click.option(
-    "--base", type=click.Choice(BASES), help="address_base: registers count from 0, from 1, or with the table's digit."
+    "--base",
+    type=click.Choice(ADDRESS_BASES),
+    help="address_base: registers count from 0, from 1, or with the table's digit.",
 )
 
 
-def temporary_source(protocol: str, file: Path, base: str | None) -> SourceSettings:
+def temporary_source(protocol: str, file: Path, base: int | None) -> SourceSettings:
     """A source of this protocol that reads `file`."""
     if protocol == "opcua":
         return OpcuaSourceSettings("plc", "opc.tcp://192.0.2.10:4840", file)
     if base is None:
-        raise click.UsageError(f"say how registers are counted: --base {', '.join(BASES)} (address_base of the source)")
-    return ModbusSourceSettings(name="device", host="192.0.2.20", tags_file=file, address_base=int(base))
+        bases = ", ".join(map(str, ADDRESS_BASES))
+        raise click.UsageError(f"say how registers are counted: --base {bases} (address_base of the source)")
+    return ModbusSourceSettings(name="device", host="192.0.2.20", tags_file=file, address_base=base)
 
 
 def sources_of(config_file: Path) -> tuple[SourceSettings, ...]:
@@ -45,7 +47,7 @@ def source_for(
     sources: tuple[SourceSettings, ...],
     name: str | None,
     protocol: str | None,
-    base: str | None,
+    base: int | None,
     config: Path,
 ) -> SourceSettings:
     """The source that reads `file`: the named one, a temporary one of the protocol, or the source of node.toml that

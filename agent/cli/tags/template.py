@@ -18,7 +18,7 @@ from agent.ingest.tags.file import dialect_of
 @click.option("--schema", is_flag=True, help="The JSON schema of the TOML form, for an editor.")
 def template(protocol: str, as_toml: bool, schema: bool) -> None:
     """Print a template of a tag file that explains every column."""
-    dialect = dialect_of(temporary_source(protocol, Path("tags.csv"), "0"))
+    dialect = dialect_of(temporary_source(protocol, Path("tags.csv"), 0))
     if schema:
         click.echo(json.dumps(json_schema(dialect, protocol), indent=2))
     elif as_toml:
