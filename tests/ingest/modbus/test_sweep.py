@@ -1,48 +1,12 @@
 """What a unit is asked for in one poll after the other, against devices that refuse in every way."""
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from agent.ingest.modbus.address import Register, Table
-from agent.ingest.modbus.plan import Limits
 from agent.ingest.modbus.refusal import SILENT
 from agent.ingest.modbus.refusal_search import Segment
 from agent.ingest.modbus.sweep import SEARCH_MAX, Sweep
 from tests.ingest.modbus.devices import Device, S, poll, register, unit_of
-
-registers = st.lists(
-    st.builds(register, st.integers(0, 90), st.sampled_from([1, 1, 1, 2, 4])), min_size=1, max_size=40, unique=True
-)
-limits = st.builds(Limits, st.integers(8, 60), st.integers(0, 8))
-refusals = st.dictionaries(st.integers(0, 95), st.sampled_from([1, 2, 2, 2, 3, 4, 5, 6, 7]), max_size=12)
-devices = st.builds(
-    Device, refused=refusals, borders=st.sets(st.integers(1, 95), max_size=4), longest=st.integers(4, 125)
-)
-
-
-def given_by(device: Device, wanted: list[Register]) -> set[Register]:
-    """What a device gives when it is asked for each alone."""
-    return {r for r in wanted if device.judge(r.address, r.end) is None}
-
-
-@settings(max_examples=60)
-@given(registers, limits, devices)
-def test_every_poll_accounts_for_every_value(wanted: list[Register], bounds: Limits, device: Device) -> None:
-    """In each poll each value is read or marked; what the device does not give is never read, and once a read that
-    works for a value was found, the value is read in every poll."""
-    unit, good = unit_of(wanted, bounds), given_by(device, wanted)
-    settled: set[Register] = set()
-    for number in range(60):
-        done = poll(unit, device, number * S)
-        assert {*done.values, *done.marked} == set(wanted)
-        assert set(done.values) <= good
-        assert not set(done.values) & done.marked.keys()
-        assert len(done.values) == len(set(done.values)), "a value twice in a poll"
-        if number > 2:  # a refusal for the moment is believed at the second poll
-            assert settled <= set(done.values)
-        settled |= set(done.values)
-    assert settled == good
 
 
 def test_a_bad_value_costs_its_neighbours_nothing() -> None:

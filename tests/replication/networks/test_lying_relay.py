@@ -6,10 +6,12 @@ The enterprise demands the plant's signatures. In the end it has what the plant 
 nothing else. `pytest -s` prints what was tried, and what each end did and said.
 """
 
+import contextlib
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -17,22 +19,34 @@ from typing import Any, NamedTuple
 import pytest
 
 from agent.batch import Batch, Link, Origin, parse, seal_messages
+from agent.fact_store import FactStore
 from agent.local_socket.serving.store_errors import COMPARISON_ERRORS
 from agent.message import Envelope, Fact, Message
+from agent.pages import SignerCertificate
+from agent.positions import Position
 from agent.replication.protocol.codec import decode_answer
 from agent.replication.protocol.messages import FetchAnswer
-from agent.replication.pulling import AntiEntropy, AntiEntropySettings, ThrottledRequester
+from agent.replication.pulling import AntiEntropy, AntiEntropySettings, ThrottledRequester, TrustPolicy
+from agent.settings.store import StoreSettings
+from agent.signing.certificates import SignerTrust
+from agent.signing.chains import Rule
+from agent.signing.keys import ZoneSigner
 from agent.signing.messages import MessagePlace, sign_answer, split_answer
-from tests.replication.networks.test_taken_relay import LATER, LONG_AGO, chain, of_plant, running, smuggle
-from tests.replication.nodes import STREAM, Node
+from agent.signing.records import RecordSigner
+from tests.replication.nodes import IMPATIENT, STREAM, Node, sealed
 from tests.replication.simulation.relay import TakenOver, _packed, _Part
 from tests.replication.simulation.trust import signer_of
-from tests.signing.signers import make
+from tests.signing.signers import Made, make, signing_key
 from tests.support.mosquitto import Mosquitto
+from tests.support.received import put_page
 from tests.waiting import wait_until_async
 
 pytestmark = pytest.mark.system
 
+SMALL = StoreSettings(batch_facts_target=50)
+"""Small batches, so that a page has many and a run several."""
+
+LONG_AGO, LATER = datetime(2020, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC)
 LIES_MAX = 6  # then the relay is honest again
 BEFORE, AFTER = 400, 200  # facts that the relay has before the first page, and that follow
 
@@ -65,6 +79,63 @@ OWN = Origin("enterprise", bytes([7] * 16))
 """A life that the enterprise never had."""
 INVENTED = {"invent life of plant": Origin("plant-a", bytes([8] * 16)), "invent life of reader": OWN}
 """What the relay writes into its log."""
+
+
+def signer(authority: Made, zone: str) -> ZoneSigner:
+    """A zone's key with a certificate of the authority."""
+    made = make(zone, authority, begins=LONG_AGO, ends=LATER)
+    return ZoneSigner(signing_key(made), made.der)
+
+
+def trusting(authority: Made, rule: Rule = "required") -> TrustPolicy:
+    """The enterprise's configuration: the plant's facts need a signature."""
+    return TrustPolicy(SignerTrust((authority.certificate,)), {"plant-a": rule, "plant-b": rule}, "enterprise")
+
+
+def smuggle(relay: FactStore, batches: Sequence[Batch], certificate: RecordSigner | None = None) -> None:
+    """Write batches into the relay's store as if a peer had sent them; an attacker on the machine can do that."""
+    signers = (
+        [SignerCertificate(certificate.key_id, certificate.certificate, is_trusted=False, zone="")]
+        if certificate
+        else []
+    )
+    position = Position(b"s" * 16, 1)
+    put_page(relay, "accomplice", STREAM, batches, [], position, signers=signers).result()
+
+
+def of_plant(store: FactStore) -> list[bytes]:
+    """The batches in the plant's name in a store."""
+    return [one for one in sealed(store) if parse(one).header.origin.zone == "plant-a"]
+
+
+@contextlib.asynccontextmanager
+async def running(*nodes: Node) -> AsyncIterator[None]:
+    """All nodes, connected; closed afterwards."""
+    async with contextlib.AsyncExitStack() as stack:
+        for node in nodes:
+            await stack.enter_async_context(node.running())
+        yield
+    for node in nodes:
+        node.store.close()
+
+
+def chain(
+    broker: Mosquitto, folder: Path, authority: Made, rule: Rule = "required", plant_signer: RecordSigner | None = None
+) -> tuple[Node, Node, Node]:
+    """plant-a, which signs; the relay, which trusts every signer; the enterprise with its rule."""
+    plant = Node.open(broker, "plant-a", folder / "p", SMALL, signer=plant_signer or signer(authority, "plant-a"))
+    relay = Node.open(broker, "idmz", folder / "i")
+    enterprise = Node.open(broker, "enterprise", folder / "e", policy=trusting(authority, rule))
+    plant.serve({"idmz": [STREAM]})
+    relay.pull("plant-a")
+    relay.serve({"enterprise": [STREAM]})
+    enterprise.pull("idmz", relays=["plant-a", "plant-b"], receiver=IMPATIENT)
+    return plant, relay, enterprise
+
+
+def declined(node: Node) -> list[str]:
+    """The incidents of a node about facts that it declined."""
+    return [f"{one.subject}: {one.detail}" for one in node.store.reader.incidents() if one.kind == "declined"]
 
 
 class Liar:
@@ -149,3 +220,19 @@ async def test_a_lie_changes_nothing_that_is_stored(broker: Mosquitto, tmp_path:
             assert kinds["plant-a"] == set()
             assert (found.repaired_facts > 0) == LIES[lie].is_repaired
             assert liar.told or lie in INVENTED
+
+
+async def test_a_relay_without_configuration_passes_the_proof_on(broker: Mosquitto, tmp_path: Path) -> None:
+    """The relay knows no authority. Facts and certificates reach the enterprise through it, also in a page far
+    behind the log's end, and every page of the enterprise is verified."""
+    plant, relay, enterprise = chain(broker, tmp_path, AUTHORITY)
+    async with running(plant):
+        await plant.append(0, 20_000)
+        async with running(relay, enterprise):
+            await enterprise.wait_end(20_000)
+            await plant.append(20_000, 100)
+            await enterprise.wait_end(20_100)
+            assert of_plant(enterprise.store) == of_plant(plant.store)
+            assert not declined(enterprise)
+            last = enterprise.store.reader.held(STREAM)[plant.store.origin][-1].last_sequence
+            assert enterprise.store.reader.is_proven(STREAM, plant.store.origin, last)

@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from agent.batch import Batch, parse
 from agent.cli import bsfg
 from agent.config import load
 from agent.fact_store import FactStore, StoreDamaged
@@ -24,11 +23,9 @@ from agent.fact_store.integrity.verify import VerifyCounts, verify_store
 from agent.local_socket.serving import RequestHandler, serve
 from agent.local_socket.serving.store_errors import COMPARISON_ERRORS
 from agent.node import compare
-from agent.positions import Position
 from agent.replication.mqtt.link import Link
 from agent.replication.mqtt.requester import Requester
 from agent.replication.protocol.errors import PeerRefused
-from agent.replication.protocol.messages import DigestsAnswer, FetchSequences, GetDigests, SequencesAnswer
 from agent.replication.protocol.token_bucket import Priority, TokenBucket
 from agent.replication.pulling import PageJudge
 from agent.replication.pulling.anti_entropy import AntiEntropy, AntiEntropySettings, Comparison
@@ -37,7 +34,7 @@ from agent.settings.store import StoreSettings
 from agent.telemetry import Span, Telemetry
 from tests.replication.nodes import STREAM, Node, access, sealed, write_node_toml
 from tests.support.mosquitto import Mosquitto
-from tests.support.received import chains_in, put_page
+from tests.support.received import chains_in
 from tests.waiting import wait_until_async
 
 pytestmark = pytest.mark.system
@@ -233,118 +230,6 @@ async def test_a_damaged_tag_definition_is_put_back(broker: Mosquitto, tmp_path:
         FactStore.open(tmp_path / "plant-a.db", "plant-a") as plant,
     ):
         assert chains_in(idmz) == chains_in(plant)
-
-
-async def test_a_gap_is_fetched_and_appended(broker: Mosquitto, tmp_path: Path) -> None:
-    """Facts that the peer did not have in time, and has now, are found as a gap and stored late; facts that are under
-    way are left to the pull."""
-
-    async def prepare() -> list[bytes]:
-        plant = Node.open(broker, "plant-a", tmp_path, SMALL_BATCHES)
-        await plant.append(0, 1_000)
-        batches = sealed(plant.store)
-        origin, definitions = plant.store.origin, chains_in(plant.store)
-        with FactStore.open(tmp_path / "idmz.db", "idmz") as store:
-            some = [*batches[:2], *batches[5:7], batches[8]]
-            position = Position(origin.life, 900)
-            put_page(store, "plant-a", STREAM, [parse(one) for one in some], definitions, position).result()
-        plant.store.close()
-        return batches
-
-    batches = await prepare()
-    async with compared(broker, tmp_path, EVERYTHING) as (plant, idmz):
-        comparing = comparer(idmz, "plant-a")
-        found = await comparing.compare(STREAM, repair=False)
-        assert [span for _, span in found.missing] == [(201, 500), (701, 800)]
-        found = await comparing.compare(STREAM, repair=True)
-        assert (found.repaired_ranges, found.repaired_facts) == (2, 400)
-        late = [*batches[:2], *batches[5:7], batches[8], *batches[2:5], batches[7]]
-        assert sealed(idmz.store) == late
-        assert (await comparing.compare(STREAM, repair=True)).divergent_ranges == 0
-        position = idmz.store.inbound.peer_position("plant-a", STREAM)
-        assert position is not None
-        assert position.offset == 900
-        assert plant.store.consumers.all() == []
-
-
-async def test_a_fork_is_reported_and_not_repaired(broker: Mosquitto, tmp_path: Path) -> None:
-    """Two histories of one origin: the first batch that differs is named, an incident is recorded, and nothing is
-    fetched or changed."""
-    await pulled(broker, tmp_path)
-    (tmp_path / "idmz.db").rename(tmp_path / "kept.db")
-
-    async def other_history() -> None:
-        with FactStore.open(tmp_path / "plant-a.db", "plant-a") as store:
-            batches, origin = [parse(one) for one in sealed(store)], store.origin
-            definitions = chains_in(store)
-        forged = batches[:4]
-        for one in batches[4:]:
-            forged.append(resealed(forged[-1], one))
-        with FactStore.open(tmp_path / "idmz.db", "idmz") as store:
-            position = Position(origin.life, 1_000)
-            put_page(store, "plant-a", STREAM, forged, definitions, position).result()
-
-    await other_history()
-    async with compared(broker, tmp_path, EVERYTHING) as (_plant, idmz):
-        before = sealed(idmz.store)
-        found = await comparer(idmz, "plant-a").compare(STREAM, repair=True)
-        assert len(found.forks) == 1
-        assert "401 to 500 is another batch" in found.forks[0][1]
-        assert (found.repaired_ranges, found.missing) == (0, [])
-        assert sealed(idmz.store) == before
-        (incident,) = [one for one in idmz.store.reader.incidents() if one.kind == "fork"]
-        assert "401 to 500" in incident.detail
-
-
-def resealed(before: Batch, one: Batch) -> Batch:
-    """The same place with other values, linked to another history."""
-    from agent.batch import open_samples, seal_columns
-
-    columns = open_samples(one)
-    changed = columns._replace(values=[value + 1 for value in columns.values])  # type: ignore[operator]
-    return seal_columns(before.link, changed, one.header.definitions)
-
-
-async def test_only_exported_streams_are_compared(broker: Mosquitto, tmp_path: Path) -> None:
-    """Digests and sequences of a stream that is not exported are refused; facts that were never held are reported
-    absent, page by page."""
-    before = await pulled(broker, tmp_path)
-    async with compared(broker, tmp_path, EVERYTHING) as (_, idmz):
-        origin = str(parse(before[-1]).header.origin)
-        span = {"origin": origin, "first_sequence": 950, "last_sequence": 1_200}
-        asker = idmz.requester("plant-a")
-        page = (await asker.ask(FetchSequences(stream=STREAM, limit=10, **span), 5)).answer
-        assert isinstance(page, SequencesAnswer)
-        assert [entry[:2] for entry in page.batches] == [(901, 1_000)]
-        rest = {**span, "first_sequence": 1_001}
-        page = (await asker.ask(FetchSequences(stream=STREAM, limit=10, **rest), 5)).answer
-        assert isinstance(page, SequencesAnswer)
-        assert (page.holes, page.more) == ([(1_001, 1_200, "absent")], False)
-        digests = (await asker.ask(GetDigests(stream=STREAM), 5)).answer
-        assert isinstance(digests, DigestsAnswer)
-        assert digests.ranges == [(origin, 1, 1_000, "00" * 16, parse(before[-1]).digest.hex())]
-        inside = (await asker.ask(GetDigests(stream=STREAM, ends_max=256, **{**span, "first_sequence": 101}), 5)).answer
-        assert isinstance(inside, DigestsAnswer)
-        assert inside.ends == [(one.header.last_sequence, one.digest.hex()) for one in map(parse, before[1:])]
-        own = idmz.requester("plant-a")
-        for request in (GetDigests(stream="facts.other"), FetchSequences(stream="facts.other", limit=1, **span)):
-            with pytest.raises(PeerRefused, match="stream_not_exported"):
-                await own.ask(request, 5)
-
-
-async def test_comparisons_run_periodically(broker: Mosquitto, tmp_path: Path) -> None:
-    """With an interval set, it compares and repairs by itself; a peer's refusal is recorded, and the peer is asked
-    again."""
-    before = await pulled(broker, tmp_path)
-    flip(tmp_path / "idmz.db", before[5])
-    async with compared(broker, tmp_path, EVERYTHING) as (_plant, idmz):
-        page = idmz.store.read(STREAM, 0, 10_000, 10_000_000)  # a reader reads it
-        assert [hole.reason for hole in page.holes] == ["damaged"]
-        comparing = comparer(idmz, "plant-a", every_hours=0.00002)
-        running = asyncio.create_task(comparing.run())
-        await wait_until_async(lambda: comparing.statistics()[0].repaired_facts == 100, "the repair")
-        running.cancel()
-        assert sealed(idmz.store)[:10] == before
 
 
 async def test_equal_stores_cost_one_exchange(broker: Mosquitto, tmp_path: Path) -> None:

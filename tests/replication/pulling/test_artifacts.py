@@ -4,7 +4,6 @@ import asyncio
 import hashlib
 import os
 import random
-import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -225,32 +224,6 @@ async def test_a_store_without_room_waits_and_loses_nothing(
         node.store.close()
 
 
-@pytest.mark.parametrize("is_spoilt", [True, False], ids=["spoilt at the peer", "gone at the peer"])
-async def test_a_missing_artifact_delays_no_fact_and_is_reported(
-    broker: Mosquitto, tmp_path: Path, is_spoilt: bool
-) -> None:
-    """An artifact whose bytes the peer's disk has changed, or whose file was removed there, is never accepted; its fact
-    and all later ones arrive, and an incident names the artifact."""
-    plant, idmz = Node.open(broker, "plant-a", tmp_path / "plant-a"), Node.open(broker, "idmz", tmp_path / "idmz")
-    serve(plant, {"idmz": [STREAM]})
-    idmz.pull("plant-a")
-    put(plant, SMALL)
-    await file_report(plant, SMALL)
-    (file,) = (tmp_path / "plant-a" / "artifacts").glob("??/*")
-    file.unlink()
-    if is_spoilt:
-        file.write_bytes(SMALL[:-1] + b"?")
-    async with plant.running(), idmz.running():
-        await plant.append(0, 10)
-        await idmz.wait_end(11)
-        await wait_until_async(lambda: idmz.store.reader.incidents() != [], "the incident")
-    (incident,) = idmz.store.reader.incidents()
-    assert (incident.kind, incident.subject) == ("artifact_missing", name_of(SMALL))
-    assert not held(idmz, SMALL)
-    for node in (plant, idmz):
-        node.store.close()
-
-
 async def test_access_to_artifacts(broker: Mosquitto, tmp_path: Path) -> None:
     """A zone may get an artifact if it may read a fact that refers to it, and may put one, in chunks, if it may append;
     each refusal has its own code."""
@@ -287,36 +260,6 @@ async def test_access_to_artifacts(broker: Mosquitto, tmp_path: Path) -> None:
         node.store.close()
 
 
-async def test_a_peer_that_puts_and_never_appends_is_stopped_by_name(broker: Mosquitto, tmp_path: Path) -> None:
-    """A zone that floods a node with artifacts gets `artifact_quota` at its limit of unreferenced ones; the node's own
-    program puts and appends meanwhile. A fact that refers to one frees its room."""
-    settings = StoreSettings(artifact_bytes_max=1000, artifact_unreferenced_bytes_max=128 * 1024)
-    plant = Node.open(broker, "plant-a", tmp_path / "plant-a", settings)
-    idmz = Node.open(broker, "idmz", tmp_path / "idmz")
-    serve(plant, {"idmz": [STREAM]}, {"idmz": frozenset({STREAM})})
-    asker = idmz.requester("plant-a")
-
-    async def outcome(blob: bytes) -> str:
-        try:
-            await asker.ask(PutObject(digest=name_of(blob), size=len(blob), data=blob), 5)
-        except PeerRefused as error:
-            return f"{error.code}{', retry' if error.retryable else ''}"
-        return "put"
-
-    async with plant.running(), idmz.running():
-        outcomes = [await outcome(b"flood %d" % number) for number in range(20)]
-        assert outcomes == ["put"] * 2 + ["artifact_quota, retry"] * 18
-        assert plant.store.artifacts.unreferenced() == {"idmz": 128 * 1024}
-        put(plant, SMALL)
-        await file_report(plant, SMALL)
-        await file_report(plant, b"flood 0")
-        ended_s = time.monotonic() + 30
-        while await outcome(b"flood 3") != "put":
-            assert time.monotonic() < ended_s, "the room of a fact's artifact did not come back"
-    for node in (plant, idmz):
-        node.store.close()
-
-
 async def test_artifacts_are_refused_long_before_facts(broker: Mosquitto, tmp_path: Path) -> None:
     """On a disk with less free space than artifacts leave, a put is `artifacts_full`, and facts are appended."""
     settings = StoreSettings(artifact_disk_spare_bytes=2**60)
@@ -330,24 +273,5 @@ async def test_artifacts_are_refused_long_before_facts(broker: Mosquitto, tmp_pa
         assert (caught.value.code, caught.value.retryable) == ("artifacts_full", True)
         assert plant.store.artifacts.lacking()[0] == "artifact_disk_spare_bytes"
         await plant.append(0, 100)
-    for node in (plant, idmz):
-        node.store.close()
-
-
-async def test_a_page_beyond_the_quota_comes_whole(broker: Mosquitto, tmp_path: Path) -> None:
-    """A page whose artifacts exceed the peer's quota is stored, and the rest of them follows at once."""
-    settings = StoreSettings(artifact_bytes_max=1000, artifact_unreferenced_bytes_max=128 * 1024)
-    plant = Node.open(broker, "plant-a", tmp_path / "plant-a")
-    idmz = Node.open(broker, "idmz", tmp_path / "idmz", settings)
-    serve(plant, {"idmz": [STREAM]})
-    idmz.pull("plant-a")
-    blobs = [b"page %d" % number for number in range(10)]
-    for blob in blobs:
-        put(plant, blob)
-        await file_report(plant, blob)
-    async with plant.running(), idmz.running():
-        await idmz.wait_end(10)
-        await wait_until_async(lambda: all(held(idmz, blob) for blob in blobs), "all of them")
-    assert idmz.store.reader.incidents() == []
     for node in (plant, idmz):
         node.store.close()

@@ -185,32 +185,6 @@ async def test_a_confirmation_is_answered_when_it_is_durable() -> None:
         assert (outcome.answer.cursor_advanced_to, outcome.answer.lease) == (12, 3)
 
 
-async def test_a_confirmation_that_the_store_refuses_is_refused() -> None:
-    """The store compares the lease once more when it commits."""
-    async with play() as (store, consumers):
-        task = asyncio.create_task(consumers.confirm(ONE, receipt()))
-        assert await stands(task)
-        store.futures["confirm"].set_exception(FencedError())
-        with pytest.raises(FencedError):
-            await task
-
-
-@pytest.mark.parametrize("operation", ["fetch", "confirm"])
-async def test_a_fenced_instance_confirms_nothing(operation: str) -> None:
-    """The lease is decided, durably, before a confirmation is passed on or a page is read."""
-    async with play() as (store, consumers):
-        store.reader.held = Registered("idmz", STREAM, 10, Lease(4, "two"))
-        request = fetch(confirm=CONFIRM) if operation == "fetch" else receipt()
-        call: Any = getattr(consumers, operation)
-        task = asyncio.create_task(call(ONE, request))
-        assert await stands(task)
-        assert store.asked[-1] == ("hold_lease", NAME, LeaseClaim("one", 3))
-        store.futures["hold_lease"].set_exception(FencedError())
-        with pytest.raises(FencedError):
-            await task
-        assert {"confirm", "read"}.isdisjoint(store.names())
-
-
 async def test_a_new_consumer_is_registered_and_leased_before_anything_is_read() -> None:
     """Each step waits for the one before to be durable: registration, lease, begin of serving, page."""
     async with play() as (store, consumers):
