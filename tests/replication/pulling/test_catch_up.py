@@ -1,11 +1,5 @@
 """How a pull catches up: what is logged and when, and when an estimate is given."""
 
-import asyncio
-import logging
-import sqlite3
-from contextlib import closing
-from pathlib import Path
-
 import pytest
 
 from agent.replication.pulling.catch_up import (
@@ -17,9 +11,6 @@ from agent.replication.pulling.catch_up import (
     CatchUpEvent,
     CatchUpTracker,
 )
-from tests.replication.nodes import Node
-from tests.support.mosquitto import Mosquitto
-from tests.waiting import wait_until_async
 
 FAR = 50 * BEHIND_FACTS_MIN
 
@@ -95,39 +86,3 @@ def test_a_new_epoch_of_the_peer_starts_another_catch_up() -> None:
     assert tracker.update(1_000, 0, 100_000) == (CatchUpEvent.STARTED, CatchUp(0, 0, 100_000))
     tracker.update(2_000, 50_000, 100_000)
     assert tracker.update(3_000, 10, 200_000) == (CatchUpEvent.STARTED, CatchUp(10, 10, 200_000))
-
-
-@pytest.mark.system
-def test_catch_up_from_the_oldest_fact_is_logged(
-    broker: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A pull that starts at the oldest fact of a long log logs start and end of the catch-up with their offsets, and
-    its store marks the facts as backlog."""
-
-    async def scenario() -> None:
-        plant, idmz = Node.open(broker, "plant-a", tmp_path), Node.open(broker, "idmz", tmp_path)
-        plant.serve({"idmz": ["facts.telemetry"]})
-        await plant.append(0, 120_000)
-        puller = idmz.pull("plant-a", page_bytes_max=16_384)
-        async with plant.running(), idmz.running():
-            await idmz.wait_end(120_000)
-            await wait_until_async(lambda: puller.statistics().offset == 120_000, "the position")
-            await wait_until_async(lambda: puller.statistics().catch_up is None, "the pull to have caught up")
-        plant.store.close()
-        idmz.store.close()
-
-    with caplog.at_level(logging.INFO):
-        asyncio.run(scenario())
-    logged = {record.message: record for record in caplog.records if record.message.startswith("catch_up")}
-    assert set(logged) == {"catch_up_started", "catch_up_finished"}
-    begun, done = logged["catch_up_started"].__dict__, logged["catch_up_finished"].__dict__
-    assert (begun["peer"], begun["from_offset"], begun["end_offset"]) == ("plant-a", 0, 120_000)
-    assert (done["from_offset"], done["end_offset"]) == (0, 120_000)
-    assert done["percent"] > 90
-    assert [marks_in(tmp_path / f"{zone}.db")[0] for zone in ("plant-a", "idmz")] == [0, 1]
-
-
-def marks_in(file: Path) -> list[int]:
-    """The marks of a store that begin a backlog, oldest first."""
-    with closing(sqlite3.connect(file)) as connection:
-        return [found for (found,) in connection.execute("SELECT is_backlog FROM mark ORDER BY first_offset")]
