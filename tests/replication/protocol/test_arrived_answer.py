@@ -64,6 +64,7 @@ def test_every_answer_needs_a_proof(answer: Answer) -> None:
     with pytest.raises(UnprovenAnswer, match=r"\(\w+\) is not proven: nobody signed it") as raised:
         opened(payload)
     assert raised.value.retryable
+    assert "bsfg pki signer" in str(raised.value)
     other = PLACE._replace(correlation=b"d" * 16)
     with pytest.raises(UnprovenAnswer, match="the signature is wrong"):
         opened(sign_answer(SIGNER, other, payload))

@@ -225,6 +225,14 @@ def test_a_zone_that_has_signed_is_held_to_it_at_once(store: FactStore) -> None:
     assert not judge.judge("idmz", STREAM, page(run[4:]), []).batches
 
 
+def test_a_zone_whose_facts_were_signed_signs_its_answers(store: FactStore) -> None:
+    """A process that begins later has got no message of it, and demands its signature all the same."""
+    place = MessagePlace("plant", "enterprise", "i", b"c" * 16)
+    assert judge_of(store, rule="if_present").refuses_answer(place, b"", None) is None
+    put(store, judge_of(store).judge("idmz", STREAM, page(chain(1, key=KEY)), [PLANT.der]), 1)
+    assert judge_of(store, rule="if_present").refuses_answer(place, b"", None) == "plant did not sign it"
+
+
 def test_a_page_of_many_declined_ranges_names_a_few(store: FactStore) -> None:
     """A hostile page with an life for each batch does not become an incident for each."""
     forged = [chain(1, life=bytes([number]) * 16, text="forged")[0] for number in range(40)]
