@@ -93,8 +93,9 @@ def rows(file: Path, statement: str) -> Iterator[list[str]]:
 
 
 def bad_tags(file: Path) -> int:
-    """How many tags have a bad latest value."""
-    return sum(int(quality) != 0 for (quality,) in rows(file, "select quality from latest"))
+    """How many tags of the device have a bad latest value; unknown values of the node's health have a quality, too."""
+    asked = "select quality from latest where subject like 'tag:a/%'"
+    return sum(int(quality) != 0 for (quality,) in rows(file, asked))
 
 
 def process_of(child: Child) -> int:
