@@ -9,8 +9,10 @@ catalog of the commit that made the batches durable, so a thread sees both or ne
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from agent.batch import Batch
 from agent.pages import Page, StoredBatch
@@ -21,27 +23,24 @@ BYTES_MAX = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class TailCache:
-    """The last batches of one stream, in order."""
+    """The last batches of one stream, in order, and their size."""
 
     batches: tuple[StoredBatch, ...] = ()
+    bytes: int = 0
 
     def extended(self, added: Sequence[Batch], end_offset: int) -> TailCache:
         """The cache after an append of batches, the last of which ends at `end_offset`. The oldest batches are
         dropped."""
-        kept, left = list[StoredBatch](), BYTES_MAX
+        stored, size = list[StoredBatch](), self.bytes
         for batch in reversed(added):
-            left -= len(batch.sealed)
-            if left < 0:
-                return TailCache(tuple(reversed(kept)))
-            first_offset = end_offset - batch.header.count + 1
-            kept.append(StoredBatch(first_offset, batch))
-            end_offset = first_offset - 1
-        for stored in reversed(self.batches):
-            left -= len(stored.sealed)
-            if left < 0:
-                break
-            kept.append(stored)
-        return TailCache(tuple(reversed(kept)))
+            stored.append(StoredBatch(end_offset - batch.header.count + 1, batch))
+            end_offset -= batch.header.count
+            size += len(batch.sealed)
+        batches, dropped = (*self.batches, *reversed(stored)), 0
+        while size > BYTES_MAX:
+            size -= len(batches[dropped].sealed)
+            dropped += 1
+        return TailCache(batches[dropped:], size)
 
     def page(self, after_offset: int, facts_max: int, bytes_max: int, until_offset: int) -> Page | None:
         """The page that `StoreReader.read` would return; None if it begins before the cache, is empty, or has invalid
@@ -51,10 +50,9 @@ class TailCache:
             return None
         if not batches[0].first_offset <= after_offset + 1 <= min(batches[-1].last_offset, until_offset):
             return None
+        first = bisect_right(batches, after_offset + 1, key=lambda stored: stored.first_offset) - 1
         taken = list[StoredBatch]()
-        for stored in batches:
-            if stored.last_offset <= after_offset:
-                continue
+        for stored in islice(batches, first, None):
             bytes_max -= len(stored.sealed)
             is_full = bytes_max < 0 or stored.first_offset - 1 - after_offset >= facts_max
             if stored.first_offset > until_offset or (taken and is_full):
