@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from agent.lease import LeaseClaim
-from agent.local_socket.serving.store_errors import COMPARISON_ERRORS
 from agent.message import Envelope
 from agent.positions import NOTHING_READ, Position
 from agent.replication.protocol.errors import PeerRefused
@@ -28,7 +27,6 @@ from agent.replication.protocol.messages import (
     Request,
 )
 from agent.replication.protocol.topics import request_topic, response_topic
-from agent.replication.pulling.anti_entropy import AntiEntropy, AntiEntropySettings
 from agent.replication.pulling.pull_spans import CONFIRMS_MAX, PullSpans
 from agent.replication.pulling.receiving.pull_events import (
     Appended,
@@ -254,44 +252,6 @@ def test_how_a_confirm_span_ends_on_the_serving_side() -> None:
     at = 0
     asyncio.run(scenario())
     assert ends(telemetry, Span.CONFIRM, Side.SERVING) == (3, 1, 1, 1)
-
-
-@pytest.mark.system
-def test_the_debug_log_has_each_step_on_both_sides(
-    broker: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """At level debug a pull of a new stream and a comparison log start and stop of each step, with side and peer; each
-    request is one serve span of its operation at the other side."""
-    caplog.set_level(logging.DEBUG, "agent.telemetry")
-
-    async def scenario() -> None:
-        plant, idmz = (Node.open(broker, zone, tmp_path, SMALL_BATCHES) for zone in ("plant-a", "idmz"))
-        plant.serve({"idmz": [STREAM]})
-        puller = idmz.pull("plant-a", page_bytes_max=2_048)
-        settings = AntiEntropySettings("plant-a", (STREAM,), frozenset({"plant-a"}), every_hours=0)
-        comparer = AntiEntropy(ThrottledRequester(idmz.requester("plant-a")), idmz.store, settings, COMPARISON_ERRORS)
-        await plant.append(0, 1_000)
-        async with plant.running(), idmz.running():
-            await idmz.wait_end(1_000)
-            await wait_until_async(lambda: puller._runner.core.place.frontier == 1_000, "the confirmation")
-            await comparer.compare(STREAM, repair=False)
-        for node in (plant, idmz):
-            node.store.close()
-
-    asyncio.run(scenario())
-    for event in ("span_start", "span_stop"):
-        logged = {
-            (one.__dict__["span"], one.__dict__["side"], one.__dict__.get("operation", ""), one.__dict__["peer"])
-            for one in caplog.records
-            if one.message == event
-        }
-        asked = {
-            (span, "asking", "", "plant-a") for span in ("fetch", "append", "confirm", "bootstrap", "anti_entropy")
-        }
-        served = {("serve", "serving", operation, "idmz") for operation in ("FetchFacts", "GetDigests")}
-        seen = {("confirm", "serving", "", "idmz"), ("bootstrap", "serving", "", "idmz")}
-        assert asked | served | seen <= logged, event
-    assert all(one.__dict__["took_ms"] >= 0 for one in caplog.records if one.message == "span_stop")
 
 
 @pytest.mark.system
