@@ -24,11 +24,6 @@ def text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def flag(value: object) -> bool | None:
-    """The value if it is true or false."""
-    return value if isinstance(value, bool) else None
-
-
 def entries(value: object) -> list[dict[str, Any]]:
     """The objects of a list."""
     return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
