@@ -88,7 +88,7 @@ def measure(
         "limit": {"what": f"{columns} of an Arrow file by a data source that decodes nothing", **found["all"]["limit"]},
         "three_columns": found["three"],
         "count": found["count"],
-        "count_by_headers": found["headers"],
+        "count_by_column": found["column"],
         "one_tag": found["tag"],
         "start": found["start"],
         "hundredth_by_time": found["hundredth"],
@@ -107,7 +107,7 @@ def measure(
             ("all", columns),
             ("three", "3 columns"),
             ("count", "count"),
-            ("headers", "by headers"),
+            ("column", "by column"),
             ("part", "by time"),
             ("hundredth", "1 % by time"),
             ("tag", "one tag"),
@@ -225,7 +225,7 @@ def _readings(
         return add_up
 
     by_rows = sources("")
-    by_headers = {
+    by_column = {
         "bsfg": facts_of(spark, files.store, columns="facts", numPartitions=TASKS),
         "mqtt": facts_of(spark, columns="facts", numPartitions=TASKS, **node),
         "arrow": prebuilt(["facts"], TASKS),
@@ -246,8 +246,7 @@ def _readings(
         "three": {name: to_nowhere(rows) for name, rows in sources(NARROW).items()},
         "start": {name: to_nowhere(rows) for name, rows in sources("", of=files.first, end="2").items()},
         "count": {name: counting(rows) for name, rows in by_rows.items()},
-        "headers": {name: summing(rows) for name, rows in by_headers.items()}
-        | {"parquet": counting(by_rows["parquet"])},
+        "column": {name: summing(rows) for name, rows in by_column.items()} | {"parquet": counting(by_rows["parquet"])},
         **{
             question: {name: to_nowhere(rows) for name, rows in sources("", where=where).items()}
             for question, where in filters.items()
