@@ -4,12 +4,9 @@ It can do what a library refuses to do: stop reading, subscribe a hundred thousa
 open a socket and remain silent.
 """
 
-import fcntl
 import socket
 import ssl
 import struct
-import sys
-import termios
 from types import TracebackType
 from typing import Self
 
@@ -111,10 +108,6 @@ class Attacker:
         options = bytes([qos])
         filters = b"".join(text(topic) + options for topic in topics)
         self.socket.sendall(packet(0x82, self._next_identifier() + b"\x00" + filters))
-
-    def unsent_bytes(self) -> int:
-        """Bytes that were sent and have not reached the broker's machine."""
-        return int.from_bytes(fcntl.ioctl(self.socket, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
 
     def subscribe(self, topics: list[str], qos: int = 0) -> None:
         """Subscribe and await the acknowledgement."""
