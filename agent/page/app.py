@@ -8,6 +8,7 @@ no inline script or style.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -18,6 +19,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 from zlib import crc32
 
 import jinja2
+from markupsafe import Markup, escape
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
@@ -58,6 +60,7 @@ HEADERS = (
     (b"referrer-policy", b"no-referrer"),
     (b"cache-control", b"no-store"),
 )
+_MOMENT = re.compile(r"(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\dZ)")
 _STATIC = {"page.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
 
 
@@ -73,7 +76,7 @@ class Page:
         )  # fmt: skip
         self._templates.filters |= {
             "age": words.age, "count": words.count, "size": words.size, "moment": words.moment, "value": words.value,
-            "number": words.number, "text": words.text, "quote": partial(quote, safe=""),
+            "number": words.number, "text": words.text, "times": _with_times, "quote": partial(quote, safe=""),
             "status_name": status_name, "iso": lambda ms: words.moment(ms).replace(" ", "T"),
         }  # fmt: skip
         static = files("agent.page") / "static"
@@ -252,6 +255,12 @@ class Page:
 
 def _is_not_good(row: Any) -> bool:
     return row["quality"] is None or row["quality"] >> 30 >= 2
+
+
+def _with_times(text: object) -> Markup:
+    """Text, in which moments are elements that the browser shows in the reader's zone."""
+    element = r'<time datetime="\1T\2" title="\1 \2" data-iso>\1 \2</time>'
+    return Markup(_MOMENT.sub(element, str(escape(text))))  # noqa: S704 escaped before
 
 
 def _integer(text: str | None, default: int) -> int:

@@ -117,7 +117,9 @@ async def test_a_zone_below_is_shown_with_its_age(site: Site) -> None:
     """From the facts here; `/` leads to the fleet then. A zone that is not known is 404."""
     site.watch.zones = {}
     await site.watch.look()
-    site.watch.zones["plant"] = ZoneHealth("plant", NOW_MS - 300_000, {"verdict": 0, "source/a/connected": True})
+    reason = {"subject": "source a", "text": "last value 2026-11-28 20:10:55Z <b>"}
+    values = {"verdict": 0, "source/a/connected": True, "reasons": [reason]}
+    site.watch.zones["plant"] = ZoneHealth("plant", NOW_MS - 300_000, values)
     status, headers, _ = await site.get("/")
     assert (status, headers["location"]) == (307, "/fleet")
     _, _, body = await site.get("/fleet")
@@ -129,6 +131,8 @@ async def test_a_zone_below_is_shown_with_its_age(site: Site) -> None:
     _, _, body = await site.get("/zone/plant")
     assert "plant is broken: silent: no health for 5 min" in body
     assert "5 min old" in body
+    moment = '<time datetime="2026-11-28T20:10:55Z" title="2026-11-28 20:10:55Z" data-iso>2026-11-28 20:10:55Z</time>'
+    assert body.count(f"{moment} &lt;b&gt;") == 3, "in the sentence and in what needs a hand"
     assert (await site.get("/zone/nowhere"))[0] == 404
 
 
