@@ -195,11 +195,11 @@ def _has_commits_behind(path: Path, header: WalHeader | None, frames: int | None
 
 def _checkpoint(connection: sqlite3.Connection) -> int | None:
     """Copy the log's valid frames into the database, which does not change the log; returns how many there are, None if
-    the disk has no room."""
-    frames: int | None = None
+    the disk has no room, or another program is doing the same."""
+    frames = -1
     with _undone_on_full_disk(connection):
         _, frames, _ = connection.execute(QUERIES["checkpoint"]).fetchone()
-    return frames
+    return frames if frames >= 0 else None
 
 
 def _migrate(connection: sqlite3.Connection, path: Path) -> None:

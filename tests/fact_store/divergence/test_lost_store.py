@@ -20,6 +20,7 @@ from agent.fact_store.divergence.quarantine import mark_suspect, quarantined_fil
 from agent.fact_store.divergence.witness import read_witness
 from agent.fact_store.log.errors import StoreDamaged, StoreError
 from agent.fact_store.sqlite.connection import connect
+from agent.fact_store.sqlite.queries import QUERIES
 from agent.fact_store.sqlite.wal_file import HEADER_BYTES, read_header
 from tests.fact_store.making import AT_ONCE, EVERYTHING, OPERATIONAL, TELEMETRY, done, message, samples, tag, values_in
 
@@ -169,6 +170,23 @@ def test_a_log_without_its_last_commit_is_said(tmp_path: Path) -> None:
             assert (told.kind, "ends before the last commit that was acknowledged" in told.detail) == ("log_lost", True)
             assert notices(store)["log_lost"]["streams"] == []
             assert values_in(store) == list(range(1, 31))
+
+
+def test_a_checkpoint_of_another_program_is_no_loss(tmp_path: Path) -> None:
+    """SQLite then says of no frame that it is in the log. The killed node's log is whole, and nothing is reported."""
+
+    class Busy(sqlite3.Connection):
+        def execute(self, sql: str, *parameters: object) -> sqlite3.Cursor:  # type: ignore[override]
+            found = super().execute(sql, *parameters)  # type: ignore[arg-type]
+            return super().execute("SELECT 1, -1, -1") if sql == QUERIES["checkpoint"] else found
+
+    def connect_busy(uri: str) -> sqlite3.Connection:
+        return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, factory=Busy)
+
+    killed(tmp_path)
+    with FactStore.open(tmp_path / "facts.db", "plant", connect_to=connect_busy, unattended=True) as store:
+        assert not store.reader.incidents()
+        assert values_in(store) == list(range(1, 31))
 
 
 def test_an_old_copy_is_said(tmp_path: Path) -> None:
