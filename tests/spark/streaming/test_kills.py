@@ -52,7 +52,7 @@ ENVIRONMENT = {
     "SPARK_LOCAL_IP": "127.0.0.1",
     "JAVA_TOOL_OPTIONS": QUICK_JVM,
 }
-FACT = "zone, epoch, sequence, subject, predicate, unit, value, value_text, value_type, quality, source_time_ns"
+FACT = "zone, life, sequence, subject, predicate, unit, value, value_text, value_type, quality, source_time_ns"
 JOBS = """
 [source]
 path = "{store}"
@@ -242,7 +242,7 @@ def told(stage: RunningZones, query: str) -> list[dict[str, Any]]:
 
 def compare(lake: Path, recorded: list[dict[str, Any]]) -> None:
     """Assert that the tables are what the plant has recorded, in its order."""
-    columns = "zone epoch sequence tag predicate unit value value_text value_type quality source_time_ns offset".split()
+    columns = "zone life sequence tag predicate unit value value_text value_type quality source_time_ns offset".split()
     landed = landed_rows(paths(lake / "facts"), columns)
     assert [row[:-1] for row in landed] == [row_of(one) for one in recorded]
     assert [row[-1] for row in landed] == list(range(1, len(recorded) + 1))
@@ -258,4 +258,4 @@ def row_of(one: dict[str, Any]) -> tuple[Any, ...]:
     is_number = kind in {"double", "int", "bool"}
     what = (one["subject"], one["predicate"], one["unit"] or None)
     said = (float(value) if is_number else None, None if is_number else value, kind)
-    return (one["zone"], one["epoch"], one["sequence"], *what, *said, one["quality"], one["source_time_ns"])
+    return (one["zone"], one["life"], one["sequence"], *what, *said, one["quality"], one["source_time_ns"])
