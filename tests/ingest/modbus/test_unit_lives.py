@@ -14,7 +14,8 @@ from agent.ingest.modbus.refusal import SILENT
 from agent.ingest.modbus.units import Pauses, Unit
 from tests.ingest.modbus.devices import Device, S, fewest_reads, poll, register
 
-SEEDS = [int(os.environ["LIVES"])] if "LIVES" in os.environ else list(range(60))
+READ_AFTER_A_REFUSAL = 3285  # a value refused for the moment in its planned read, and read by the search of that poll
+SEEDS = [int(os.environ["LIVES"])] if "LIVES" in os.environ else [*range(60), READ_AFTER_A_REFUSAL]
 PAUSES = Pauses(2 * S, 60 * S)
 POLLS = 80
 
