@@ -71,7 +71,7 @@ def test_the_page_opens_and_values_change(zones: RunningZones, browser: Chromium
 
 def test_a_trend_is_zoomed_by_dragging(zones: RunningZones, browser: Chromium) -> None:
     """A tag of the plant has a curve at the enterprise; dragging over it shows a part, and its address holds the
-    view."""
+    view. A double click leads back to the whole, and no further."""
     from selenium.common.exceptions import StaleElementReferenceException
     from selenium.webdriver import ActionChains
 
@@ -87,8 +87,15 @@ def test_a_trend_is_zoomed_by_dragging(zones: RunningZones, browser: Chromium) -
     browser.run("document.querySelector('tbody th a').click()")
     browser.wait_text("least to greatest".upper())
     assert browser.run("return document.querySelectorAll('.trend path').length") > 0
+    whole = browser.driver.current_url
+    clicked = "document.querySelector('.trend svg').dispatchEvent(new MouseEvent('dblclick'))"
+    browser.run(clicked)
     wait_until(dragged, "a part of the trend")
     browser.wait_text("samples".upper())
+    wait_until(lambda: browser.run(clicked) or browser.driver.current_url == whole, "the whole trend")
+    browser.run(clicked)
+    browser.wait_text("samples".upper())
+    assert browser.driver.current_url == whole
     assert browser.complaints() == []
 
 

@@ -84,7 +84,7 @@ function zoomTo(first, last) {
   const query = new URLSearchParams(location.search);
   query.set("from", Math.round(first));
   query.set("to", Math.round(last));
-  history.pushState(null, "", `${location.pathname}?${query}`);
+  history.pushState({ isZoomed: true }, "", `${location.pathname}?${query}`);
   listen();
 }
 
@@ -123,7 +123,7 @@ function drawn() {
     pick.remove();
     if (b - a > 0.01) zoomTo(first + a * span, first + b * span);
   });
-  svg.addEventListener("dblclick", () => history.back());
+  svg.addEventListener("dblclick", () => history.state?.isZoomed && history.back()); // never out of this page
   figure.addEventListener("keydown", (event) => {
     const moves = { ArrowLeft: [-0.25, -0.25], ArrowRight: [0.25, 0.25], "+": [0.25, -0.25], "-": [-0.5, 0.5] };
     const move = moves[event.key];
