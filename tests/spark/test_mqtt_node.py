@@ -43,7 +43,7 @@ def test_nothing_is_confirmed_before_the_first_fact() -> None:
     assert conversation.asked == [ConfirmReceipt(consumer_name="local.lake", offset=5, life=LIFE, lease=7)]
 
 
-def test_another_epoch_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_life_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node whose store was restored answers each attempt the same way: the reader gets that answer, on the same
     connection, and not a failed connection after some attempts."""
     connections = []
