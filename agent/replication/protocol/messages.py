@@ -25,7 +25,7 @@ from agent.replication.protocol.errors import MalformedMessage
 # ---------------------------------------------------------------------------------------- types of fields, base classes
 
 OFFSET_MAX = 2**63 - 1
-"""Largest offset of a request; as a last offset it means the end of the log."""
+"""Largest offset of a request."""
 CLAIM_MAX = JSON_INTEGER_MAX
 """Largest integer of an answer, and largest sequence of an origin. A node adds up what its peers claim: the sum of a
 thousand such values fits into 64 bits. A log reaches it after 28 years of ten million facts a second."""
