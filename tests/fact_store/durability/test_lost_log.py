@@ -146,7 +146,7 @@ def killed_image(folder: Path, rng: random.Random) -> Image:
     just begun its log again."""
     path, promises = folder / "facts.db", Promises()
     folder.mkdir()
-    for life in range(10):
+    for life in range(200):  # on a busy machine, few of them commit twice
         run_and_kill(path, rng, promises, at_start=False)
         files = {part: (folder / f"facts.db{part}").read_bytes() for part in PARTS}
         found, witness = frames_of(files["-wal"]), read_witness(path)
