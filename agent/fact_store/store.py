@@ -120,14 +120,13 @@ class FactStore:
             except StoreError:
                 close_and_keep_log(path, opened.connection)
                 raise
-            record = None
-            if opened.witness is not None:
-                closing.callback(opened.witness.close)
-                record = opened.witness.record
-            writer = Writer(Committer(path, opened.connection, opened.catalog, opened.index, limits, record, signer))
+            witness = opened.witness
+            if witness is not None:
+                closing.callback(witness.close)
+            writer = Writer(Committer(path, opened.connection, opened.catalog, opened.index, limits, witness, signer))
             damages.start(writer)
             artifacts = Artifacts(path, limits.settings, reader, writer)
-            scrubber = Scrubber(path, writer, artifacts.sweep, opened.witness, reader.read)
+            scrubber = Scrubber(path, writer, artifacts.sweep, witness, reader.read)
             watch = IntegrityWatch(path, reader, damages, scrubber)
             closing.callback(writer.close)
             # Before the writer: the last connection to close copies the write-ahead log into the database, which a

@@ -102,6 +102,15 @@ class LiveWitness:
         except OSError:
             return
 
+    def failed(self) -> None:
+        """A transaction has failed."""
+        if self._follower is not None:
+            try:
+                self._follower.pass_over()
+            except OSError:
+                self._follower.close()
+                self._follower = None
+
     def sync(self) -> None:
         """Sync what was recorded to the disk."""
         if self._descriptor is not None:

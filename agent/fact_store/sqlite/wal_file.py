@@ -49,36 +49,45 @@ NO_LOG = LogEnd(b"", 0)
 
 class LogFollower:
     """Follows the end of the log of an open store from commit to commit, by the headers of its frames: checksums are
-    not read. Raises OSError."""
+    not read. Raises OSError.
+
+    No end is known of a log that may have frames behind its end that carry its salts: of a transaction that failed, or
+    of one torn before this opening. SQLite soon begins a new one.
+    """
 
     def __init__(self, path: Path, frames: int) -> None:
         """`frames`: those that SQLite reads now."""
         self._descriptor = os.open(wal_path(path), os.O_RDONLY | os.O_CLOEXEC)
-        self._end = NO_LOG
-        found = self._read(frames)
-        # SQLite goes on with the salts of a log whose first frame was damaged. Then commits may lie behind its end that
-        # only their checksums tell from later ones; it begins a new log soon.
-        self._passed_over = NO_LOG if found.frames == frames else found
+        salts, frame_bytes = self._header()
+        self._end, self._passed_over = LogEnd(salts, frames), b""
+        behind = range(frames, (os.fstat(self._descriptor).st_size - HEADER_BYTES) // frame_bytes)
+        if any(self._frame(number, frame_bytes)[8:16] == salts for number in behind):
+            self.pass_over()
+
+    def pass_over(self) -> None:
+        """Know no end of this log from now on: a transaction has failed."""
+        self._passed_over, _ = self._header()
 
     def end(self) -> LogEnd:
-        """The end of the log now; NO_LOG if it is empty, or may hold commits that SQLite does not read."""
-        self._end = self._read(0)
-        return NO_LOG if self._end.salts == self._passed_over.salts else self._end
-
-    def _read(self, frames: int) -> LogEnd:
-        """The end of the log, of which so many frames are known."""
-        head = os.pread(self._descriptor, HEADER_BYTES, 0)
-        if len(head) < HEADER_BYTES:
+        """The end of the log now; NO_LOG if it is empty, or its end is not known."""
+        salts, frame_bytes = self._header()
+        if salts == self._passed_over:
             return NO_LOG
-        salts, frame_bytes = head[16:24], FRAME_HEADER_BYTES + int.from_bytes(head[8:12])
-        number = frames = self._end.frames if salts == self._end.salts else frames
-        while True:
-            head = os.pread(self._descriptor, FRAME_HEADER_BYTES, HEADER_BYTES + number * frame_bytes)
-            if head[8:16] != salts:  # of the log before it was begun again
-                return LogEnd(salts, frames)
+        number = frames = self._end.frames if salts == self._end.salts else 0
+        while (head := self._frame(number, frame_bytes))[8:16] == salts:  # the others are of the log before it
             number += 1
             if any(head[4:8]):
                 frames = number
+        self._end = LogEnd(salts, frames)
+        return self._end
+
+    def _header(self) -> tuple[bytes, int]:
+        """Salts, which are empty in an empty file, and bytes of a frame."""
+        head = os.pread(self._descriptor, HEADER_BYTES, 0)
+        return head[16:24], FRAME_HEADER_BYTES + int.from_bytes(head[8:12])
+
+    def _frame(self, number: int, frame_bytes: int) -> bytes:
+        return os.pread(self._descriptor, FRAME_HEADER_BYTES, HEADER_BYTES + number * frame_bytes)
 
     def close(self) -> None:
         """Close the file."""

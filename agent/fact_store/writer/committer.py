@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 import sqlite3
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from agent.fact_store.append import Call, CommitGroup, Work, append_messages, append_samples
 from agent.fact_store.log import (
@@ -39,8 +39,12 @@ from agent.signing.records import RecordSigner
 
 log = logging.getLogger(__name__)
 
-Witness = Callable[[Mapping[str, int]], None]
-"""Records the ends that a commit has moved. Must not raise."""
+
+class Witness(Protocol):
+    """Records what a commit has moved, and that one has failed. Must not raise."""
+
+    def record(self, ends: Mapping[str, int]) -> None: ...
+    def failed(self) -> None: ...
 
 
 class Committed(NamedTuple):
@@ -108,7 +112,7 @@ class Committer:
         streams = self.catalog.streams.items()
         ends = {name: stream.end_offset for name, stream in streams if stream is not before.get(name)}
         if self._witness is not None:  # between commit and answers: the witness has all that was answered (0046)
-            self._witness(ends)
+            self._witness.record(ends)
         return Committed(outcomes, ends)
 
     def close(self, *, is_failed: bool) -> None:
@@ -186,6 +190,8 @@ class Committer:
                 self._connection.execute(QUERIES["rollback"])
         except sqlite3.Error as second:
             found = running_error(self.path, second)
+        if self._witness is not None:
+            self._witness.failed()
         self._settle(is_durable=False)
         self.housekeeping.postpone(time.monotonic_ns())
         found.__cause__ = error

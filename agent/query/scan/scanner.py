@@ -127,10 +127,20 @@ class Scanner:
         return ((at[0], stored) for at in joined for stored in self.read(*at))
 
     def facts_of(self, stream: str, summaries: Iterable[BatchSummary]) -> Iterator[Facts]:
-        """All facts of batches whose summaries were read."""
+        """All facts of batches whose summaries were read; a few megabytes of adjacent batches are read together."""
         bounds = Bounds()
         wanted = Wanted(self.dictionary, bounds)
-        for _, stored in self.read_ranges((stream, found.first_offset, found.last_offset) for found in summaries):
+        group, size = list[tuple[str, int, int]](), 0
+        for found in sorted(summaries):
+            group.append((stream, found.first_offset, found.last_offset))
+            size += found.body_bytes
+            if size >= READ_BYTES_MAX:
+                yield from self._facts_in(group, bounds, wanted)
+                group, size = [], 0
+        yield from self._facts_in(group, bounds, wanted)
+
+    def _facts_in(self, ranges: Iterable[tuple[str, int, int]], bounds: Bounds, wanted: Wanted) -> Iterator[Facts]:
+        for stream, stored in self.read_ranges(ranges):
             if facts := self.opened(stream, stored, bounds, wanted):
                 yield facts
 

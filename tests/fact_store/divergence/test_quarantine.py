@@ -14,11 +14,11 @@ from agent.fact_store import FactStore
 from agent.fact_store.divergence import witness
 from agent.fact_store.divergence.quarantine import mark_suspect, quarantine, quarantined_files
 from agent.fact_store.divergence.witness import LiveWitness, Witness, read_witness
-from agent.fact_store.log.errors import StoreDamaged, StoreForeign
-from agent.fact_store.sqlite import LogEnd, read_header
+from agent.fact_store.log.errors import StoreDamaged, StoreForeign, StoreFull
+from agent.fact_store.sqlite import NO_LOG, LogEnd, read_header
 from agent.pages import Page
 from agent.positions import Position
-from tests.fact_store.durability.faults import Faults, broken_error
+from tests.fact_store.durability.faults import Faults, broken_error, full_error
 from tests.fact_store.making import (
     AT_ONCE,
     EVERYTHING,
@@ -133,6 +133,23 @@ def test_the_witness_follows_each_commit(tmp_path: Path) -> None:
     content[3 * 128 + 70] ^= 1
     (tmp_path / "facts.db.witness").write_bytes(content)
     assert read_witness(path) == Witness(1, {"a": 5})
+
+
+def test_the_witness_leaves_out_a_log_in_which_a_commit_has_failed(tmp_path: Path) -> None:
+    """A full disk may leave frames of it there. What is committed after it is acknowledged all the same."""
+    faults, path = Faults(), tmp_path / "facts.db"
+    with FactStore.open(path, "plant", settings=AT_ONCE, connect_to=faults.connect, unattended=True) as store:
+        done(store.appends.define([tag(1)]))
+        before = read_witness(path)
+        assert before is not None
+        assert before.log.frames
+        faults.arm("COMMIT", 1, full_error)
+        with pytest.raises(StoreFull):
+            done(store.appends.append_samples(TELEMETRY, samples(1)))
+        done(store.appends.append_samples(TELEMETRY, samples(1)))
+        after = read_witness(path)
+        assert after is not None
+        assert (after.ends, after.log) == ({TELEMETRY: 1}, NO_LOG)
 
 
 def test_losses_are_shown_for_a_day(tmp_path: Path) -> None:

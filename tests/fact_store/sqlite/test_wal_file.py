@@ -12,6 +12,7 @@ import pytest
 
 from agent.fact_store.sqlite.wal_file import (
     HEADER_BYTES,
+    NO_LOG,
     LogFollower,
     WalHeader,
     has_commits_behind,
@@ -149,3 +150,39 @@ def test_the_end_of_a_log_is_followed(tmp_path: Path, seed: int) -> None:
                 reader.execute("END" if reader.in_transaction else "BEGIN")
                 reader.execute("SELECT count(*) FROM log").fetchone()
     assert len(logs) > 10
+
+
+@pytest.mark.parametrize("left", ["of a failed transaction", "behind a hole"])
+def test_no_end_is_known_of_a_log_with_frames_of_another_commit_behind_it(tmp_path: Path, left: str) -> None:
+    """A full disk leaves a commit's frame behind the end of the log, a power cut one behind a hole. Commits that reach
+    it are not taken for it; of the next log the end is known again."""
+    path = tmp_path / "facts.db"
+    with (
+        closing(sqlite3.connect(path, isolation_level=None)) as database,
+        closing(sqlite3.connect(path, isolation_level=None)) as reader,
+    ):
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("CREATE TABLE log (body)")
+        reader.execute("BEGIN")  # keeps SQLite from beginning the log again
+        reader.execute("SELECT * FROM log").fetchall()
+        frames = database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()[1]
+        log = wal_path(path).read_bytes()
+        committed = log[HEADER_BYTES + (frames - 1) * FRAME :][:FRAME]
+        with closing(LogFollower(path, frames)) as before:
+            with wal_path(path).open("r+b") as file:
+                file.seek(HEADER_BYTES + (frames + 1) * FRAME)  # one frame lies between
+                file.write(committed)
+            if left == "of a failed transaction":
+                before.pass_over()
+                follower = before
+            else:
+                follower = LogFollower(path, frames)
+            database.execute("INSERT INTO log VALUES (1)")
+            assert database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()[1] == frames + 1
+            assert follower.end() == NO_LOG
+            reader.execute("END")
+            database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+            database.execute("INSERT INTO log VALUES (2)")
+            assert follower.end() == (header_of(path).salts, 1)
+            if follower is not before:
+                follower.close()
