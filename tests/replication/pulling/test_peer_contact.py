@@ -106,4 +106,4 @@ def test_pages_are_stored_in_order_and_none_is_skipped() -> None:
     pages.pause("full", 0, 1.0)
     assert (pages.waits, pages.next(200)) == ("full", second)
     pages.refuse()
-    assert (pages.next(0), pages.state, pages.is_refused, pages.waits) == (None, Storing.IDLE, True, "")
+    assert (pages.next(0), pages.state, pages.is_refused, pages.waits) == (None, Storing.IDLE, True, "full")

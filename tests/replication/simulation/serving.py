@@ -52,7 +52,7 @@ class SteppedContext(Context):
 
     @property
     def node(self) -> Node:
-        return self.link.node  # type: ignore[attr-defined]
+        return self.answers._link.node  # type: ignore[attr-defined]
 
     def now_ns(self) -> int:
         return self.node.world.now_ms * 1_000_000
