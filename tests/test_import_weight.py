@@ -41,3 +41,14 @@ def test_a_program_loads_what_it_uses(modules: str, unwanted: tuple[str, ...], t
     loaded = set(done.stdout.split())
     assert loaded.issuperset(modules.split(", "))
     assert sorted(loaded.intersection(unwanted)) == []
+
+
+def test_a_new_store_loads_no_library_of_analysts(tmp_path: Path) -> None:
+    """sqlite-utils takes 70 MB of pandas and numpy where Spark's extra is installed. They can be imported
+    afterwards."""
+    program = (
+        "import sys, pathlib, agent.fact_store as f; f.FactStore.open(pathlib.Path('facts.db'), 'plant').close();"
+        "print('sqlite_utils' in sys.modules, *{'numpy', 'pandas'} & sys.modules.keys()); import numpy"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout.split() == ["True"]

@@ -10,7 +10,9 @@ A store with a step that this program does not have was written by a newer progr
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.resources import files
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -62,12 +64,25 @@ def migrate(connection: sqlite3.Connection) -> None:
     no step was applied."""
     if len(check_known(connection)) == len(FILES):
         return
-    from sqlite_utils import Database, Migrations  # 15 MB of imports, needed once in the life of a store
+    with _absent("numpy", "pandas"):  # 70 MB where Spark's extra is installed, for values that no store has
+        from sqlite_utils import Database, Migrations  # needed once in the life of a store
 
     steps = Migrations(MIGRATION_SET)
     for file in FILES:
         steps(name=file.stem)(_migration(file))
     steps.apply(Database(connection, execute_plugins=False))
+
+
+@contextmanager
+def _absent(*modules: str) -> Iterator[None]:
+    """Let imports find none of these modules, unless they are imported already."""
+    hidden = {name: None for name in modules if name not in sys.modules}
+    sys.modules.update(hidden)  # type: ignore[arg-type]  # None: there is no such module
+    try:
+        yield
+    finally:
+        for name in hidden:
+            del sys.modules[name]
 
 
 def _migration(step: Step) -> Callable[[Database], None]:
