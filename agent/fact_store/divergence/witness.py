@@ -60,7 +60,7 @@ def read_witness(path: Path) -> Witness | None:
     if (opening := numbers.pop(_OPENING, None)) is None:
         return None
     logs = [LogEnd(bytes.fromhex(name[len(_LOG) :]), number) for name, number in numbers.items() if _is_log(name)]
-    return Witness(opening, {name: end for name, end in numbers.items() if not _is_log(name)}, *logs)
+    return Witness(opening, {name: end for name, end in numbers.items() if not _is_log(name)}, *logs[:1])
 
 
 def write_witness(path: Path, witness: Witness) -> None:
