@@ -131,9 +131,8 @@ def _with_increase(facts: DataFrame, counters: Sequence[Counter]) -> DataFrame:
     fact = F.struct("place", *(name for name in facts.columns if name not in (*series, "place")))
     ordered = F.sort_array(F.collect_list(fact)).alias("facts")
     of_counter = made.where(F.col(_MODULUS).isNotNull()).groupBy(*series, _MODULUS).agg(ordered)
-    read = F.udf(
-        _read_counter, ArrayType(_INCREASE), useArrow=False
-    )  # Arrow needs pandas, which executors need not have
+    # Arrow would need pandas, which executors need not have.
+    read = F.udf(_read_counter, ArrayType(_INCREASE), useArrow=False)
     shown = read(_MODULUS, "facts.number", "facts.source_time_ns", "facts.unit")
     pair = F.explode(F.arrays_zip("facts", "shown")).alias("pair")
     counted = of_counter.withColumn("shown", shown).select(*series, pair)
