@@ -22,7 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
-from agent.config.sections_text import BrokenTable, read_tables
+from agent.config.sections_text import NAMED_BY, BrokenTable, name_of, read_tables
 from agent.errors import BsfgError
 from agent.settings.node import DEFAULT_STATE_DIR, IdentitySettings, NodeSettings, PageSettings
 from agent.settings.peers import BrokerSettings
@@ -244,8 +244,8 @@ def _sections(table: Mapping[str, object], file: Path) -> Sections:
         alone = _Reader(reader.folder)
         made = alone.table(made_as, found, "")
         if not alone.problems and place not in reader.without_profile:  # rules between sections are not its own
-            return Section(kind, place, _name_of(found), made)
-        return Section(kind, place, _name_of(found), None, tuple(of_section[place]))
+            return Section(kind, place, name_of(found), made)
+        return Section(kind, place, name_of(found), None, tuple(of_section[place]))
 
     hints, sections = typing.get_type_hints(NodeSettings), list[Section]()
     for kind, made_as in hints.items():
@@ -256,12 +256,12 @@ def _sections(table: Mapping[str, object], file: Path) -> Sections:
         if isinstance(entries, list):
             sections += [section(kind, f"{kind}[{at}]", item, entry) for at, entry in enumerate(entries)]
         else:  # [modbus] in the place of [[modbus]]
-            sections.append(Section(kind, kind, _name_of(entries), None, tuple(of_section[kind])))
+            sections.append(Section(kind, kind, name_of(entries), None, tuple(of_section[kind])))
     for word in table.keys() - hints.keys():  # the sections of [[modbuss]] are known by their names
         kind = next(iter(difflib.get_close_matches(word, hints, 1)), "")
         entries = table[word]
         unknown = entries if isinstance(entries, list) else [entries]
-        sections += [Section(kind, word, _name_of(entry), None, tuple(of_section[word])) for entry in unknown]
+        sections += [Section(kind, word, name_of(entry), None, tuple(of_section[word])) for entry in unknown]
     return Sections(file, problems, None, tuple(sections))
 
 
@@ -272,7 +272,14 @@ def _valid_sections(settings: NodeSettings) -> Iterator[Section]:
             [(f"{kind}[{at}]", entry) for at, entry in enumerate(made)] if isinstance(made, tuple) else [(kind, made)]
         )
         for place, entry in entries:
-            yield Section(kind, place, getattr(entry, "name", getattr(entry, "zone", "")), entry)
+            yield Section(kind, place, name_of_settings(entry), entry)
+
+
+def name_of_settings(section: Any) -> str:
+    """The name of a section among those of its kind, "" if it has none."""
+    name = next((getattr(section, setting) for setting in NAMED_BY if hasattr(section, setting)), "")
+    assert isinstance(name, str)
+    return name
 
 
 def _parsed(file: Path) -> Mapping[str, object]:
@@ -286,14 +293,6 @@ def _parsed(file: Path) -> Mapping[str, object]:
         raise ConfigError(file, [Problem("file", MISSING, why)]) from error
     except OSError as error:
         raise ConfigError(file, [Problem("file", MISSING, f"cannot be read: {error}")]) from error
-
-
-def _name_of(table: object) -> str:
-    """The name or zone that a section gives itself, "" if it gives none."""
-    if isinstance(table, BrokenTable):
-        return table.name
-    name = table.get("name", table.get("zone")) if isinstance(table, Mapping) else ""
-    return name if isinstance(name, str) else ""
 
 
 def _with_profiles(reader: _Reader, table: Mapping[str, object]) -> Mapping[str, object]:

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 _HEADER = re.compile(r"[ \t]*\[(\[)?[ \t]*([A-Za-z0-9_-]+)[ \t]*\]?\]?[ \t]*(#.*)?")
-_NAME = re.compile(r"""[ \t]*(?:name|zone)[ \t]*=[ \t]*["']?([A-Za-z0-9._-]+)""")
+_NAME = re.compile(r"""[ \t]*(name|node|zone)[ \t]*=[ \t]*["']?([A-Za-z0-9._-]+)""")
+NAMED_BY = ("name", "node", "zone")
+"""The settings that name a section among those of its kind; the first that it has counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,8 @@ def _parts(lines: list[str]) -> list[tuple[int, list[str]]]:
 
 def _table_of(lines: list[str], line_number: int, name: str) -> Any:
     """What a section holds, or why it cannot be read. Line numbers are those of the whole file."""
-    found = next((match[1] for match in map(_NAME.match, lines) if match), "")
+    given = {match[1]: match[2] for match in map(_NAME.match, reversed(lines)) if match}
+    found = next((given[setting] for setting in NAMED_BY if setting in given), "")
     text = "\n" * line_number + "".join(lines)
     try:
         text.encode()
@@ -87,6 +91,15 @@ def _add(tables: dict[str, Any], name: str, table: Any, *, is_list: bool) -> Non
 
 
 def _twice(name: str, table: Any) -> BrokenTable:
-    given = table.get("name", table.get("zone", "")) if isinstance(table, dict) else table.name
     why = f"stands twice in the file, or as [{name}] and as [[{name}]]; move the lines into the section that exists"
-    return BrokenTable(why, given if isinstance(given, str) else "")
+    return BrokenTable(why, name_of(table))
+
+
+def name_of(table: object) -> str:
+    """The name that a section gives itself, "" if it gives none."""
+    if isinstance(table, BrokenTable):
+        return table.name
+    if not isinstance(table, Mapping):
+        return ""
+    name = next((table[setting] for setting in NAMED_BY if setting in table), "")
+    return name if isinstance(name, str) else ""

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agent.config.node_file import Problem, Section, Sections
+from agent.config.node_file import Problem, Section, Sections, name_of_settings
 from agent.settings.node import NodeSettings
 
 _WHOLE = ("store", "stream", "signing", "origin")
@@ -61,7 +61,7 @@ def plan_settings(sections: Sections, before: NodeSettings | None) -> SettingsPl
         return SettingsPlan(sections.settings)
     if sections.node is None:
         return SettingsPlan(None, fatal=sections.problems)
-    if before is not None and before.node.zone != sections.node.zone:
+    if before is not None and (before.node.zone, before.node.name) != (sections.node.zone, sections.node.name):
         before = None
     out: list[NotInForce] = []
     chosen: dict[str, list[_Chosen]] = {}
@@ -75,9 +75,9 @@ def plan_settings(sections: Sections, before: NodeSettings | None) -> SettingsPl
             out.append(NotInForce(_heading(kind), _reason(wrong), is_kept=True))
             continue
         chosen[kind] = [_Chosen(kind, section.settings) for section in found if section.settings is not None]
-        names = {_key(section.settings) for section in chosen[kind]}
+        names = {name_of_settings(section.settings) for section in chosen[kind]}
         for section in wrong:
-            kept = next((last for last in _kept(kind, before) if _key(last.settings) == section.name), None)
+            kept = next((last for last in _kept(kind, before) if name_of_settings(last.settings) == section.name), None)
             if kept is not None and section.name not in names:
                 names.add(section.name)
                 chosen[kind].append(kept)
@@ -106,9 +106,13 @@ def _agreeing(chosen: dict[str, list[_Chosen]], before: NodeSettings | None, out
             out.append(NotInForce(_heading(kind), f"{path}: {why}", is_kept=True))
             continue
         found = chosen[kind].pop(int(index))
-        name = _key(found.settings)
-        kept_one = next((last for last in _kept(kind, before) if _key(last.settings) == name), None)
-        is_kept = kept_one is not None and not found.is_kept and name not in {_key(o.settings) for o in chosen[kind]}
+        name = name_of_settings(found.settings)
+        kept_one = next((last for last in _kept(kind, before) if name_of_settings(last.settings) == name), None)
+        is_kept = (
+            kept_one is not None
+            and not found.is_kept
+            and name not in {name_of_settings(o.settings) for o in chosen[kind]}
+        )
         if is_kept and kept_one is not None:
             chosen[kind].insert(int(index), kept_one)
         out.append(NotInForce(f"{_WORDS.get(kind, kind)} {name}", f"{path}: {why}", is_kept=is_kept))
@@ -131,13 +135,6 @@ def _kept(kind: str, before: NodeSettings | None) -> list[_Chosen]:
         return []
     found = getattr(before, kind)
     return [_Chosen(kind, settings, is_kept=True) for settings in (found if isinstance(found, tuple) else [found])]
-
-
-def _key(settings: Any) -> str:
-    """The name of a section among those of its kind."""
-    found = getattr(settings, "name", getattr(settings, "zone", ""))
-    assert isinstance(found, str)
-    return found
 
 
 def _heading(kind: str) -> str:

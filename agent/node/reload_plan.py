@@ -32,7 +32,7 @@ class Reach(Enum):
 
 
 REACH: Mapping[type, Reach | Mapping[str, Reach]] = {
-    IdentitySettings: {"zone": Reach.REFUSE, "state_dir": Reach.RESTART},
+    IdentitySettings: {"zone": Reach.REFUSE, "name": Reach.REFUSE, "state_dir": Reach.RESTART},
     StoreSettings: {
         "bytes_max": Reach.APPLY,
         # The writer's queue and pace, the ballast and the limits of artifacts are made with the store.
@@ -64,7 +64,7 @@ REACH: Mapping[type, Reach | Mapping[str, Reach]] = {
 _KEYS = {
     "stream": "name",
     "broker": "name",
-    "peer": "zone",
+    "peer": "node",
     "origin": "zone",
     "opcua": "name",
     "modbus": "name",
@@ -153,13 +153,13 @@ def _named(entries: Iterable[Any], key: str) -> dict[str, Any]:
 def _brokers(settings: NodeSettings) -> dict[str, object]:
     """By broker: its settings, and those of its peers."""
     return {
-        broker.name: (broker, _named((peer for peer in settings.peer if peer.broker == broker.name), "zone"))
+        broker.name: (broker, _named((peer for peer in settings.peer if peer.broker == broker.name), "node"))
         for broker in settings.broker
     }
 
 
 def _limits(settings: NodeSettings) -> object:
-    holds = {peer.zone: peer.zone_limit for peer in settings.peer}
+    holds = {peer.node: peer.zone_limit for peer in settings.peer}
     return settings.store, _named(settings.stream, "name"), holds
 
 

@@ -22,10 +22,15 @@ STATE_DIR_BYTES_MAX = 480  # SQLite's limit is 512 with the file's name and -jou
 
 @dataclass(frozen=True, slots=True)
 class IdentitySettings:
-    """[node]: the zone of this node, and the folder of its state."""
+    """[node]: the zone for which this node records, the folder of its state, and its name: the zone's, unless two nodes
+    record for one zone. What a node says about itself belongs to the zone of its name."""
 
     zone: str
     state_dir: Path = Path(DEFAULT_STATE_DIR)
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", self.name or self.zone)
 
     @property
     def store_file(self) -> Path:
@@ -34,9 +39,14 @@ class IdentitySettings:
 
     def problems(self) -> Iterator[tuple[str, str]]:
         if not ZONE.fullmatch(self.zone):
-            yield "zone", "a zone is 1 to 32 of a-z, 0-9 and -; it must equal the CN of this node's certificate"
-        if self.zone == LOCAL_ZONE:
-            yield "zone", NO_ZONE
+            yield (
+                "zone",
+                "a zone is 1 to 32 of a-z, 0-9 and -; it is the CN of this node's certificate, unless `name` is",
+            )
+        if not ZONE.fullmatch(self.name) and self.name != self.zone:
+            yield "name", "a name is 1 to 32 of a-z, 0-9 and -; it must equal the CN of this node's certificate"
+        if LOCAL_ZONE in {self.zone, self.name}:
+            yield "zone" if self.zone == LOCAL_ZONE else "name", NO_ZONE
         if len(str(self.state_dir).encode(errors="surrogateescape")) > STATE_DIR_BYTES_MAX:
             yield "state_dir", f"SQLite opens no file below a path of more than {STATE_DIR_BYTES_MAX} bytes"
 
@@ -100,12 +110,13 @@ class NodeSettings:
         for index, peer in enumerate(self.peer):
             if peer.broker not in brokers:
                 yield f"peer[{index}].broker", f"no [[broker]] is named {peer.broker!r}; named are {sorted(brokers)}"
-            if peer.zone == self.node.zone:
-                yield f"peer[{index}].zone", "this is our own zone; a node is not its own peer"
-            if self.node.zone in peer.relays:
+            if peer.node == self.node.name:
+                yield f"peer[{index}].{peer.named_by}", "this is our own name; a node is not its own peer"
+            if {self.node.zone, self.node.name}.intersection(peer.relays):
                 yield f"peer[{index}].relays", "our own facts are never taken back from a peer; remove our zone"
+        yield from self._name_problems()
         for index, origin in enumerate(self.origin):
-            if origin.zone == self.node.zone and origin.signatures != "if_present":
+            if origin.zone in {self.node.zone, self.node.name} and origin.signatures != "if_present":
                 yield f"origin[{index}].signatures", "this is our own zone, whose facts are signed here; see [signing]"
             elif origin.signatures == "required" and not origin.pinned and self.signing.facts_ca_file is None:
                 why = "nothing could be accepted: name signing.facts_ca_file, or pin the zone's certificate"
@@ -119,10 +130,20 @@ class NodeSettings:
         named = [(f"broker[{i}].name", b.name) for i, b in enumerate(self.broker)]
         yield from _twice(named)
         yield from _twice([(f"notify[{i}].name", n.name) for i, n in enumerate(self.notify)])
-        yield from _twice([(f"peer[{i}].zone", p.zone) for i, p in enumerate(self.peer)])
+        yield from _twice([(f"peer[{i}].{p.named_by}", p.node) for i, p in enumerate(self.peer)])
         sources = [(f"opcua[{i}].name", s.name) for i, s in enumerate(self.opcua)]
         yield from _twice(sources + [(f"modbus[{i}].name", s.name) for i, s in enumerate(self.modbus)])
         yield from self._line_problems()
+
+    def _name_problems(self) -> Iterator[tuple[str, str]]:
+        """A node is the zone of what it says about itself, so it may not be named like a zone for which others
+        record."""
+        zones = {self.node.zone, *(peer.zone for peer in self.peer)}
+        named = [("node.name", self.node.name, self.node.zone)]
+        named += [(f"peer[{index}].node", peer.node, peer.zone) for index, peer in enumerate(self.peer)]
+        for path, name, zone in named:
+            if name != zone and name in zones:
+                yield path, f"{name!r} is another zone, and this node records for {zone!r}; names must differ"
 
     def _line_problems(self) -> Iterator[tuple[str, str]]:
         """Sections with one endpoint share its line, so they must describe it alike."""

@@ -70,10 +70,11 @@ class PullStart:
 
 @dataclass(frozen=True, slots=True)
 class PeerSettings:
-    """[[peer]]: a node in another zone.
+    """[[peer]]: another node: who is asked, and who asks. `node` is its name, `zone` whose facts it records (default of
+    `node`). Two nodes of one zone are two peers; one of our own zone is our partner.
 
     `exports` are the streams that it may fetch from us, `pulls` those that we fetch from it, and `relays` the zones
-    besides its own whose facts we accept from it. `appends` are the streams to which it may append here, including
+    besides these two whose facts we accept from it. `appends` are the streams to which it may append here, including
     those that never leave this node. `asks`: commands of this node send it requests (`append --to`) although nothing is
     pulled. `bytes_per_second_max` limits all pulls from it together; 0 is no limit. `start` names the pulls that do not
     begin at the oldest fact. `anti_entropy_hours` is the time between two comparisons with it; 0 leaves them to `peer
@@ -103,12 +104,29 @@ class PeerSettings:
     hold_bytes_max: int = 0
     hold_hours_max: float = 0.0
     share_bytes: int = 0
+    node: str = ""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "node", self.node or self.zone)
         for name in ("exports", "pulls") if self.health else ():
             streams = getattr(self, name)
             if streams and HEALTH_STREAM not in streams:
                 object.__setattr__(self, name, (*streams, HEALTH_STREAM))
+
+    @property
+    def named_by(self) -> str:
+        """The setting that gives the node its name."""
+        return "zone" if self.node == self.zone else "node"
+
+    @property
+    def own_zones(self) -> frozenset[str]:
+        """The zones whose facts it records: its zone, and its name for what it says about itself."""
+        return frozenset({self.zone, self.node})
+
+    @property
+    def origins(self) -> frozenset[str]:
+        """The zones whose facts are accepted from it."""
+        return self.own_zones.union(self.relays)
 
     @property
     def zone_limit(self) -> ZoneLimit:
@@ -127,12 +145,13 @@ class PeerSettings:
         return next((start.at for start in self.start if start.stream == stream), "oldest")
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        for name, zones in (("zone", (self.zone,)), ("relays", self.relays)):
+        own = (("zone", (self.zone,)), ("node", () if self.node == self.zone else (self.node,)))
+        for name, zones in (*own, ("relays", self.relays)):
             for zone in zones:
                 if not ZONE.fullmatch(zone):
                     yield name, f"{zone!r} is not a zone (1 to 32 of a-z, 0-9 and -)"
-        if self.zone == LOCAL_ZONE:
-            yield "zone", NO_ZONE
+        if LOCAL_ZONE in self.own_zones:
+            yield "zone" if self.zone == LOCAL_ZONE else "node", NO_ZONE
         for name, streams in (("exports", self.exports), ("pulls", self.pulls), ("appends", self.appends)):
             for stream in streams:
                 if not STREAM.fullmatch(stream):

@@ -145,6 +145,24 @@ def peered(**peer: object) -> dict[str, object]:
     return {**A, "broker": [BROKER], "peer": [{"zone": "c", "broker": "b", "pulls": ["s"], **peer}]}
 
 
+def _peers(**peer: object) -> list[object]:
+    found = peered(**peer)["peer"]
+    assert isinstance(found, list)
+    return found
+
+
+def test_two_nodes_of_a_zone() -> None:
+    """A node and its peers are named like their zones, unless they have a name: two nodes of one zone are two peers,
+    and one of our own zone is our partner."""
+    one = read(peered(), FILE)
+    assert (one.node.name, one.peer[0].node, one.peer[0].origins) == ("a", "c", {"c"})
+    peers = [*_peers(), *_peers(node="c-2", relays=["e"]), *_peers(zone="a")]
+    pair = read({**peered(), "node": {"zone": "a", "name": "a-2"}, "peer": peers}, FILE)
+    assert (pair.node.zone, pair.node.name) == ("a", "a-2")
+    assert [(peer.zone, peer.node) for peer in pair.peer] == [("c", "c"), ("c", "c-2"), ("a", "a")]
+    assert pair.peer[1].origins == {"c", "c-2", "e"}
+
+
 OPCUA = {"name": "plc", "url": "opc.tcp://h", "tags_file": "t"}
 MISTAKES: list[tuple[dict[str, object], str, str]] = [
     ({}, "node", "is required"),
@@ -160,7 +178,15 @@ MISTAKES: list[tuple[dict[str, object], str, str]] = [
     ({**A, "page": {"listen_port": 70_000}}, "page.listen_port", "1 to 65535"),
     ({**A, "storage": {}}, "storage", "did you mean store?"),
     (peered(broker="x"), "peer[0].broker", "no [[broker]] is named"),
-    (peered(zone="a"), "peer[0].zone", "our own zone"),
+    ({"node": {"zone": "a", "name": "A 2"}}, "node.name", "must equal the CN"),
+    ({"node": {"zone": "a", "name": "local"}}, "node.name", "no zone is called 'local'"),
+    (peered(zone="a"), "peer[0].zone", "our own name"),
+    ({**peered(zone="a", node="a-2"), "node": {"zone": "a", "name": "a-2"}}, "peer[0].node", "our own name"),
+    (peered(node="a"), "peer[0].node", "'a' is another zone"),
+    (peered(node="C 2"), "peer[0].node", "is not a zone"),
+    (peered(node="local"), "peer[0].node", "no zone is called 'local'"),
+    ({**peered(), "node": {"zone": "b", "name": "c"}}, "node.name", "'c' is another zone"),
+    ({**peered(), "peer": [*_peers(zone="d", node="c"), *_peers()]}, "peer[0].node", "'c' is another zone"),
     (peered(zone="local"), "peer[0].zone", "no zone is called 'local'"),
     (peered(relays=["a"]), "peer[0].relays", "never taken back"),
     (peered(bytes_per_second_max=9600), "peer[0].bytes_per_second_max", "0 for no limit, or at least 16,384"),
@@ -168,7 +194,9 @@ MISTAKES: list[tuple[dict[str, object], str, str]] = [
         peered(pulls=[], exports=["s"], health=False, bytes_per_second_max=100_000),
         *("peer[0].bytes_per_second_max", "set it where the facts are pulled"),
     ),
-    ({**peered(), "peer": peered()["peer"] * 2}, "peer[1].zone", "names must differ"),  # type: ignore[operator]
+    (peered(relays=["a-2"], node="c-2") | {"node": {"zone": "a", "name": "a-2"}}, "peer[0].relays", "never taken back"),
+    ({**peered(), "peer": _peers() * 2}, "peer[1].zone", "names must differ"),
+    ({**peered(), "peer": _peers(node="c-2") * 2}, "peer[1].node", "names must differ"),
     ({**A, "origin": [{"zone": "b", "signatures": "required"}]}, "origin[0].signatures", "nothing could be accepted"),
     ({**A, "origin": [{"zone": "b"}, {"zone": "b"}]}, "origin[1].zone", "names must differ"),
     ({**A, "origin": [{"zone": "b", "signatures": "off", "pinned": ["0" * 64]}]}, "origin[0].pinned", "has no effect"),

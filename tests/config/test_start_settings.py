@@ -99,6 +99,17 @@ def test_a_wrong_section_goes_on_as_it_was_last_in_force(case: str, tmp_path: Pa
     assert subject in [one.subject for one in plan.not_in_force]
 
 
+def test_of_two_nodes_of_a_zone_the_wrong_one_goes_on(tmp_path: Path) -> None:
+    """A peer is known by its node, not by its zone: the other peer of its zone does not stand in for it."""
+    pair = "".join(PEER.replace('"idmz"\n', f'"idmz"\nnode = "{node}"\n') for node in ("idmz-1", "idmz-2"))
+    last = before(tmp_path, ALL.replace(PEER, pair))
+    file = tmp_path / "node.toml"
+    file.write_text(ALL.replace(PEER, pair).replace('"idmz-1"', '"idmz-1"\nport = 0'))
+    plan = plan_settings(load_sections(file), last)
+    assert plan.settings is not None
+    assert (plan.settings.peer, [one.subject for one in plan.not_in_force]) == (last.peer[::-1], ["peer idmz-1"])
+
+
 def test_a_source_that_was_renamed_with_a_mistake_is_left_out(tmp_path: Path) -> None:
     """Nothing ties it to the one before, which the file no longer has."""
     file = tmp_path / "node.toml"
