@@ -56,16 +56,18 @@ class Appends:
         self._writer = writer
         self._artifacts = artifacts
 
-    def define(self, definitions: Sequence[TagDefinition]) -> Future[list[int]]:
+    def define(self, definitions: Sequence[TagDefinition], *, stream: str = "") -> Future[list[int]]:
         """Store tag definitions; returns their numbers, from 1 without gaps. The same content keeps its number, changed
-        content gets a new one.
+        content gets a new one. `stream`: where their samples are appended, if it is that of the node's health, which
+        is a zone of its own.
 
         Raises MessageError at once for a definition that breaks the rules.
         """
         for definition in definitions:
             check_definition(definition)
         bodies = [definition.to_json() for definition in definitions]
-        return self._writer.submit("define", partial(define, bodies=bodies), size=sum(map(len, bodies)), is_early=True)
+        run = partial(define, zone=self._writer.catalog.sealing_zone(stream), bodies=bodies)
+        return self._writer.submit("define", run, size=sum(map(len, bodies)), is_early=True)
 
     def append_samples(self, stream: str, rows: Sequence[Sample]) -> Future[Appended]:
         """Append samples, all or none, at consecutive offsets; the future is done when they are durable here, whatever

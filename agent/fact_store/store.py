@@ -44,6 +44,7 @@ from agent.fact_store.retention import Ballast
 from agent.fact_store.sqlite import (
     OPENING_BYTES,
     Connect,
+    StoreNames,
     close_and_keep_log,
     connect,
     disk_free,
@@ -87,6 +88,7 @@ class FactStore:
         path: Path,
         zone: str,
         *,
+        node: str | None = None,
         settings: StoreSettings | None = None,
         streams: Sequence[StreamSettings] = (),
         holds: Mapping[str, ZoneLimit] | None = None,
@@ -94,7 +96,9 @@ class FactStore:
         signer: RecordSigner | None = None,
         unattended: bool = False,
     ) -> FactStore:
-        """Open the store of `zone`, or create it; recovers without an operator, however the last life ended.
+        """Open the store of `zone`, or create it; recovers without an operator, however the last life ended. `node`:
+        the one that records here, if it is not named like its zone. What it says about itself (health, notices,
+        checkpoints) is sealed under that name.
 
         Streams that `streams` does not name have the defaults of `StreamSettings`. `holds`: what each zone may hold
         back from being released. With `signer` the facts recorded here are signed. `unattended`, as nodes open it: a
@@ -103,7 +107,9 @@ class FactStore:
 
         Raises StoreUnusable: StoreMissing (folder), StoreLocked, StoreForeign, StoreTooNew, StoreDamaged.
         """
-        check_name("zone", zone, ZONE)
+        names = StoreNames(zone, node or zone)
+        for what, name in names._asdict().items():
+            check_name(what, name, ZONE)
         policies = {one.name: one for one in streams}
         limits = StoreLimits(settings or StoreSettings(), policies, holds or {})
         with ExitStack() as closing:
@@ -113,7 +119,7 @@ class FactStore:
             free = disk_free(path.parent)
             if file_bytes(path) == 0 and free is not None and free < OPENING_BYTES:  # an old store is opened with less
                 raise StoreUnusable(f"{path.parent} has {free:,} bytes free, too few for a new store", room_hint())
-            opened = open_writer(path, zone, connect_to, time.time_ns() // 1_000_000, signer, is_unattended=unattended)
+            opened = open_writer(path, names, connect_to, time.time_ns() // 1_000_000, signer, is_unattended=unattended)
             damages = DamageRegistry()
             try:
                 reader = StoreReader(path, connect_to=connect_to, on_damaged=damages.report)
@@ -163,6 +169,16 @@ class FactStore:
     def zone(self) -> str:
         """The zone whose store this is."""
         return self._writer.catalog.zone
+
+    @property
+    def node(self) -> str:
+        """The node that records here; the zone of what it says about itself."""
+        return self._writer.catalog.node
+
+    @property
+    def own_zones(self) -> frozenset[str]:
+        """The zones of what is recorded here: the zone, and the node."""
+        return self._writer.catalog.own_zones
 
     @property
     def ended(self) -> Future[None]:

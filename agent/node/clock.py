@@ -77,7 +77,7 @@ class NodeClock:
             self._look(is_complete=True)
             with suppress(StoreBusy, StoreFull):  # the next tick tries again
                 while self._changes:
-                    message = clock_message(self._changes[0], self._store.zone)
+                    message = clock_message(self._changes[0], self._store.node)
                     await asyncio.wrap_future(self._store.appends.append_message(OPERATIONAL_STREAM, message))
                     self._changes.popleft()
             await asyncio.sleep(TICK_S)

@@ -54,7 +54,7 @@ class HealthRecorder:
 
     async def _record(self, samples: Sequence[HealthSample], now_ms: int) -> None:
         if new := [sample.definition for sample in samples if sample.definition not in self._numbers]:
-            numbers = await asyncio.wrap_future(self._store.appends.define(new))
+            numbers = await asyncio.wrap_future(self._store.appends.define(new, stream=HEALTH_STREAM))
             self._numbers.update(zip(new, numbers, strict=True))
         columns = SampleColumns(
             [self._numbers[sample.definition] for sample in samples],
@@ -90,7 +90,7 @@ def last_recorded(store: FactStore) -> RecordedHealth | None:
     """The newest health of this node in its store; None if there is none. Raises StoreError."""
     scanner = Scanner(store.reader)
     first_offset = max(1, scanner.ends.get(HEALTH_STREAM, 0) - LOOK_BACK_FACTS)
-    bounds = Bounds(frozenset({HEALTH_STREAM}), zones=frozenset({store.zone}), offset_min=first_offset)
+    bounds = Bounds(frozenset({HEALTH_STREAM}), zones=frozenset({store.node}), offset_min=first_offset)
     for facts in scanner.scan(bounds, newest_first=True):
         columns = facts.column("subject"), facts.column("source_time_ns"), facts.values()
         at_ns, values = read_health(zip(*columns, strict=True))

@@ -61,8 +61,9 @@ def append_samples(
     transaction: Transaction, stream: str, appends: Sequence[AppendSamples], facts_target: int
 ) -> list[Appended | Refused]:
     """Seal and store the samples of appends to one stream; one outcome for each append."""
-    definitions = transaction.catalog.own_definitions
-    link = transaction.link(stream)
+    zone = transaction.catalog.sealing_zone(stream)
+    definitions = transaction.catalog.definitions_of(zone).definitions
+    link = transaction.link(stream, zone)
 
     def seal(some: Sequence[AppendSamples]) -> list[Batch]:
         columns = _joined(some)
@@ -104,7 +105,7 @@ def append_messages(
     """Store the messages of appends of one zone to one stream that may be stored (admission.py); one outcome for each
     append."""
     refused = dict[int, Refused]()
-    link = transaction.link(stream)
+    link = transaction.link(stream, transaction.catalog.sealing_zone(stream, appends[0].zone))
 
     def seal(some: Sequence[Message]) -> list[Batch]:
         seal_part = partial(seal_messages, sign=transaction.sign)
@@ -154,10 +155,10 @@ def append_notice(
 ) -> None:
     """Store an operational fact about a stream, or about the store (None), in the transaction that makes the reported
     change. A repeat is stored once."""
-    zone = transaction.catalog.zone
-    message = operational_fact(zone, stream, predicate, about, key, transaction.now_unix_ms)
+    catalog = transaction.catalog
+    message = operational_fact(catalog.node, stream, predicate, about, key, transaction.now_unix_ms)
     stream = stream or OPERATIONAL_STREAM
-    notice = AppendMessages(stream, [message], [message_key(message, zone)], [content_digest(message)], 0, 0)
+    notice = AppendMessages(stream, [message], [message_key(message, catalog.zone)], [content_digest(message)], 0, 0)
     (outcome,) = append_messages(transaction, stream, [notice], 1)
     assert not isinstance(outcome, Refused), outcome
 
@@ -179,34 +180,33 @@ def _add_own(transaction: Transaction, stream: str, batches: Sequence[Batch], wr
     known, first = transaction.stream(stream), batches[0]
     offered = HeldRange.of(first.header, first.digest)
     is_start = not transaction.held(known.id, transaction.origin_number(first.header.origin))
-    is_linear = not is_start or _goes_on(transaction, known.id, offered)
+    is_linear = not is_start or _goes_on(transaction, known.id, first.header.origin.zone, offered)
     first_offset = transaction.add_own(known, batches, writer)
     if not is_linear:
-        _report_division(transaction, stream, offered)
+        _report_division(transaction, stream, first.header.origin, offered)
     return first_offset
 
 
-def _goes_on(transaction: Transaction, stream: int, first: HeldRange) -> bool:
-    """Whether the first batch of this life continues the newest life before it, after all that is held of the own zone:
+def _goes_on(transaction: Transaction, stream: int, zone: str, first: HeldRange) -> bool:
+    """Whether the first batch of this life continues the newest life before it, after all that is held of its zone:
     then no other life is read."""
-    zone = transaction.catalog.zone
     life, highest = transaction.newest_life(stream, zone)
     ranges = transaction.held(stream, transaction.origin_number(Origin(zone, life)))
     return first.first_sequence > highest and bool(ranges) and is_followed(ranges[-1], first)
 
 
-def _report_division(transaction: Transaction, stream: str, first: HeldRange) -> None:
+def _report_division(transaction: Transaction, stream: str, origin: Origin, first: HeldRange) -> None:
     """Own facts that a peer has brought home may continue the same batch as the first one of this life."""
-    catalog, number = transaction.catalog, transaction.catalog.streams[stream].id
-    origins = {one.life: at for one, at in transaction.origins_of(catalog.zone).items()}
+    number = transaction.catalog.streams[stream].id
+    origins = {one.life: at for one, at in transaction.origins_of(origin.zone).items()}
     held = {life: ranges for life, at in origins.items() if (ranges := transaction.held(number, at))}
 
     def batch_at(life: bytes, sequence: int) -> HeldRange | None:
         return transaction.batch_at(number, origins[life], sequence)
 
-    found = find_division(held, catalog.life, first) or find_predecessor(held, catalog.life, first, batch_at)
+    found = find_division(held, origin.life, first) or find_predecessor(held, origin.life, first, batch_at)
     if isinstance(found, Branch):
-        report_branch(transaction, stream, catalog.origin, found)
+        report_branch(transaction, stream, origin, found)
 
 
 def _joined(appends: Sequence[AppendSamples]) -> SampleColumns:

@@ -24,13 +24,12 @@ CHAIN_BYTES_MAX, DEFINITION_OVERHEAD_BYTES = 18 * 1024 * 1024, 192
 before the first batch that needs them, and keeps 24 MiB until the chain is complete."""
 
 
-def define(transaction: Transaction, bodies: Sequence[bytes]) -> list[int]:
-    """The numbers of definitions in this store. A definition that is not stored yet is stored under the next number. If
-    those stored are damaged, new ones are begun."""
-    catalog = transaction.catalog
-    own = catalog.own_definitions
+def define(transaction: Transaction, zone: str, bodies: Sequence[bytes]) -> list[int]:
+    """The numbers of definitions of an own zone. A definition that is not stored yet is stored under the next number.
+    If those stored are damaged, new ones are begun."""
+    own = transaction.catalog.definitions_of(zone).definitions
     try:
-        stored = transaction.definition_bodies(catalog.zone, own)
+        stored = transaction.definition_bodies(zone, own)
     except StoreDamaged:
         stored = []
     if len(stored) != own.count:  # also where an index does not find them: its pages are of another state than the rows
@@ -40,8 +39,8 @@ def define(transaction: Transaction, bodies: Sequence[bytes]) -> list[int]:
     if fresh:
         known |= {body: number for number, body in enumerate(fresh, own.count + 1)}
         now = reduce(Definitions.extended, fresh, own)
-        transaction.add_definitions(DefinitionChain(catalog.zone, now, own, fresh))
-        transaction.set_own_definitions(now)
+        transaction.add_definitions(DefinitionChain(zone, now, own, fresh))
+        transaction.set_own_definitions(zone, now)
     return [known[body] for body in bodies]
 
 

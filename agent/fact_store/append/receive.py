@@ -244,11 +244,11 @@ def _add_range(ranges: list[OriginRange], header: batch_format.Header) -> None:
 def _write(transaction: Transaction, page: ReceivedPage, plan: _Plan) -> None:
     stream = transaction.stream(page.stream)
     transaction.add_signers(page.signers, page.peer)
-    own = transaction.catalog.origin
-    if own in plan.ranges or any(batch.header.origin == own for batch, _, _ in plan.forks):
+    own = {Origin(zone, transaction.catalog.life) for zone in transaction.catalog.own_zones}
+    if not own.isdisjoint(plan.ranges) or any(batch.header.origin in own for batch, _, _ in plan.forks):
         transaction.begin_life(is_forked=True)  # a batch of the present life that was not sealed in it: it runs twice
-    if any(origin.zone == own.zone for origin in plan.ranges):
-        transaction.keep_tip(stream)  # what comes home is not what this store sealed last
+    for zone in transaction.catalog.own_zones & {origin.zone for origin in plan.ranges}:
+        transaction.keep_tip(stream, zone)  # what comes home is not what this store sealed last
     if plan.inserts:
         transaction.add_batches(
             *(stream, plan.inserts), verified=plan.verified, is_backlog=page.is_backlog, writer=page.peer

@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agent.batch import Definitions
 from agent.fact_store.append import append_notice
 from agent.fact_store.divergence.quarantine import (
     QuarantinedFile,
@@ -38,10 +37,11 @@ from agent.fact_store.sqlite import (
     Connect,
     LogEnd,
     MessageIndex,
+    StoreNames,
     Transaction,
     WalHeader,
-    begin_life,
-    check_zone,
+    begin_store,
+    check_names,
     close_and_keep_log,
     connect_writer,
     file_bytes,
@@ -77,7 +77,7 @@ class _Found:
     """What an opening finds beside the tables."""
 
     path: Path
-    zone: str
+    names: StoreNames
     now_unix_ms: int
     is_unattended: bool
     has_header: bool
@@ -106,25 +106,25 @@ _NOTHING_LOST = _Lost()
 
 def open_writer(
     path: Path,
-    zone: str,
+    names: StoreNames,
     connect_to: Connect,
     now_unix_ms: int,
     signer: RecordSigner | None = None,
     *,
     is_unattended: bool,
 ) -> Opened:
-    """Open the store of `zone` at `path`, whose lock the caller holds. Raises StoreUnusable."""
+    """Open the store of a node at `path`, whose lock the caller holds. Raises StoreUnusable."""
     why = None
     if file_bytes(path) == 0 and file_bytes(wal_path(path)):  # SQLite would delete the log
         why = "the database is missing or empty, but its write-ahead log exists"
     if not is_unattended:
         if why is not None:
             raise StoreDamaged(f"{path}: {why}")
-        return _open(path, zone, connect_to, now_unix_ms, signer, is_unattended=False)
+        return _open(path, names, connect_to, now_unix_ms, signer, is_unattended=False)
     why = suspect_reason(path) or why
     if why is None:
         try:
-            return _open(path, zone, connect_to, now_unix_ms, signer, is_unattended=True)
+            return _open(path, names, connect_to, now_unix_ms, signer, is_unattended=True)
         except StoreDamaged as error:
             why = error.why
     try:
@@ -135,7 +135,7 @@ def open_writer(
         ) from error
     log.error("store_quarantined", extra={"path": str(path), "as": target.name, "reason": why})
     name = target.name if target.exists() else wal_path(target).name
-    return _open(path, zone, connect_to, now_unix_ms, signer, is_unattended=True, quarantined=name)
+    return _open(path, names, connect_to, now_unix_ms, signer, is_unattended=True, quarantined=name)
 
 
 def migrate_store(path: Path) -> None:
@@ -155,7 +155,7 @@ def migrate_store(path: Path) -> None:
 
 def _open(
     path: Path,
-    zone: str,
+    names: StoreNames,
     connect_to: Connect,
     now_unix_ms: int,
     signer: RecordSigner | None,
@@ -171,7 +171,7 @@ def _open(
         witness = read_witness(path) if is_unattended else None
         left = NO_LOG if header is None or frames is None else LogEnd(header.salts, frames)
         found = _Found(
-            *(path, zone, now_unix_ms, is_unattended, header is not None, is_cut, left, witness, quarantined)
+            *(path, names, now_unix_ms, is_unattended, header is not None, is_cut, left, witness, quarantined)
         )
         _migrate(connection, path)
         return _load(connection, found, signer)
@@ -215,8 +215,8 @@ def _load(connection: sqlite3.Connection, found: _Found, signer: RecordSigner | 
     path = found.path
     connection.execute(QUERIES["begin"])
     with reading_tables(path):
-        is_new = begin_life(connection, path, found.zone, found.now_unix_ms)
-        check_zone(identity(connection, path), found.zone, path)
+        is_new = begin_store(connection, path, found.names, found.now_unix_ms)
+        check_names(identity(connection, path), found.names, path)
         was_open, openings = connection.execute(QUERIES["select_openings"]).fetchone()
     catalog = load(connection, path)
     with reading_tables(path):
@@ -305,7 +305,7 @@ def _record_losses(transaction: Transaction, found: _Found, lost: _Lost) -> None
     }
     if lost.log_because is not None or lost.is_log_cut:
         # Pages of two states may name definitions that are gone: the tags are defined anew.
-        catalog.own_definition_id, catalog.own_definitions = None, Definitions()
+        catalog.own_definitions = {}
     if lost.log_because is not None:
         log.error("log_lost", extra={"path": str(found.path), "reason": lost.log_because})
         transaction.add_incident("log_lost", name, f"{lost.log_because}{f'; {ends}' if ends else ''}")

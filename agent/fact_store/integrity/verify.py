@@ -94,16 +94,16 @@ class _Walk:
         self, connection: sqlite3.Connection, done: VerifyCounts, progress: Progress, *, is_opened: bool
     ) -> None:
         self._connection = connection
-        self._zone = ""
+        self._node = ""
         self._done = done
         self._progress = progress
         self._is_opened = is_opened
         self._unreadable = list[Damage]()  # found since the last `_take_unreadable`
 
     def identity(self, path: Path) -> Iterator[Damage]:
-        """The zone of the store."""
+        """The zone and the node of the store."""
         try:
-            self._zone = identity(self._connection, path)
+            self._node = identity(self._connection, path).node
         except StoreDamaged as error:
             yield Damage("", 0, 0, "", 0, error.why)
 
@@ -192,11 +192,11 @@ class _Walk:
             self._progress(check.stream, after, stream.end_offset)
 
     def _checkpoint_damage(self, stream: int, check: StreamCheck, numbers: dict[Origin, int]) -> Iterator[Damage]:
-        """Compare the batches with this zone's own checkpoints. Checkpoints of other zones are unproven claims, and a
-        false one must not make this store appear damaged."""
+        """Compare the batches with this node's own checkpoints. Those of others are unproven claims, and a false one
+        must not make this store appear damaged."""
         for one in check.checkpoints:
             number = numbers.get(one.origin)
-            if one.by != self._zone or one.stream != check.stream or number is None:
+            if one.by != self._node or one.stream != check.stream or number is None:
                 continue
             self._done.checkpoints += 1
             asked = {"stream": stream, "origin": number, "sequence": one.last_sequence}

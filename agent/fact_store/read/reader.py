@@ -108,7 +108,7 @@ class StoreReader:
                         f"{path} has schema {steps[-1] if steps else 'none'}, this program reads {FILES[-1].stem}",
                         "start its node once, or run bsfg store migrate (for a quarantined file, on a copy of it)",
                     )
-                self.zone = identity(connection, path)
+                self.zone, self.node = identity(connection, path)
             on_error.pop_all()
 
     def read(
@@ -286,10 +286,10 @@ class StoreReader:
             return dict(connection.execute(QUERIES["select_definition_counts"]).fetchall())
 
     def own_definitions(self) -> Definitions:
-        """The newest of this store's own definitions."""
+        """The newest definitions with which this store seals samples of its zone."""
         with self._reading() as connection:
-            row = connection.execute(QUERIES["select_own_definition"]).fetchone()
-        return Definitions() if row is None else Definitions(*row[1:])
+            rows = connection.execute(QUERIES["select_own_definitions"]).fetchall()
+        return next((Definitions(*named) for zone, _, *named in rows if zone == self.zone), Definitions())
 
     def damaged_definitions(self, stream: str, origin: Origin, last_sequence: int) -> Definitions | None:
         """The definitions that the batch with this sequence needs, if some of them are damaged or missing."""
@@ -654,7 +654,7 @@ class _MomentReader(StoreReader):
     """A reader on one connection that has a read transaction open, which belongs to its maker."""
 
     def __init__(self, reader: StoreReader, connection: sqlite3.Connection) -> None:
-        self.path, self.zone = reader.path, reader.zone
+        self.path, self.zone, self.node = reader.path, reader.zone, reader.node
         self._connection = connection
         self._on_damaged = None
         self._streams: dict[str, int] = {}

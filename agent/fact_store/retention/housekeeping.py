@@ -63,8 +63,9 @@ class Housekeeping:
                 f"the disk is full ({self.room.space.disk_free:,} bytes are left)",
                 "free space; facts are served and confirmed meanwhile, and appends continue without a restart",
             )
-        known = transaction.catalog.streams.get(stream) or StreamState(0, stream)
-        write = Write(zone, size)
+        catalog = transaction.catalog
+        known = catalog.streams.get(stream) or StreamState(0, stream)
+        write = Write(catalog.zone if zone in catalog.own_zones else zone, size)
         if self.room.full(transaction.catalog, known, write) is None:
             return None
         # Release and delete before deciding: an append is refused only if nothing more may be released (decision 0025).
@@ -76,7 +77,7 @@ class Housekeeping:
         if nearest.share is not None:
             why = f"{zone} has {nearest.share.used:,} bytes here, its share is {nearest.share.limit:,}, and the rest of"
             why += f" {nearest.what} ({stream}) is kept for other zones"
-            return StoreFull(why, ShareFull.hint) if zone == transaction.catalog.zone else ShareFull(why)
+            return StoreFull(why, ShareFull.hint) if write.zone == catalog.zone else ShareFull(why)
         return StoreFull(
             f"{nearest.what} is full ({stream}: {nearest.used:,} of {nearest.limit:,} bytes)",
             f"see which consumer is behind (bsfg consumer list), free space, or {nearest.remedy}",

@@ -108,7 +108,7 @@ class Room:
             given = {zone: 0 for zone, one in self.limits.holds.items() if stream.name in one.writes}
         else:
             given = {zone: one.share_bytes for zone, one in self.limits.holds.items() if one.writes}
-        return shares_of({catalog.zone: 0, **given}, limit.limit)
+        return shares_of({**given, catalog.zone: 0}, limit.limit)
 
     def uses(self, catalog: Catalog, stream: StreamState | None) -> dict[str, int]:
         """Sealed bytes of each zone in a stream, or in all, with those of rows that are released and not yet

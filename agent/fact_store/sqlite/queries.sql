@@ -24,11 +24,14 @@ SELECT name FROM _sqlite_migrations WHERE migration_set = 'bsfg' ORDER BY id;
 -- tables: how many objects the schema has, whichever program made them
 SELECT count(*) FROM sqlite_schema;
 
--- insert_store: the zone of a new store
-INSERT INTO store (id, zone, format, created_unix_ms) VALUES (1, ?, ?, ?);
+-- insert_store: the zone and the node of a new store
+INSERT INTO store (id, zone, node, format, created_unix_ms) VALUES (1, ?, ?, ?, ?);
 
 -- select_store: the store's zone and format
 SELECT zone, format FROM store;
+
+-- select_node: the store's node, which earlier formats do not have
+SELECT node FROM store;
 
 -- select_openings: whether the store was left open, and how often it was opened
 SELECT is_open, openings FROM store;
@@ -591,12 +594,12 @@ WHERE id NOT IN (SELECT previous FROM definition WHERE previous IS NOT NULL) ORD
 -- select_definition_rows: all definitions
 SELECT id, zone, digest, previous, number, body FROM read_definition ORDER BY id;
 
--- select_own_definition: the newest of the store's own definitions
-SELECT definition.id, definition.number, definition.digest
-FROM store JOIN definition ON definition.id = store.definition;
+-- select_own_definitions: the newest definition of each own zone
+SELECT own.zone, definition.id, definition.number, definition.digest
+FROM own_definition AS own JOIN definition ON definition.id = own.definition;
 
--- update_own_definition: the newest of the store's own definitions
-UPDATE store SET definition = ?;
+-- insert_own_definition: the newest definition of an own zone
+INSERT OR REPLACE INTO own_definition (zone, definition) VALUES (?, ?);
 
 -- insert_held: a range of sequences now held
 INSERT INTO held (stream, origin, first_sequence, last_sequence, first_previous_digest, last_digest)
@@ -725,14 +728,14 @@ UPDATE life SET is_forked = 1 WHERE life = ?;
 -- select_forked: the lives that ran twice, or during which the clock jumped
 SELECT DISTINCT life FROM life WHERE is_forked;
 
--- insert_tip: the end of the last batch sealed here, where what is held of own lives does not end with it
-INSERT OR REPLACE INTO tip (stream, sequence, digest) VALUES (?, ?, ?);
+-- insert_tip: the end that the next own batch follows, where what is held of own lives does not end with it
+INSERT OR REPLACE INTO tip (stream, zone, sequence, digest) VALUES (?, ?, ?, ?);
 
 -- delete_tip: what is held of the newest own life ends with the last batch sealed here
-DELETE FROM tip WHERE stream = ?;
+DELETE FROM tip WHERE stream = ? AND zone = ?;
 
--- select_tips: the ends of the last batches sealed here that are kept
-SELECT stream, sequence, digest FROM tip;
+-- select_tips: the ends that are kept, by own zone and stream
+SELECT tip.zone, stream.name, tip.sequence, tip.digest FROM tip JOIN stream ON stream.id = tip.stream;
 
 -- select_own_end: the end of what is held of the newest life of a stream in which own facts were sealed
 SELECT held.last_sequence, held.last_digest

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import sqlite3
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from agent.batch import Definitions
 from agent.fact_store.log import (
@@ -21,6 +21,7 @@ from agent.fact_store.log import (
     ConsumerState,
     Event,
     Lifecycle,
+    OwnDefinitions,
     StoreDamaged,
     StoreForeign,
     StreamState,
@@ -34,30 +35,37 @@ from agent.lease import Lease
 from agent.pages import BatchEnd
 from agent.positions import Position
 
-FORMAT = 8  # of the tables and what they mean; incremented by changes that other programs must not read or write
+FORMAT = 9  # of the tables and what they mean; incremented by changes that other programs must not read or write
 
 OWN_DEFINITIONS_MAX = 50_000
 """Own tag definitions, with those of tags that were changed or removed, after which an opening begins without any: each
 reader reads all of them."""
 
 
-def begin_life(connection: sqlite3.Connection, path: Path, zone: str, now_unix_ms: int) -> bool:
-    """Make empty tables the store of `zone`, in the caller's transaction; False if they are a store already. Raises
+class StoreNames(NamedTuple):
+    """Whose store it is: the zone that its facts belong to, and the node that records them, which is the zone of what
+    it says about itself."""
+
+    zone: str
+    node: str
+
+
+def begin_store(connection: sqlite3.Connection, path: Path, names: StoreNames, now_unix_ms: int) -> bool:
+    """Make empty tables the store of a node, in the caller's transaction; False if they are a store already. Raises
     StoreDamaged."""
     is_new = connection.execute(QUERIES["select_store"]).fetchone() is None
     if is_new:
         if connection.execute(QUERIES["select_origins"]).fetchone() is not None:
             raise StoreDamaged(f"{path} holds facts, but the record of its zone is missing")
-        connection.execute(QUERIES["insert_store"], (zone, FORMAT, now_unix_ms))
+        connection.execute(QUERIES["insert_store"], (*names, FORMAT, now_unix_ms))
     return is_new
 
 
-def identity(connection: sqlite3.Connection, path: Path) -> str:
-    """The zone of the store; raises StoreForeign for tables without a store, or of an unknown format."""
+def identity(connection: sqlite3.Connection, path: Path) -> StoreNames:
+    """The zone and the node of the store; raises StoreForeign for tables without a store, or of an unknown format."""
     row = connection.execute(QUERIES["select_store"]).fetchone()
     if row is None:
         raise StoreForeign(f"{path} has tables but is not a store yet", "start the node once")
-    zone: str
     zone, store_format = row
     if store_format < FORMAT:
         why = f"{path} was made by a version before 1.0; this program cannot read it"
@@ -66,15 +74,21 @@ def identity(connection: sqlite3.Connection, path: Path) -> str:
         )
     if store_format != FORMAT:
         raise StoreForeign(f"{path} has format {store_format}, this program reads {FORMAT}", "update the program")
-    return zone
+    (node,) = connection.execute(QUERIES["select_node"]).fetchone()
+    return StoreNames(zone, node)
 
 
-def check_zone(found: str, zone: str, path: Path) -> None:
-    """Raise StoreForeign unless the store belongs to `zone`."""
-    if found != zone:
+def check_names(found: StoreNames, expected: StoreNames, path: Path) -> None:
+    """Raise StoreForeign unless the store belongs to this zone and this node."""
+    if found.zone != expected.zone:
         raise StoreForeign(
-            f"{path} is the store of zone {found!r}, this node is {zone!r}",
+            f"{path} is the store of zone {found.zone!r}, this node is {expected.zone!r}",
             "correct the zone in node.toml, or name another state_dir",
+        )
+    if found.node != expected.node:
+        raise StoreForeign(
+            f"{path} is the store of node {found.node!r} of zone {found.zone!r}, this node is {expected.node!r}",
+            "correct the name of the node in node.toml, or name another state_dir",
         )
 
 
@@ -87,7 +101,7 @@ def load(connection: sqlite3.Connection, path: Path) -> Catalog:
 
 
 def _load(connection: sqlite3.Connection, path: Path) -> Catalog:
-    catalog = Catalog(identity(connection, path))
+    catalog = Catalog(*identity(connection, path))
     for number, name, released_offset, released_bytes, end_offset, bytes_total, *mark in _rows(
         connection, "select_streams"
     ):
@@ -98,9 +112,11 @@ def _load(connection: sqlite3.Connection, path: Path) -> Catalog:
             *(number, name, end_offset, bytes_total, released_offset, released_bytes),
             *(mark_ms, mark_unix_ms or 0, bool(is_backlog)),
         )
-    for number, count, digest in _rows(connection, "select_own_definition"):
-        if count <= OWN_DEFINITIONS_MAX:
-            catalog.own_definition_id, catalog.own_definitions = number, Definitions(count, digest)
+    catalog.own_definitions = {
+        zone: OwnDefinitions(Definitions(count, digest), number)
+        for zone, number, count, digest in _rows(connection, "select_own_definitions")
+        if count <= OWN_DEFINITIONS_MAX
+    }
     for peer, stream, *position in _rows(connection, "select_trails"):
         catalog.trails[peer, stream] = (*catalog.trails.get((peer, stream), ()), Position(*position))
     _load_lives(connection, catalog)
@@ -117,14 +133,15 @@ def _load_lives(connection: sqlite3.Connection, catalog: Catalog) -> None:
     memory until a stream grows, so an opening that stores nothing leaves no trace."""
     catalog.newest_lives = {stream: (life, first) for stream, life, first in _rows(connection, "select_newest_lives")}
     catalog.forked = frozenset(life for (life,) in _rows(connection, "select_forked"))
-    catalog.life = draw_life(max((life for life, _ in catalog.newest_lives.values()), default=b""))
-    kept = {stream: BatchEnd(*tip) for stream, *tip in _rows(connection, "select_tips")}
-    catalog.kept_tips = frozenset(kept)
-    for name, state in catalog.streams.items():
-        asked = {"stream": state.id, "zone": catalog.zone}
-        tip = kept.get(state.id) or connection.execute(QUERIES["select_own_end"], asked).fetchone()
-        if tip is not None:
-            catalog.tips[name] = BatchEnd(*tip)
+    catalog.life = draw_life(catalog.highest_life)
+    catalog.tips = {(zone, stream): BatchEnd(*tip) for zone, stream, *tip in _rows(connection, "select_tips")}
+    catalog.kept_tips = frozenset(catalog.tips)
+    for name, zone in product(catalog.streams, catalog.own_zones):
+        asked = {"stream": catalog.streams[name].id, "zone": zone}
+        if (zone, name) in catalog.kept_tips:
+            continue
+        if (tip := connection.execute(QUERIES["select_own_end"], asked).fetchone()) is not None:
+            catalog.tips[zone, name] = BatchEnd(*tip)
 
 
 def _load_consumers(connection: sqlite3.Connection, catalog: Catalog) -> None:

@@ -20,6 +20,7 @@ from agent.columns import BatchError
 from agent.fact_store.log import (
     Catalog,
     ConsumerState,
+    OwnDefinitions,
     PageRow,
     StreamState,
     TailCache,
@@ -231,9 +232,9 @@ class Transaction:
         number, life, start = row
         return life, max([start, *(one.first_sequence for one in self.held(stream, number))])
 
-    def link(self, stream: str) -> Link:
-        """The link that the next batch of own facts continues."""
-        return self.catalog.link(stream)
+    def link(self, stream: str, zone: str) -> Link:
+        """The link that the next batch of an own zone continues."""
+        return self.catalog.link(stream, zone)
 
     def origins_between(self, stream: StreamState, after_offset: int, until_offset: int) -> list[dict[str, object]]:
         """Origins and sequences of the batches that begin after one offset and up to another."""
@@ -339,8 +340,8 @@ class Transaction:
         return stream.end_offset + 1
 
     def add_use(self, stream: int, zone: str, size: int) -> None:
-        """Count bytes of a zone that came, or with a negative size are gone. Those of this zone are the rest."""
-        if zone == self.catalog.zone:
+        """Count bytes of a zone that came, or with a negative size are gone. Those of this node are the rest."""
+        if zone in self.catalog.own_zones:
             return
         use = max(0, self.catalog.zone_uses.get((stream, zone), 0) + size)
         self.catalog.zone_uses[stream, zone] = use
@@ -348,10 +349,10 @@ class Transaction:
 
     def _definition_of(self, zone: str, definitions: Definitions) -> int | None:
         """The id of the last definition that a batch needs; None for messages."""
-        catalog = self.catalog
-        if (zone, definitions) == (catalog.zone, catalog.own_definitions):
-            return catalog.own_definition_id if definitions.count else None
-        return self.definition_id(zone, definitions.digest) if definitions.count else None
+        if not definitions.count:
+            return None
+        own = self.catalog.definitions_of(zone)
+        return own.id if definitions == own.definitions else self.definition_id(zone, definitions.digest)
 
     def sign_with(self, signer: RecordSigner | None) -> None:
         """Sign with this key from this transaction on, and store its certificate, so that no batch of it is served
@@ -453,13 +454,18 @@ class Transaction:
         if is_forked:
             self._execute(QUERIES["update_forked"], (catalog.life,))
             catalog.forked |= {catalog.life}
-        catalog.life = draw_life(max([catalog.life, *(life for life, _ in catalog.newest_lives.values())]))
+        catalog.life = draw_life(catalog.highest_life)
 
     def add_own(self, stream: StreamState, batches: Sequence[Batch], writer: str = "") -> int:
         """Add batches that were just sealed here on the stream's link; returns the offset of their first fact."""
-        tip, first, last = self.catalog.link(stream.name), batches[0].header, batches[-1]
-        assert (first.first_sequence, first.previous_digest) == (tip.next_sequence, tip.digest)
-        assert first.origin == self.catalog.origin
+        first, last = batches[0].header, batches[-1]
+        zone, at = first.origin.zone, (first.origin.zone, stream.name)
+        tip = self.link(stream.name, zone)
+        assert (first.origin, first.first_sequence, first.previous_digest) == (
+            tip.origin,
+            tip.next_sequence,
+            tip.digest,
+        )
         number = self.origin(first.origin)
         ranges, sealed = self.held(stream.id, number), HeldRange.of(first, last.digest)
         sealed = replace(sealed, last_sequence=last.header.last_sequence)
@@ -468,18 +474,22 @@ class Transaction:
             sealed = replace(left, last_sequence=sealed.last_sequence, last_digest=sealed.last_digest)
             ranges = tuple(before)
         self.set_held(stream.id, number, (*ranges, sealed))
-        self.catalog.tips[stream.name] = BatchEnd(last.header.last_sequence, last.digest)
-        if stream.id in self.catalog.kept_tips:  # what is held of this life ends with the tip again
-            self._execute(QUERIES["delete_tip"], (stream.id,))
-            self.catalog.kept_tips -= {stream.id}
+        self.catalog.tips[at] = BatchEnd(last.header.last_sequence, last.digest)
+        if at in self.catalog.kept_tips:  # what is held of this life ends with the tip again
+            self._execute(QUERIES["delete_tip"], (stream.id, zone))
+            self.catalog.kept_tips -= {at}
         return self.add_batches(stream, batches, verified=range(len(batches) if self.signer else 0), writer=writer)
 
-    def keep_tip(self, stream: StreamState) -> None:
-        """Write the stream's tip, because what is held of own lives will no longer end with it. Otherwise recovery
-        finds it there, and no commit writes a row for it."""
-        tip = self.catalog.tips.get(stream.name, BatchEnd(0, NO_DIGEST))
-        self._execute(QUERIES["insert_tip"], (stream.id, *tip))
-        self.catalog.kept_tips |= {stream.id}
+    def keep_tip(self, stream: StreamState, zone: str) -> None:
+        """Write the tip of an own zone in a stream, because what is held of own lives will no longer end with it.
+        Otherwise recovery finds it there, and no commit writes a row for it."""
+        if (at := (zone, stream.name)) not in self.catalog.kept_tips:
+            self._set_tip(stream, zone, self.catalog.tips.get(at, BatchEnd(0, NO_DIGEST)))
+
+    def _set_tip(self, stream: StreamState, zone: str, tip: BatchEnd) -> None:
+        self._execute(QUERIES["insert_tip"], (stream.id, zone, *tip))
+        self.catalog.tips[zone, stream.name] = tip
+        self.catalog.kept_tips |= {(zone, stream.name)}
 
     # ------------------------------------------------------------------------------------------------- the rest
 
@@ -505,12 +515,12 @@ class Transaction:
         self._executemany(QUERIES["insert_definition"], new)
         return repaired + len(new)
 
-    def set_own_definitions(self, definitions: Definitions) -> None:
-        """The newest of this store's own definitions, which is stored already."""
-        catalog = self.catalog
-        number = self.definition_id(catalog.zone, definitions.digest)
-        self._execute(QUERIES["update_own_definition"], (number,))
-        catalog.own_definitions, catalog.own_definition_id = definitions, number
+    def set_own_definitions(self, zone: str, definitions: Definitions) -> None:
+        """The newest definitions of an own zone, which are stored already."""
+        number = self.definition_id(zone, definitions.digest)
+        self._execute(QUERIES["insert_own_definition"], (zone, number))
+        own = self.catalog.own_definitions
+        self.catalog.own_definitions = {**own, zone: OwnDefinitions(definitions, number)}
 
     def set_subjects(self, stream: StreamState, offsets: Mapping[bytes, int]) -> None:
         """Record the newest messages about subjects, which were just stored."""

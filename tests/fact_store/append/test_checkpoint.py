@@ -101,9 +101,9 @@ def test_a_history_that_was_rewritten_contradicts_the_checkpoint(tmp_path: Path)
     assert compared == 1
     assert any("sequence 5 is not what the checkpoint of 2026-11-22 recorded" in one for one in damages)
     with sqlite3.connect(tmp_path / "facts.db") as connection:
-        connection.execute("UPDATE store SET zone = 'else'")
+        connection.execute("UPDATE store SET node = 'else'")
     connection.close()
-    assert verified(tmp_path)[1] == 0, "another zone's checkpoint is not compared"
+    assert verified(tmp_path)[1] == 0, "another node's checkpoint is not compared"
 
 
 def test_checkpoints_of_many_origins_are_split() -> None:

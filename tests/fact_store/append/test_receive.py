@@ -417,20 +417,20 @@ def test_own_facts_that_come_home_do_not_move_the_chain(tmp_path: Path) -> None:
     path = tmp_path / "facts.db"
     with plant(tmp_path) as store:
         done(store.appends.append_samples(TELEMETRY, samples(10)))
-        tip, was = store._writer.catalog.tips[TELEMETRY], store.origin
+        tip, was = store._writer.catalog.tips["plant", TELEMETRY], store.origin
     lost = batch.Link(TELEMETRY, was, tip.last_sequence + 1, tip.digest)
-    home = batch.seal_samples(lost, samples(20, 11), store._writer.catalog.own_definitions)
+    home = batch.seal_samples(lost, samples(20, 11), store._writer.catalog.definitions_of("plant").definitions)
     with FactStore.open(path, "plant", settings=AT_ONCE) as store:
         assert done(put_page(store, "idmz", TELEMETRY, [home], [], None)).stored_facts == 20
     with FactStore.open(path, "plant", settings=AT_ONCE) as store:
-        assert store._writer.catalog.tips[TELEMETRY] == tip
+        assert store._writer.catalog.tips["plant", TELEMETRY] == tip
         done(store.appends.append_samples(TELEMETRY, samples(5, 100)))
         last = parsed(sealed_in(store))[-1].header
         assert (last.first_sequence, last.previous_digest, last.origin) == (11, tip.digest, store.origin)
         assert [one.kind for one in store.reader.incidents()] == ["branch"]
-        tip = store._writer.catalog.tips[TELEMETRY]
+        tip = store._writer.catalog.tips["plant", TELEMETRY]
     with FactStore.open(path, "plant", settings=AT_ONCE) as store:
-        assert store._writer.catalog.tips[TELEMETRY] == tip
+        assert store._writer.catalog.tips["plant", TELEMETRY] == tip
 
 
 def test_a_batch_of_the_present_life_begins_another_one(tmp_path: Path) -> None:
@@ -439,7 +439,7 @@ def test_a_batch_of_the_present_life_begins_another_one(tmp_path: Path) -> None:
     with plant(tmp_path) as store:
         done(store.appends.append_samples(TELEMETRY, samples(10)))
         life, link = store.life, parsed(sealed_in(store))[-1].link
-        other = batch.seal_samples(link, samples(5, 50), store._writer.catalog.own_definitions)
+        other = batch.seal_samples(link, samples(5, 50), store._writer.catalog.definitions_of("plant").definitions)
         assert done(put_page(store, "idmz", TELEMETRY, [other], [], None)).stored_facts == 5
         assert store.life > life
         assert store.resolve(TELEMETRY, Position(life, 16)).how == "unknown"

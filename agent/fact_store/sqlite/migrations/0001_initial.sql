@@ -3,15 +3,16 @@
 -- Numbers: offsets and sequences start at 1 and have no holes; 0 means "nothing yet". Times are nanoseconds (_ns) or
 -- milliseconds (_unix_ms) since 1970, UTC. Digests are BLAKE2b-128.
 
--- The zone that owns this store. One row. definition: the newest of the zone's own tag definitions. is_open: set, also in
--- the database file itself, as long as there must be a write-ahead log; an orderly close clears it. openings: how often
--- it was opened; what was found before the last one is reported (decision 0046).
+-- The zone that owns this store, and the node, which is the zone of what it records about itself: two nodes may record
+-- for one zone. One row. is_open: set, also in the database file itself, as long as there must be a write-ahead log; an
+-- orderly close clears it. openings: how often it was opened; what was found before the last one is reported (decision
+-- 0046).
 CREATE TABLE store (
     id INTEGER PRIMARY KEY CHECK (id = 1),
     zone TEXT NOT NULL,
+    node TEXT NOT NULL,
     format INTEGER NOT NULL,
     created_unix_ms INTEGER NOT NULL,
-    definition INTEGER,
     is_open INTEGER NOT NULL DEFAULT 0 CHECK (is_open IN (0, 1)),
     openings INTEGER NOT NULL DEFAULT 0
 ) STRICT;
@@ -187,6 +188,12 @@ BEGIN
     SELECT RAISE(ABORT, 'definition is append-only');
 END;
 
+-- The newest definition with which this store seals samples of an own zone.
+CREATE TABLE own_definition (
+    zone TEXT PRIMARY KEY,
+    definition INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
 -- Copies of damaged tag definitions, fetched from a peer and proven by their digest; used in place of the rows of the
 -- same id in `definition`, which stay as they are.
 CREATE TABLE repaired_definition (
@@ -342,13 +349,15 @@ CREATE TABLE life (
     UNIQUE (stream, life)
 ) STRICT, WITHOUT ROWID;
 
--- The end of the last batch that this store has sealed in a stream, while what is held of its newest own life does not
--- end there, because a peer has brought own facts back. The next batch follows it.
+-- What the next batch of an own zone follows in a stream, while what is held of its newest own life does not end there:
+-- a peer has brought own facts back, or the other node of the zone has recorded since.
 CREATE TABLE tip (
-    stream INTEGER PRIMARY KEY REFERENCES stream (id),
+    stream INTEGER NOT NULL REFERENCES stream (id),
+    zone TEXT NOT NULL,
     sequence INTEGER NOT NULL CHECK (sequence >= 0),
-    digest BLOB NOT NULL CHECK (length(digest) = 16)
-) STRICT;
+    digest BLOB NOT NULL CHECK (length(digest) = 16),
+    PRIMARY KEY (stream, zone)
+) STRICT, WITHOUT ROWID;
 
 -- Up to when the facts of a source are complete on that source's clock: all of them are held, or a held fact declares
 -- them missing. part: empty for its values, `events`, or a tag that is complete up to an earlier time. ahead_ns: by how
