@@ -1,11 +1,13 @@
 """Core: what a counter has counted from one reading to the next. The one rule of the sources and of the rollups.
 
-A counter only rises. A lower reading is one of three things:
+A counter only rises. A lower reading is one of four things:
 
     wrap      the count through the modulus is at most a quarter of it, as it is for each counter that is read at least
               four times between two wraps
     restart   the counter goes on from the low reading, or from a lower one: it was set to 0
     nothing   it comes back, in one step, to at least the reading before: the low readings were wrong
+    behind    the reading is of another life, above half of the reading before: two gateways read the counter, and their
+              clocks differ. It counts nothing until it has passed the reading before
 
 So a low reading counts nothing until a later one decides. Price: a restarted counter that passes its old reading in one
 step is taken for one that came back, and what it counts is then too small by that reading, never too large. A reading
@@ -31,10 +33,11 @@ class Change(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A value of the counter and its time."""
+    """A value of the counter, its time, and the life that recorded it, if several may have."""
 
     value: float
     time_ns: int
+    life: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,8 @@ class CounterReader:
             return None
         before, low = self._last, self._fallen
         rise = reading.value - before.value
+        if reading.life != before.life and self._is_behind(before.value, rise):
+            return None
         if rise >= 0:
             return self._accept(Change.COUNTED, reading, self._without_restart(before, reading))
         if self._modulus and rise + self._modulus <= self._modulus / WRAP_PART:
@@ -81,6 +86,12 @@ class CounterReader:
 
     def _is_far(self, before: Reading, reading: Reading) -> bool:
         return self._apart_ns_max is not None and reading.time_ns - before.time_ns > self._apart_ns_max
+
+    def _is_behind(self, before: float, rise: float) -> bool:
+        """Whether a reading of another gateway can be one from before the last reading."""
+        if self._modulus and rise > 0:  # the counter has wrapped between the two
+            return rise - self._modulus >= -self._modulus / WRAP_PART
+        return -before / STEP_PART < rise < 0
 
     def _without_restart(self, before: Reading, reading: Reading) -> float:
         """The rise; less if it shows that a restart was none, which has counted what came after it from 0."""

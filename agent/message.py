@@ -108,6 +108,16 @@ class Sample(NamedTuple):
     quality: int = QUALITY_GOOD
 
 
+class SampleRank(NamedTuple):
+    """The order in which samples of one tag count; the greatest is the latest value. Of two gateways that record for
+    one zone the higher life is the later leader, so its sample replaces one of the same source time. The fields are
+    columns of a row of facts, where lives as text sort as their bytes do."""
+
+    source_time_ns: int
+    life: bytes
+    offset: int
+
+
 @dataclass(frozen=True, slots=True)
 class TagDefinition:
     """The meaning of a tag number. Immutable: a changed definition gets a new number.

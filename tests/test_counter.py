@@ -113,3 +113,37 @@ def test_nothing_is_counted_twice(values: list[float], modulus: float | None) ->
     if modulus is None:
         restarted = sum(later - earlier if later >= earlier else later for earlier, later in itertools.pairwise(values))
         assert total(values) <= restarted * (1 + 1e-9)
+
+
+@given(
+    st.lists(st.integers(0, 10), min_size=4, max_size=30),
+    st.lists(st.booleans(), min_size=30, max_size=30),
+    st.integers(-5, 5),
+    st.sampled_from([None, 400]),
+)
+def test_two_gateways_with_other_clocks_count_once(
+    rises: list[int], is_missed: list[bool], late_s: int, modulus: int | None
+) -> None:
+    """Two gateways read one counter each second, one of them with gaps and with a clock that is seconds off, over wraps
+    as well: all that was counted is counted, once, and no reading is a restart."""
+    counts = list(itertools.accumulate(rises, initial=1000))
+    told = [(second, 1, counted, "a") for second, counted in enumerate(counts)]
+    told += [
+        (second + late_s, 2, counted, "b")
+        for second, (counted, gap) in enumerate(zip(counts, is_missed, strict=False))
+        if not gap
+    ]
+    told.sort()
+    reader, found = CounterReader(modulus), []
+    for second, _, counted, life in told:
+        found.append(reader.read(Reading(counted % modulus if modulus else counted, second, life)))
+    assert sum(one.counted for one in found if one) == max(told, key=lambda one: one[2])[2] - told[0][2]
+    assert Change.RESTARTED not in {one.change for one in found if one}
+
+
+def test_a_restart_between_two_gateways_is_one() -> None:
+    """A device that was set to 0 while the other gateway took over has counted from 0, if it is read before it has half
+    of its old count."""
+    reader, readings = CounterReader(), [(1000, "a"), (12, "b"), (40, "b"), (600, "b")]
+    found = [reader.read(Reading(value, second, life)) for second, (value, life) in enumerate(readings)]
+    assert [None if one is None else one.counted for one in found] == [None, None, 40, 560]

@@ -27,8 +27,8 @@ from agent.query.sql import SqlSession
 @json_option
 @click.argument("statement")
 def sql(config_file: Path, store_file: Path | None, as_csv: bool, as_json: bool, statement: str) -> None:
-    """Run the SELECT statement STATEMENT ("-" reads it from standard input) on the tables facts, latest, definitions,
-    streams, consumers and incidents; see docs/operate/query.md for their columns."""
+    """Run the SELECT statement STATEMENT ("-" reads it from standard input) on the tables facts, samples, latest,
+    definitions, streams, consumers and incidents; see docs/operate/query.md for their columns."""
     text = sys.stdin.read() if statement == "-" else statement
     with open_reader(config_file, store_file) as reader:
         session = SqlSession(reader, time.time_ns())

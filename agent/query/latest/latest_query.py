@@ -267,4 +267,4 @@ def _look(scanner: Scanner, search: LatestSearch, arrival: Arrival, chain: Chain
         scanner.counters.add_hole(arrival.stream, Hole(stored.first_offset, stored.last_offset, "damaged"))
         return
     scanner.counters.batches_opened += 1
-    search.look_into(arrival, chain, samples)
+    search.look_into(arrival, stored.origin.life, chain, samples)

@@ -2,8 +2,9 @@
 
 A tag is a subject and predicate of a zone, whatever numbers it has had: a new unit, epoch or source gives it a new
 number. The value with the newest source time is the latest, so history that arrives after live values does not replace
-them. A source time ahead of this store's clock at recording does not count: such a fact replaces all facts that arrived
-before it, and the first fact after it that is not history replaces it (decision 0042).
+them; of equal times the higher life counts (`SampleRank`). A source time ahead of this store's clock at recording does
+not count: such a fact replaces all facts that arrived before it, and the first fact after it that is not history
+replaces it (decision 0042).
 
 Batches are taken in descending order of the time that they can prove, their *bound*. A tag is *settled* once its value
 is newer than the bounds of the remaining batches.
@@ -22,7 +23,7 @@ from itertools import accumulate, pairwise
 from typing import Literal, NamedTuple
 
 from agent.columns import Unpacked
-from agent.message import HEALTH_SOURCE, Value
+from agent.message import HEALTH_SOURCE, SampleRank, Value
 from agent.query.scan import Chain
 
 MARK_NS = 60_000_000_000  # a store marks its clock once a minute
@@ -57,16 +58,17 @@ class LatestValue:
     """The last known value of a tag, with the unit of the definition under which it was recorded."""
 
     source_time_ns: int
+    life: bytes
     arrival: Arrival
     value: Value
     quality: int
     unit: str
 
     @property
-    def rank(self) -> tuple[int, int]:
+    def rank(self) -> SampleRank:
         """The greater rank is the newer value. An ahead fact has the time from which a later one is not history."""
-        arrival = self.arrival
-        return self.source_time_ns if not self.ahead_ms else arrival.recorded_ns - CLOCKS_DIFFER_NS, arrival.offset
+        time_ns = self.arrival.recorded_ns - CLOCKS_DIFFER_NS if self.ahead_ms else self.source_time_ns
+        return SampleRank(time_ns, self.life, self.arrival.offset)
 
     @property
     def ahead_ms(self) -> int:
@@ -133,7 +135,7 @@ class LatestSearch:
         the remaining batches cannot change any wanted tag."""
         while self._times and -self._times[0][0] > bound_ns:
             time_ns, tag = heapq.heappop(self._times)
-            if self._found[tag].rank[0] == -time_ns and tag in self._numbers:
+            if self._found[tag].rank.source_time_ns == -time_ns and tag in self._numbers:
                 for chain, number in self._numbers.pop(tag):
                     self._open[chain].pop(number, None)
                 self._unsettled.discard(tag)
@@ -143,8 +145,8 @@ class LatestSearch:
         """Whether a batch with these definitions can hold a tag that is still searched for."""
         return bool(self._open.get(chain))
 
-    def look_into(self, batch: Arrival, chain: Chain, samples: Unpacked) -> None:
-        """Look for the tags in a batch; `batch` is the arrival of its first fact."""
+    def look_into(self, batch: Arrival, life: bytes, chain: Chain, samples: Unpacked) -> None:
+        """Look for the tags in a batch of a life; `batch` is the arrival of its first fact."""
         sought, tags = self._open.get(chain, {}), samples.all_tags()
         if sought.keys().isdisjoint(tags):
             return
@@ -164,7 +166,7 @@ class LatestSearch:
         better = {
             tag: place
             for tag, (rank_ns, place, _) in best.items()
-            if tag not in self._found or (rank_ns, batch.offset + place) > self._found[tag].rank
+            if tag not in self._found or (rank_ns, life, batch.offset + place) > self._found[tag].rank
         }
         chosen = list(better.values())
         details = zip(samples.values_at(chosen), samples.qualities_at(chosen), strict=True)
@@ -172,7 +174,7 @@ class LatestSearch:
             rank_ns, _, time_ns = best[tag]
             unit = chain.tags[tags[place] - 1].unit
             arrival = batch._replace(offset=batch.offset + place)
-            self._found[tag] = LatestValue(time_ns, arrival, value, quality, unit)
+            self._found[tag] = LatestValue(time_ns, life, arrival, value, quality, unit)
             self._note_alive(tag, rank_ns)
             heapq.heappush(self._times, (-rank_ns, tag))
 

@@ -111,12 +111,13 @@ class SqlSession:
             "consumers": RowsTable(self._consumers),
             "incidents": RowsTable(self._incidents),
         }
-        assert list(tables) == list(_TABLES)
+        assert tables.keys() | {"samples"} == _TABLES.keys()
         for name, table in tables.items():
             module: Any = Module(_TABLES[name], table)  # apsw's protocol has methods that reading does not need
             self._connection.create_module(
                 name, module, use_bestindex_object=True, eponymous=True, eponymous_only=True, read_only=True
             )
+        self._connection.execute(_TABLES["samples"])
 
     def _allowed(self, action: int, *_: str | None) -> int:
         """Allow only reading and calculating. load_extension is off in apsw by default."""

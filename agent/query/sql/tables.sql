@@ -1,4 +1,5 @@
--- The tables of `bsfg sql`, by name. Each is virtual: its rows are read from the store when a statement needs them.
+-- The tables of `bsfg sql`, by name. Each but the view is virtual: its rows are read from the store when a statement
+-- needs them.
 
 -- facts: every fact as a row, columns as agent/query/scan/fact_columns.py lists them; hidden ones are there when named
 CREATE TABLE facts (
@@ -28,6 +29,18 @@ CREATE TABLE facts (
     labels_json TEXT HIDDEN,
     verified TEXT HIDDEN
 );
+
+-- samples: for each tag and source time the sample that counts, as agent.message.SampleRank orders them
+CREATE VIEW samples AS
+SELECT stream, offset, zone, life, sequence, subject, predicate, tag, value, value_type, value_text, unit, quality,
+    is_good, source_time, source_time_ns
+FROM (
+    SELECT *, life, value_text, is_good, row_number() OVER (
+        PARTITION BY zone, subject, predicate, source_time_ns ORDER BY life DESC, offset DESC
+    ) AS place
+    FROM facts WHERE kind = 'sample'
+)
+WHERE place = 1;
 
 -- latest: the latest value of every tag, and the staleness of its source; see agent/query/latest/
 CREATE TABLE latest (

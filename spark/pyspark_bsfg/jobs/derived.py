@@ -6,7 +6,7 @@ only grows. So after a late fact its date and zone are computed again, and the d
 is replaced by a rename and recorded after that: a killed run leaves whole files, and the next run computes again what
 is not recorded.
 
-If a date and zone would now represent fewer facts than before, because files of the input are missing, its file is kept
+If a date and zone would now be made from fewer landed facts than before, because files are missing, its file is kept
 and reported.
 """
 
@@ -41,10 +41,11 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A date and zone of a table: the number of facts it represents, its files, and a text that identifies its
-    content."""
+    """A date and zone of a table: the number of facts that its rows represent, the number of landed facts that they
+    were made from, its files, and a text that identifies its content."""
 
     facts: int
+    landed: int
     paths: tuple[str, ...]
     state: str
 
@@ -85,7 +86,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class KeptDay:
-    """A date and zone whose file is kept, because it represents more facts than were found now."""
+    """A date and zone whose file is kept, because it was made from more landed facts than were found now."""
 
     table: str
     date: str
@@ -96,11 +97,12 @@ class KeptDay:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a step did."""
+    """What a step did. `repeated`: the facts among those that it read that its rows leave out as repetitions."""
 
     computed: int = 0
     unchanged: int = 0
     facts: int = 0
+    repeated: int = 0
     kept: list[KeptDay] = field(default_factory=list)
 
 
@@ -114,7 +116,7 @@ def landed(folder: Path) -> Source:
     parts = {}
     for key, files in sorted(found.items()):
         facts = sum(rows for _, rows in files)
-        parts[key] = Part(facts, tuple(path for path, _ in files), str(facts))
+        parts[key] = Part(facts, facts, tuple(path for path, _ in files), str(facts))
     return Source(folder, parts)
 
 
@@ -124,10 +126,10 @@ def derived(folder: Path) -> Source:
     try:
         made = json.loads(record.read_text("utf-8")) if record.exists() else {}
         parts = {}
-        for name, (facts, state) in made.items():
+        for name, (facts, of_landed, state) in made.items():
             day, _, zone = name.partition(" ")
             file = _part_file(folder, (day, zone))
-            parts[day, zone] = Part(facts, (str(file),) if file.exists() else (), state)
+            parts[day, zone] = Part(facts, of_landed, (str(file),) if file.exists() else (), state)
         return Source(folder, parts)
     except (OSError, ValueError, TypeError) as error:
         raise JobRefused(f"{record} is damaged: {error}", "remove it: the table is computed again") from error
@@ -150,21 +152,23 @@ def derive(
         if is_fewer_accepted:
             _forget(step, before, key)
         else:
-            outcome.kept.append(KeptDay(step.name, *key, before.parts[key].facts, 0))
+            outcome.kept.append(KeptDay(step.name, *key, before.parts[key].landed, 0))
     done = 0
     for keys in _chunks(sorted(wanted), source):
         report(f"{step.name}: {done} of {len(wanted)} dates and zones")
         found = _written(spark, step, source, keys)
         for key in keys:
-            facts = found.get(key, source.parts[key].facts)
-            known = before.parts.get(key)
-            if known is not None and facts < known.facts and not is_fewer_accepted:
-                outcome.kept.append(KeptDay(step.name, *key, known.facts, facts))
+            part, known = source.parts[key], before.parts.get(key)
+            facts = found.get(key, part.facts)
+            # By the landed facts: a table without repetitions may shrink when a fact arrives that replaces several.
+            if known is not None and part.landed < known.landed and not is_fewer_accepted:
+                outcome.kept.append(KeptDay(step.name, *key, known.landed, part.landed))
                 continue
             _publish(step.folder, key)
-            before.parts[key] = Part(facts, (), wanted[key])
+            before.parts[key] = Part(facts, part.landed, (), wanted[key])
             outcome.computed += 1
             outcome.facts += facts
+            outcome.repeated += part.facts - facts
         _record(step.folder, before)
         done += len(keys)
     shutil.rmtree(step.folder / _ASIDE, ignore_errors=True)
@@ -253,7 +257,8 @@ def publish_file(file: Path, target: Path) -> None:
 
 
 def _record(folder: Path, table: Source) -> None:
-    write_json(folder / RECORD, {" ".join(key): [one.facts, one.state] for key, one in sorted(table.parts.items())})
+    parts = sorted(table.parts.items())
+    write_json(folder / RECORD, {" ".join(key): [one.facts, one.landed, one.state] for key, one in parts})
 
 
 def _forget(step: Step, table: Source, key: Key) -> None:

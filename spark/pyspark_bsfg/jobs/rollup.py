@@ -2,7 +2,8 @@
 
 Every fact, also a message or a bad reading, is in the `count` of exactly one row of each table. A number holds until
 the next fact of its tag, of any quality, but no longer than `hold_s`. So a bad reading ends it, and a long silence is
-not covered. Time after midnight counts in the next date, if that date has facts of the zone.
+not covered. Facts of two gateways with different times all count; `time_mean` is that of one. Time after midnight
+counts in the next date, if that date has facts of the zone.
 
     date zone start tag predicate unit      the key; `start` of the window, UTC; a tag whose unit changes has two rows
     count good_count bad_count              facts; those with Good and with Bad quality (the rest: Uncertain, or messages)
@@ -33,13 +34,14 @@ from pyspark.sql.types import (
 )
 
 from agent.counter import CounterReader, Reading
+from agent.message import SampleRank
 from pyspark_bsfg.jobs.clean import floored, severity, tag_is
 from pyspark_bsfg.jobs.settings import DAY_S, Counter
 
-VERSION = 2
+VERSION = 3
 WINDOWS_S = {"1m": 60, "1h": 3600, "1d": DAY_S}
 KEY = ("date", "zone", "start", "tag", "predicate", "unit")
-COLUMNS = ("date", "zone", "tag", "predicate", "unit", "source_time_ns", "offset", "quality", "number")
+COLUMNS = ("date", "zone", "tag", "predicate", "unit", *SampleRank._fields, "quality", "number")
 ROLLED = StructType([
     StructField("start", TimestampType()),
     *(StructField(name, StringType()) for name in ("tag", "predicate", "unit")),
@@ -109,7 +111,7 @@ def coarser(rows: DataFrame, window_s: int) -> DataFrame:
 def _with_order(facts: DataFrame) -> DataFrame:
     """Facts with the time of the next fact of their tag, and their position in the order as one long, so that Spark
     aggregates by it without sorting again."""
-    order = Window.partitionBy("zone", "tag", "predicate").orderBy("source_time_ns", "offset")
+    order = Window.partitionBy("zone", "tag", "predicate").orderBy(*SampleRank._fields)
     return facts.withColumns({
         "next_ns": F.lead("source_time_ns").over(order),
         "place": F.row_number().over(order),
@@ -133,20 +135,24 @@ def _with_increase(facts: DataFrame, counters: Sequence[Counter]) -> DataFrame:
     of_counter = made.where(F.col(_MODULUS).isNotNull()).groupBy(*series, _MODULUS).agg(ordered)
     # Arrow would need pandas, which executors need not have.
     read = F.udf(_read_counter, ArrayType(_INCREASE), useArrow=False)
-    shown = read(_MODULUS, "facts.number", "facts.source_time_ns", "facts.unit")
+    shown = read(_MODULUS, "facts.number", "facts.source_time_ns", "facts.life", "facts.unit")
     pair = F.explode(F.arrays_zip("facts", "shown")).alias("pair")
     counted = of_counter.withColumn("shown", shown).select(*series, pair)
     return others.unionByName(counted.select(*series, "pair.facts.*", "pair.shown.*"))
 
 
 def _read_counter(
-    modulus: float, numbers: Sequence[float | None], times_ns: Sequence[int], units: Sequence[str | None]
+    modulus: float,
+    numbers: Sequence[float | None],
+    times_ns: Sequence[int],
+    lives: Sequence[str],
+    units: Sequence[str | None],
 ) -> list[tuple[float | None, float | None]]:
     """What `agent.counter` says of each fact of one counter."""
     reader = CounterReader(modulus or None, DAY_S * _SECOND_NS)
     found: list[tuple[float | None, float | None]] = []
-    for value, time_ns, unit in zip(numbers, times_ns, units, strict=True):
-        increase = None if value is None else reader.read(Reading(value, time_ns), unit)
+    for value, time_ns, life, unit in zip(numbers, times_ns, lives, units, strict=True):
+        increase = None if value is None else reader.read(Reading(value, time_ns, life), unit)
         shown = None if increase is None else (increase.counted, (time_ns - increase.before.time_ns) / _SECOND_NS)
         found.append(shown or (None, None))
     return found

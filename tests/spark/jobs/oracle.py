@@ -33,6 +33,7 @@ class Told:
     offset: int
     sample: Sample
     named: Any = None
+    life: str = ""
 
     @property
     def definition(self) -> Any:
@@ -50,6 +51,17 @@ class Told:
     @property
     def day(self) -> int:
         return self.sample.source_time_ns // (DAY_S * SECOND_NS)
+
+
+def counting(told: Iterable[Told]) -> list[Told]:
+    """Those of a tag and time that the highest life has recorded."""
+    facts = list(told)
+    highest: dict[Key, str] = defaultdict(str)
+    for one in facts:
+        highest[(*one.series, one.sample.source_time_ns)] = max(
+            one.life, highest[(*one.series, one.sample.source_time_ns)]
+        )
+    return [one for one in facts if one.life == highest[(*one.series, one.sample.source_time_ns)]]
 
 
 def number(one: Told, limits: dict[str, tuple[float, float]]) -> tuple[str | None, float | None]:
@@ -86,7 +98,7 @@ def rollup(
     for group in series.values():
         group.sort(key=lambda one: (one.sample.source_time_ns, one.offset))
         subject = group[0].definition.subject
-        readings = [(number(one, limits)[1], one.definition.unit, one.sample.source_time_ns) for one in group]
+        readings = [(number(one, limits)[1], one.definition.unit, one.sample.source_time_ns, one.life) for one in group]
         increases = counted(readings, modulus[subject]) if subject in modulus else {}
         for place, (one, after) in enumerate(zip(group, [*group[1:], None], strict=True)):
             at_ns, (_, value) = one.sample.source_time_ns, number(one, limits)
@@ -113,21 +125,25 @@ def rollup(
     return {one: figures(row, window_s) for one, row in rows.items()}
 
 
-def counted(readings: list[tuple[float | None, str, int]], modulus: int | None) -> dict[int, tuple[float, int]]:
-    """By place, what a counter has counted since the reading before, and in how many ns: value, unit and time of each
-    fact, None where it has no number."""
+def counted(readings: list[tuple[float | None, str, int, str]], modulus: int | None) -> dict[int, tuple[float, int]]:
+    """By place, what a counter has counted since the reading before, and in how many ns: value, unit, time and life of
+    each fact, None where it has no number."""
     found: dict[int, tuple[float, int]] = {}
     known = [(place, *reading) for place, reading in enumerate(readings) if reading[0] is not None]
     for _, of_unit in groupby(known, key=lambda one: one[2]):
-        base: tuple[float, int] | None = None
+        base: tuple[float, int, str] | None = None
         low: list[float] = []
         high = since_reset = 0.0  # before a reset that the counter has not made up for; what it has counted since
-        for place, value, _, at_ns in of_unit:
+        for place, value, _, at_ns, life in of_unit:
             assert value is not None
             if base is None or at_ns - base[1] > DAY_S * SECOND_NS:
-                base, low, high = (value, at_ns), [], 0.0
+                base, low, high = (value, at_ns, life), [], 0.0
                 continue
-            before, before_ns = base
+            before, before_ns, before_life = base
+            if life != before_life and (
+                before / 2 < value < before or (modulus and value - before >= modulus * 3 / 4)
+            ):  # read by the other gateway, whose clock is behind
+                continue
             wrapped = value + (modulus or 0) - before
             if value >= before:  # also where it comes back after low readings
                 amount = value - before
@@ -145,7 +161,7 @@ def counted(readings: list[tuple[float | None, str, int]], modulus: int | None) 
                 low.append(value)
                 continue
             found[place] = amount, at_ns - before_ns
-            base, low = (value, at_ns), []
+            base, low = (value, at_ns, life), []
     return found
 
 
@@ -162,7 +178,7 @@ def local_days(rows: dict[Key, dict[str, Any]], zone: str) -> dict[Key, tuple[in
 
 def by_sql(store: Path) -> list[Told]:
     """The facts of a store as `bsfg sql` tells them, in the order in which it has received them."""
-    query = "SELECT * FROM facts WHERE stream = 'facts.telemetry' ORDER BY \"offset\""
+    query = "SELECT *, life FROM facts WHERE stream = 'facts.telemetry' ORDER BY \"offset\""
     command = [sys.executable, "-m", "agent.cli", "sql", "--json", "--file", str(store), query]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     return [of_sql(json.loads(line), n) for n, line in enumerate(lines, 1)]
@@ -178,7 +194,7 @@ def of_sql(one: dict[str, Any], offset: int) -> Told:
         value = bool(value)
     elif kind is None:
         value, quality = None, UNCERTAIN
-    return Told(one["zone"], offset, Sample(1, one["source_time_ns"], value, quality), named)
+    return Told(one["zone"], offset, Sample(1, one["source_time_ns"], value, quality), named, one["life"])
 
 
 def key(one: Told, window: int, window_s: int) -> Key:

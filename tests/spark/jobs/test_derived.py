@@ -42,7 +42,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[Key]:
 
 def source(facts: dict[Key, int]) -> Source:
     """A table with so many facts."""
-    return Source(Path("landed"), {key: Part(count, (), str(count)) for key, count in facts.items()})
+    return Source(Path("landed"), {key: Part(count, count, (), str(count)) for key, count in facts.items()})
 
 
 def step(folder: Path, days_back: int = 0, settings: object = "") -> Step:

@@ -29,7 +29,7 @@ def part(folder: Path, key: tuple[str, str], numbers: range, state: str) -> Part
     ]
     path = folder / f"{key[0]}.{state}.parquet"
     pq.write_table(pa.Table.from_pylist(rows, schema), path)
-    return Part(len(rows), (str(path),), state)
+    return Part(len(rows), len(rows), (str(path),), state)
 
 
 def exported(asked: Export) -> list[tuple[Any, ...]]:

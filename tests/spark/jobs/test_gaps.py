@@ -143,5 +143,5 @@ def test_the_report_ends_at_the_newest_fact_that_is_not_of_the_future(
     span = pa.struct([("ns", pa.int64())])
     path = str(tmp_path / "part.parquet")
     pq.write_table(pa.Table.from_pylist(made, pa.schema([("kind", pa.string()), ("begin", span), ("end", span)])), path)
-    source = Source(tmp_path, {("2026-01-01", "plant-a"): Part(len(rows), (path,), "")})
+    source = Source(tmp_path, {("2026-01-01", "plant-a"): Part(len(rows), len(rows), (path,), "")})
     assert newest_ns(source, ns(900)) == (0 if newest is None else ns(newest))

@@ -192,7 +192,8 @@ def put_later(folder: Path, zone: str, life: str, samples: list[Sample]) -> None
 
 def equal(folder: Path, spark: SparkSession) -> int:
     """Assert that the tables are what plain Python makes of the facts. Returns how many facts there are."""
-    told = oracle.by_sql(folder / "facts.db")
+    received = oracle.by_sql(folder / "facts.db")
+    told = oracle.counting(received)
     cleaned = {row["offset"]: (row["zone"], row["problem"], row["number"]) for row in rows(folder / "lake" / "clean")}
     assert cleaned == {one.offset: (one.zone, *oracle.number(one, LIMITS)) for one in told}
     for name, window_s in rollup.WINDOWS_S.items():
@@ -203,7 +204,41 @@ def equal(folder: Path, spark: SparkSession) -> int:
     exec(block("local days").replace("/data", str(folder / "lake")), made)  # noqa: S102  our own page
     days = {tuple(row[:5]): (row["count"], pytest.approx(row["covered_s"])) for row in made["days"].collect()}
     assert days == oracle.local_days(hours, "Europe/Berlin")
-    return len(told)
+    return len(received)
+
+
+def test_two_gateways_of_one_zone_count_once(spark: SparkSession, tmp_path: Path) -> None:
+    """Both gateways of a plant have recorded for a while: pressures with the server's times, which are the same, and a
+    counter with their own clocks, of which one is two seconds behind. The tables are those of plain Python. Each
+    pressure is there once, as the later leader has it; the counter was never set to 0 and has counted what the device
+    has; the mean over time is that of one gateway. The second run, in which the later leader's facts arrive, replaces
+    two facts of one time by one, and the date does not count as shrunk."""
+    seconds = range(0, 1200, 5)
+    first = [Sample(1, NOON_NS + at * SECOND_NS, float(at % 50)) for at in (*seconds, 300)]
+    first += [Sample(2, NOON_NS + at * SECOND_NS + SECOND_NS // 2, at % MODULUS) for at in seconds if at % 15]
+    second = [Sample(1, NOON_NS + at * SECOND_NS, at % 50 + 0.25) for at in seconds if 300 <= at < 900]
+    second += [Sample(2, NOON_NS + (at - 2) * SECOND_NS, at % MODULUS) for at in seconds if 300 <= at < 900]
+    with FactStore.open(tmp_path / "facts.db", "enterprise") as opened:
+        making.put(opened, making.foreign(Origin("plant-a", (1).to_bytes(8) + bytes(8)), [first]), 1)
+    jobs(spark, tmp_path, *TABLES)
+    put_later(tmp_path, "plant-a", "\0\0\0\0\0\0\0\2", second[:1])
+    found = jobs(spark, tmp_path, *TABLES)
+    assert [found[name]["kept"] for name in ("clean", "rollup 1m")] == [[], []]
+    assert (found["clean"]["facts"], found["clean"]["repeated"]) == (len(first) - 1, 2)
+    put_later(tmp_path, "plant-a", "\0\0\0\0\0\0\0\3", second)
+    jobs(spark, tmp_path, *TABLES)
+    assert equal(tmp_path, spark) == len(first) + len(second) + 1
+    pressures = [row for row in rows(tmp_path / "lake" / "clean") if row["tag"] == PRESSURE]
+    assert len(pressures) == len(seconds)
+    assert {row["value"] % 1 for row in pressures if 300 <= row["ts"].timestamp() % 3600 < 900} == {0.25}
+    minutes = rolled(tmp_path / "lake" / "rollup" / "1m")
+    counts = [row for key, row in minutes.items() if key[3] == COUNT]
+    assert sum(row["increase"] or 0 for row in counts) == pytest.approx(1195 - 5)
+    assert all(row["rate"] == pytest.approx(1, rel=0.25) for row in counts if row["count"] > 1)
+    for (_, _, start, *_), row in minutes.items():
+        if row in counts and start.minute < 16:  # up to the wrap
+            middle_s = start.timestamp() % 3600 + 30
+            assert row["time_mean"] == pytest.approx(middle_s, abs=6), start
 
 
 def test_counters_and_infinite_values_of_the_field(spark: SparkSession) -> None:
@@ -215,7 +250,18 @@ def test_counters_and_infinite_values_of_the_field(spark: SparkSession) -> None:
         "level": [(1, None), (float("inf"), None), (float("-inf"), None), (3, None)],
     }
     rows = [
-        (date(2026, 1, 1), "plant-a", tag, "value_sampled", unit, NOON_NS + second * SECOND_NS, second, 0, float(value))
+        (
+            date(2026, 1, 1),
+            "plant-a",
+            tag,
+            "value_sampled",
+            unit,
+            NOON_NS + second * SECOND_NS,
+            "",
+            second,
+            0,
+            float(value),
+        )
         for tag, values in told.items()
         for second, (value, unit) in enumerate(values)
     ]
