@@ -56,7 +56,7 @@ from agent.fact_store.sqlite import (
 from agent.fact_store.writer import Committer, Writer
 from agent.message import ZONE, check_name
 from agent.pages import Page
-from agent.positions import LogLives, Position, Resolved
+from agent.positions import LogLives, Position, Resolved, begun_ms
 from agent.settings.store import StoreSettings, StreamSettings, ZoneLimit
 from agent.signing.records import RecordSigner
 
@@ -92,6 +92,7 @@ class FactStore:
         settings: StoreSettings | None = None,
         streams: Sequence[StreamSettings] = (),
         holds: Mapping[str, ZoneLimit] | None = None,
+        pair_zones: frozenset[str] = frozenset(),
         connect_to: Connect = connect,
         signer: RecordSigner | None = None,
         unattended: bool = False,
@@ -101,9 +102,10 @@ class FactStore:
         checkpoints) is sealed under that name.
 
         Streams that `streams` does not name have the defaults of `StreamSettings`. `holds`: what each zone may hold
-        back from being released. With `signer` the facts recorded here are signed. `unattended`, as nodes open it: a
-        file that cannot be used is quarantined and a new store begins in its place, an old copy says so and goes on,
-        and everything stored is scrubbed in the background (opening.py, scrubber.py).
+        back from being released. `pair_zones`: those that two nodes record. With `signer` the facts recorded here are
+        signed. `unattended`, as nodes open it: a file that cannot be used is quarantined and a new store begins in its
+        place, an old copy says so and goes on, and everything stored is scrubbed in the background (opening.py,
+        scrubber.py).
 
         Raises StoreUnusable: StoreMissing (folder), StoreLocked, StoreForeign, StoreTooNew, StoreDamaged.
         """
@@ -111,7 +113,7 @@ class FactStore:
         for what, name in names._asdict().items():
             check_name(what, name, ZONE)
         policies = {one.name: one for one in streams}
-        limits = StoreLimits(settings or StoreSettings(), policies, holds or {})
+        limits = StoreLimits(settings or StoreSettings(), policies, holds or {}, pair_zones)
         with ExitStack() as closing:
             closing.callback(unlock, lock(path))
             if Ballast(path, limits.settings.ballast_bytes).delete_if_needed(disk_free(path.parent)):
@@ -232,10 +234,17 @@ class FactStore:
         """Whether a stream, the store or the disk is filled to 80 %. From memory."""
         return self._writer.committer.housekeeping.room.is_near(self._writer.catalog, stream)
 
-    def set_limits(self, bytes_max: int, streams: Sequence[StreamSettings], holds: Mapping[str, ZoneLimit]) -> None:
-        """Replace the limit of the store's file, the settings of all streams, and what zones may hold back. They apply
-        to new appends and from the next check of retention; an append that already waits keeps its terms."""
-        self._limits.replace(bytes_max, {one.name: one for one in streams}, holds)
+    def set_limits(
+        self,
+        bytes_max: int,
+        streams: Sequence[StreamSettings],
+        holds: Mapping[str, ZoneLimit],
+        pair_zones: frozenset[str] = frozenset(),
+    ) -> None:
+        """Replace the limit of the store's file, the settings of all streams, what zones may hold back, and which zones
+        two nodes record. They apply to new appends and from the next check of retention; an append that already waits
+        keeps its terms."""
+        self._limits.replace(bytes_max, {one.name: one for one in streams}, holds, pair_zones)
 
     def set_signer(self, signer: RecordSigner | None) -> Future[None]:
         """Sign with this key from its commit on, which also stores its certificate. With None nothing is signed from
@@ -304,8 +313,26 @@ class FactStore:
 
     @property
     def life(self) -> bytes:
-        """The life of this process; from memory."""
+        """The life of this process, until it takes the lead or its clock jumps; from memory."""
         return self._writer.catalog.life
+
+    @property
+    def life_number(self) -> int:
+        """The number of the present life: the term, if this node has taken the lead with it; from memory."""
+        return begun_ms(self.life)
+
+    @property
+    def next_life_number(self) -> int:
+        """A number above those of all own lives, at least the time in ms since 1970; from memory."""
+        return max(time.time_ns() // 1_000_000, begun_ms(self._writer.catalog.highest_life) + 1)
+
+    def take_lead(self, term: int) -> Future[bytes]:
+        """Record the zone from now on under a new life with this number; returns the life. In each stream its chain
+        runs on from the end of the newest life of the zone that is held here, also after a restart.
+
+        Through the future: TermRefused, which is a ValueError, unless the term is above the numbers of all own lives.
+        """
+        return self._writer.submit("take_lead", lambda transaction: transaction.take_lead(term), is_early=True)
 
     def log(self, stream: str) -> LogLives:
         """The lives of a stream's log: the newest from memory, others are read when they are needed."""

@@ -214,7 +214,7 @@ class Node:
         assert group is not None, "a node that runs"
         if plan.has_new_limits:
             holds = {peer.zone: peer.zone_limit for peer in settings.peer}
-            self._store.set_limits(settings.store.bytes_max, settings.stream, holds)
+            self._store.set_limits(settings.store.bytes_max, settings.stream, holds, settings.pair_zones)
         if plan.has_new_trust:
             self._trust.reconfigure(settings)
         if plan.sources:

@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from agent.batch import Origin
 from agent.fact_store import ConsumerSpace, ConsumerState, FactStore, Incident, StoreError, StoreSpace
 from agent.health.consumer_lag import AppendWindow, LagSamples, PullLag
 from agent.health.snapshot import (
@@ -469,9 +470,10 @@ def _history(incidents: Iterable[Incident], now_unix_ms: int) -> tuple[HistorySt
 
 
 def _own_ends(store: FactStore) -> Iterator[tuple[str, str]]:
-    """By stream, the end of the facts that this process has recorded."""
+    """By stream, the end of the facts that this process has recorded under the name of its health."""
+    origin = Origin(store.node, store.life)
     for stream in store.streams():
-        if ranges := store.reader.held_of(stream.name, store.origin):
+        if ranges := store.reader.held_of(stream.name, origin):
             yield stream.name, f"{store.life.hex()}:{ranges[-1].last_sequence}"
 
 

@@ -104,6 +104,12 @@ class NodeSettings:
     page: PageSettings = field(default_factory=PageSettings)
     notify: tuple[NotifySettings, ...] = ()
 
+    @property
+    def pair_zones(self) -> frozenset[str]:
+        """The zones for which two nodes record, as far as this node asks both, or is one of them."""
+        zones = [self.node.zone, *(peer.zone for peer in self.peer)]
+        return frozenset(zone for zone in zones if zones.count(zone) > 1)
+
     def problems(self) -> Iterator[tuple[str, str]]:
         """Broken rules that concern several sections."""
         brokers = {broker.name for broker in self.broker}

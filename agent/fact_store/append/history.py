@@ -1,4 +1,5 @@
-"""Reports where the history of a zone divides: its store was put back or cloned, and went on from an earlier end."""
+"""Reports where the history of a zone divides: its store was put back or cloned, and went on from an earlier end; or
+two nodes record it, and one has taken over before it had all that the other recorded."""
 
 from __future__ import annotations
 
@@ -17,5 +18,10 @@ def report_branch(transaction: Transaction, stream: str, origin: Origin, branch:
     sides = " and ".join(
         f"life {life.hex()} has {max(0, end - branch.after_sequence)} facts beyond" for life, end in ends.items()
     )
+    subject = f"{stream} of {origin.zone}"
+    if origin.zone in transaction.pair_zones:  # expected after a failover: no alarm names this kind
+        detail = f"two gateways of {origin.zone} recorded at once {where}: {sides}"
+        transaction.add_incident("seam", subject, detail)
+        return
     detail = f"the history divides {where}: {sides}; {origin.zone} was put back to a copy, or runs twice"
-    transaction.add_incident("branch", f"{stream} of {origin.zone}", detail)
+    transaction.add_incident("branch", subject, detail)

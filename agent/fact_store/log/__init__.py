@@ -54,6 +54,7 @@ from agent.fact_store.log.errors import (
     StoreUnavailable,
     StoreUnusable,
     StreamIsLocal,
+    TermRefused,
     TooManyConsumers,
     UnknownConsumer,
     copy_error,

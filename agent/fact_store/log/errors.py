@@ -16,6 +16,7 @@
             StoreClosed             closed by its owner
         Refused                     the caller's arguments break a rule; nothing was stored (final)
             FactsRefused            samples, messages or definitions that cannot be sealed
+            TermRefused             a term that is not above the store's own lives (also a ValueError)
             ForkError               a copy for a repair is another batch
             DefinitionsMissing      a batch needs tag definitions that are not held
             UnknownConsumer         no consumer of this name is registered
@@ -166,6 +167,10 @@ class Refused(StoreError):
 
 class FactsRefused(Refused):
     """Samples, messages or definitions that cannot be sealed."""
+
+
+class TermRefused(Refused, ValueError):
+    """A term that is not above the numbers of the store's own lives."""
 
 
 class AcksRefused(Refused):

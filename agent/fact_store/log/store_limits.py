@@ -1,4 +1,5 @@
-"""The limits that the operator sets a store: of its file, of each stream, and of what each zone may hold back."""
+"""The limits that the operator sets a store: of its file, of each stream, and of what each zone may hold back; and the
+zones that two nodes record."""
 
 from __future__ import annotations
 
@@ -13,15 +14,26 @@ class StoreLimits:
     one."""
 
     def __init__(
-        self, settings: StoreSettings, streams: Mapping[str, StreamSettings], holds: Mapping[str, ZoneLimit]
+        self,
+        settings: StoreSettings,
+        streams: Mapping[str, StreamSettings],
+        holds: Mapping[str, ZoneLimit],
+        pair_zones: frozenset[str] = frozenset(),
     ) -> None:
         self.settings = settings
+        self.pair_zones = pair_zones
         self.streams = dict(streams)
         self.holds = dict(holds)
 
-    def replace(self, bytes_max: int, streams: Mapping[str, StreamSettings], holds: Mapping[str, ZoneLimit]) -> None:
-        """Replace the limit of the file, the settings of the streams, and what zones may hold back."""
-        self.settings = replace(self.settings, bytes_max=bytes_max)
+    def replace(
+        self,
+        bytes_max: int,
+        streams: Mapping[str, StreamSettings],
+        holds: Mapping[str, ZoneLimit],
+        pair_zones: frozenset[str],
+    ) -> None:
+        """Replace all but the other settings of the store."""
+        self.settings, self.pair_zones = replace(self.settings, bytes_max=bytes_max), pair_zones
         self.streams, self.holds = dict(streams), dict(holds)
 
     def policy(self, stream: str) -> StreamSettings:

@@ -24,6 +24,7 @@ from agent.fact_store.log import (
     PageRow,
     StreamState,
     TailCache,
+    TermRefused,
     is_mark_due,
     parse_row,
 )
@@ -43,7 +44,7 @@ from agent.pages import (
     SignerCertificate,
 )
 from agent.pages import count as count_of
-from agent.positions import Position, Resolved, drawn_life, extended
+from agent.positions import NUMBER_BYTES, Position, Resolved, begun_ms, drawn_life, extended
 from agent.signing.records import KEY_ID_BYTES, RecordSigner, sign_record
 
 ROWS_AT_ONCE = 8
@@ -71,10 +72,11 @@ def holds_other(execute: Execute, stream: StreamState | None, offset: int, diges
     return isinstance(batch, Batch) and row[0] <= offset <= row[1]
 
 
-def draw_life(before: bytes) -> bytes:
-    """A life of this process. `before`: the highest life in the store's own table."""
+def draw_life(before: bytes, number: int | None = None) -> bytes:
+    """A life of this process. `before`: the highest life in the store's own table; `number`: a higher one, by default
+    that of the clock."""
     chance = os.urandom(16) + time.time_ns().to_bytes(16) + os.getpid().to_bytes(8)
-    return drawn_life(before, time.time_ns() // 1_000_000, chance)
+    return drawn_life(before, time.time_ns() // 1_000_000 if number is None else number, chance)
 
 
 class Transaction:
@@ -94,6 +96,8 @@ class Transaction:
         self.age_ms = age_ms
         self.signer = signer
         """The key with which this store signs what it records; None if it does not sign."""
+        self.pair_zones = frozenset[str]()
+        """Zones that two nodes record, so that their history may divide."""
         self.batches_added = 0
         self.index = index
         self.now_unix_ms = now_unix_ms
@@ -455,6 +459,24 @@ class Transaction:
             self._execute(QUERIES["update_forked"], (catalog.life,))
             catalog.forked |= {catalog.life}
         catalog.life = draw_life(catalog.highest_life)
+
+    def take_lead(self, term: int) -> bytes:
+        """Begin a life with this number, under which the zone is recorded from here on. In each stream its chain runs
+        on from the end of the newest life that is held. Raises TermRefused."""
+        catalog = self.catalog
+        if not begun_ms(catalog.highest_life) < term < 2 ** (8 * NUMBER_BYTES):
+            why = f"term {term} is not above {begun_ms(catalog.highest_life)}, the number of this store's highest life"
+            raise TermRefused(why, "ask for a term above it")
+        for stream in catalog.streams.values():
+            if catalog.sealing_zone(stream.name) != catalog.zone:
+                continue
+            life, _ = self.newest_life(stream.id, catalog.zone)
+            ranges = self.held(stream.id, self.origin_number(Origin(catalog.zone, life)))
+            end = BatchEnd(ranges[-1].last_sequence, ranges[-1].last_digest) if ranges else None
+            if end is not None and end != catalog.tips.get((catalog.zone, stream.name)):
+                self._set_tip(stream, catalog.zone, end)
+        catalog.life = draw_life(catalog.highest_life, term)
+        return catalog.life
 
     def add_own(self, stream: StreamState, batches: Sequence[Batch], writer: str = "") -> int:
         """Add batches that were just sealed here on the stream's link; returns the offset of their first fact."""

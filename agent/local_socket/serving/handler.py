@@ -104,9 +104,11 @@ def _opened(settings: NodeSettings) -> Iterator[FactStore]:
     holds = {peer.zone: peer.zone_limit for peer in settings.peer}
     with FactStore.open(
         *(settings.node.store_file, settings.node.zone),
+        node=settings.node.name,
         settings=settings.store,
         streams=settings.stream,
         holds=holds,
+        pair_zones=settings.pair_zones,
         signer=signer,
         unattended=True,
     ) as store:

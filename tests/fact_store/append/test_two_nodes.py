@@ -7,7 +7,10 @@ import pytest
 
 from agent.batch import Kind, open_messages, parse
 from agent.fact_store import FactStore, StoreForeign, StoreReader, VerifyCounts, verify_store
+from agent.local_socket.serving import open_store
 from agent.message import HEALTH_STREAM, Sample
+from agent.settings.node import IdentitySettings, NodeSettings
+from agent.settings.peers import PeerSettings
 from agent.signing.keys import SigningKey, ZoneSigner
 from tests.fact_store.making import (
     AT_ONCE,
@@ -119,3 +122,15 @@ def test_a_node_named_like_its_zone_seals_as_ever(tmp_path: Path) -> None:
             (store.origin, Kind.SAMPLES, 1),
             (store.origin, Kind.MESSAGES, 11),
         ]
+
+
+def test_a_node_opens_its_store_by_its_name(tmp_path: Path) -> None:
+    """The name in node.toml is the store's node; a zone for which the node knows two of them may divide in peace."""
+    peers = [("idmz", ""), (ZONE, ZONE), ("mill", "mill"), ("mill", "mill-2")]
+    node = NodeSettings(
+        IdentitySettings(ZONE, tmp_path, NODE), peer=tuple(PeerSettings(zone, "b", node=name) for zone, name in peers)
+    )
+    assert node.pair_zones == {ZONE, "mill"}
+    with open_store(node) as store:
+        assert (store.zone, store.node) == (ZONE, NODE)
+    assert NodeSettings(IdentitySettings(ZONE, tmp_path)).pair_zones == frozenset()

@@ -1,0 +1,258 @@
+"""Two nodes record for one zone in turn: who takes the lead begins a life with a granted number, and the chain of the
+zone runs on from the newest end that is held."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.batch import Batch, Link, Origin, open_samples
+from agent.fact_store import FactStore, VerifyCounts, verify_store
+from agent.positions import begun_ms
+from tests.fact_store.making import IN_MEMORY, OPERATIONAL, TELEMETRY, done, failed, message, parsed, samples, tag
+from tests.fact_store.making import sealed_in as batches_in
+from tests.support.memory import memory_folder
+from tests.support.received import chains_in, put_page
+
+ZONE = "plant"
+NODES = ("plant-1", "plant-2")
+PAIR = frozenset({ZONE})
+NOW = time.time_ns() // 1_000_000
+
+
+@dataclass
+class Pair:
+    """The stores of both nodes, what was acknowledged, and the highest term that was granted."""
+
+    folder: Path
+    stores: list[FactStore] = field(default_factory=list)
+    values: list[int] = field(default_factory=list)
+    term: int = NOW + 1_000_000
+    notices: int = 0
+
+    def __post_init__(self) -> None:
+        """Open both; their tags have different numbers."""
+        for number in (0, 1):
+            self.stores.append(self.open(number))
+            done(self.stores[number].appends.define([tag(1 + number), tag(2 - number)]))
+
+    def open(self, number: int) -> FactStore:
+        """Open one of the stores."""
+        path, node = self.folder / f"{number}.db", NODES[number]
+        return FactStore.open(path, ZONE, node=node, settings=IN_MEMORY, pair_zones=PAIR)
+
+    def close(self) -> None:
+        """Close both."""
+        for store in self.stores:
+            store.close()
+
+    def reopen(self, number: int) -> None:
+        """Restart one: its chains run on from where they did."""
+        before = [link_of(self.stores[number], zone) for zone in (ZONE, NODES[number])]
+        self.stores[number].close()
+        self.stores[number] = self.open(number)
+        assert [link_of(self.stores[number], zone) for zone in (ZONE, NODES[number])] == before
+
+    def append(self, number: int, count: int) -> None:
+        """Record some samples of the zone."""
+        first = len(self.values) + 1
+        done(self.stores[number].appends.append_samples(TELEMETRY, samples(count, first)))
+        self.values += range(first, first + count)
+
+    def say(self, number: int) -> None:
+        """Let a node say something about itself, in the same stream."""
+        self.notices += 1
+        text = message(f"n{self.notices}")
+        text = replace(text, envelope=replace(text.envelope, from_zone=NODES[number]))
+        done(self.stores[number].appends.append_message(TELEMETRY, text))
+
+    def pull(self, number: int, batches_max: int | None = None) -> None:
+        """Bring what the other node holds, or the first batches of it, in the order of its log."""
+        other, store = self.stores[1 - number], self.stores[number]
+        batches = parsed(batches_in(other))[:batches_max]
+        done(put_page(store, NODES[1 - number], TELEMETRY, batches, chains_in(other), None))
+
+    def take_lead(self, number: int) -> None:
+        """Grant a node the next term. Its chain goes on where the newest life that it holds ends."""
+        store = self.stores[number]
+        self.term = max(self.term + 1, store.next_life_number)
+        before, newest = link_of(store, ZONE), newest_end(store)
+        assert done(store.take_lead(self.term)) == store.life
+        assert store.life_number == self.term < store.next_life_number
+        assert link_of(store, ZONE) == (newest or before)
+
+
+def link_of(store: FactStore, zone: str) -> tuple[int, bytes]:
+    """Where the chain of a zone goes on in the stream."""
+    link = store._writer.catalog.link(TELEMETRY, zone)
+    return link.next_sequence, link.digest
+
+
+def of_zone(store: FactStore) -> list[Batch]:
+    """The batches of the zone that a store holds, in the order of lives and sequences."""
+    found = [one for one in parsed(batches_in(store)) if one.header.origin.zone == ZONE]
+    return sorted(found, key=lambda one: (one.header.origin.life, one.header.first_sequence))
+
+
+def newest_end(store: FactStore) -> tuple[int, bytes] | None:
+    """Sequence and digest after the last batch of the highest life of the zone."""
+    found = of_zone(store)
+    return (found[-1].header.last_sequence + 1, found[-1].digest) if found else None
+
+
+def values_in(store: FactStore) -> Counter[object]:
+    """The values of the zone's samples that a store holds."""
+    return Counter(value for one in of_zone(store) for value in open_samples(one).values)
+
+
+def check_lives(store: FactStore) -> None:
+    """Each life has its sequences without gaps and its batches in a chain, and what it begins with follows a batch that
+    is held, or nothing."""
+    links, digests = dict[Origin, Link](), {bytes(16)}
+    for one in of_zone(store):
+        header = one.header
+        if (link := links.get(header.origin)) is not None:
+            assert (header.first_sequence, header.previous_digest) == (link.next_sequence, link.digest)
+        assert header.previous_digest in digests, "it follows a batch of this life or of a lower one"
+        digests.add(one.digest)
+        links[header.origin] = one.link
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["append", "append", "pull", "pull", "pull some", "take_lead", "reopen", "say"]),
+            st.integers(0, 1),
+            st.integers(1, 3),
+        ),
+        max_size=14,
+    )
+)
+def test_two_nodes_keep_every_fact_once(steps: list[tuple[str, int, int]]) -> None:
+    """Whatever they record, pull, take over and restart, together or in turn: when both have pulled, both hold every
+    acknowledged fact once, in lives without gaps; each lead goes on from the newest end, and no restart moves a chain.
+    Where both went on from one batch, that is a seam and nothing worse."""
+    with memory_folder() as folder:
+        pair = Pair(folder)
+        for what, number, count in steps:
+            match what:
+                case "append":
+                    pair.append(number, count)
+                case "pull":
+                    pair.pull(number)
+                case "pull some":
+                    pair.pull(number, count)
+                case "take_lead":
+                    pair.take_lead(number)
+                case "reopen":
+                    pair.reopen(number)
+                case _:
+                    pair.say(number)
+        for number in (0, 1, 0):
+            pair.pull(number)
+        for number, store in enumerate(pair.stores):
+            assert values_in(store) == Counter(pair.values)
+            check_lives(store)
+            assert {one.kind for one in store.reader.incidents()} <= {"seam"}
+            pair.reopen(number)
+            pair.take_lead(number)
+        pair.close()
+        for number in (0, 1):
+            path = folder / f"{number}.db"
+            assert [*verify_store(path, VerifyCounts(), lambda *_: None, is_quick=False)] == []
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Pair:
+    """Two nodes of a zone."""
+    return Pair(tmp_path)
+
+
+def test_the_chain_runs_on_after_the_other_node(pair: Pair) -> None:
+    """The second node has pulled all and takes the lead: its first batch follows the last one of the first node, also
+    after a restart before it has recorded anything, and nothing is reported."""
+    pair.append(0, 10)
+    pair.pull(1)
+    pair.take_lead(1)
+    pair.reopen(1)
+    pair.append(1, 5)
+    pair.reopen(1)
+    pair.append(1, 5)
+    pair.pull(0)
+    for store in pair.stores:
+        headers = [one.header for one in of_zone(store)]
+        assert [one.first_sequence for one in headers] == [1, 11, 16]
+        assert len({one.origin for one in headers}) == 3
+        assert store.reader.incidents() == []
+    pair.close()
+
+
+def test_a_term_is_above_all_own_lives(pair: Pair) -> None:
+    """A lower one is a ValueError and changes nothing; the number of the next life is above it, and at least the
+    time."""
+    store = pair.stores[0]
+    life = store.life
+    assert store.life_number == begun_ms(life) < store.next_life_number
+    for term in (0, -5, store.life_number, 2**64):
+        error = failed(store.take_lead(term))
+        assert isinstance(error, ValueError)
+        assert "is not above" in str(error)
+    assert store.life == life
+    pair.take_lead(0)
+    assert isinstance(failed(store.take_lead(store.life_number)), ValueError)
+    assert store.next_life_number == pair.term + 1
+    pair.append(0, 1)
+    pair.reopen(0)
+    assert pair.stores[0].life_number > pair.term
+    assert pair.stores[1].next_life_number >= NOW
+    pair.close()
+
+
+def test_an_unpulled_tail_is_a_seam(pair: Pair) -> None:
+    """The first node dies with facts that the second has not pulled. When it returns, both sides are stored whole, and
+    one incident for the zone and stream says so. In a zone that one node records the same is a branch."""
+    pair.append(0, 10)
+    pair.pull(1)
+    pair.append(0, 7)
+    pair.take_lead(1)
+    pair.append(1, 5)
+    pair.pull(1)
+    pair.pull(0)
+    for store in pair.stores:
+        assert values_in(store) == Counter(pair.values)
+        (incident,) = store.reader.incidents()
+        assert (incident.kind, incident.subject) == ("seam", f"{TELEMETRY} of {ZONE}")
+        assert incident.detail.startswith(f"two gateways of {ZONE} recorded at once after sequence 10: life ")
+    pair.stores[0].set_limits(0, [], {})
+    pair.take_lead(1)
+    pair.append(1, 1)
+    done(pair.stores[0].take_lead(pair.term + 1))
+    pair.append(0, 1)
+    pair.pull(0)
+    assert {one.kind for one in pair.stores[0].reader.incidents()} == {"seam", "branch"}
+    pair.close()
+
+
+def test_the_lead_returns_to_the_newest_life(pair: Pair) -> None:
+    """A node that led before goes on from what the other one recorded since, in each stream by itself; what it sealed
+    itself stays the end where that is the newest."""
+    pair.append(0, 3)
+    done(pair.stores[0].appends.append_message(OPERATIONAL, message("m")))
+    pair.pull(1)
+    pair.take_lead(1)
+    pair.append(1, 4)
+    pair.pull(0)
+    pair.take_lead(0)
+    pair.append(0, 2)
+    done(pair.stores[0].appends.append_message(OPERATIONAL, message("n")))
+    assert [one.header.first_sequence for one in of_zone(pair.stores[0])] == [1, 4, 8]
+    assert [one.header.first_sequence for one in parsed(batches_in(pair.stores[0], OPERATIONAL))] == [1, 2]
+    assert pair.stores[0].reader.incidents() == []
+    pair.close()
