@@ -73,7 +73,7 @@ def decide_lease(held: Lease, claim: LeaseClaim, base: int = 0) -> Lease | Denie
     A claim after an epoch that is not in force changes nothing, and must be repeated (`must_claim_again`).
     """
     epoch = claim.epoch
-    if held == NO_LEASE and epoch is None:
+    if epoch is None and held == NO_LEASE:
         return held
     if claim.holder == held.holder:
         return held

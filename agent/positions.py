@@ -97,8 +97,7 @@ class LifeList:
         return self.lives[at : at + limit]
 
 
-@dataclass(frozen=True, slots=True)
-class LogLives:
+class LogLives(NamedTuple):
     """The lives of one log, and where the log ends. `newest` is the last one, which nearly all readers ask for;
     `present` the life of this process."""
 
@@ -124,6 +123,9 @@ class LogLives:
 
     def between(self, after_offset: int, until_offset: int) -> list[Position]:
         """The lives with facts after one offset up to another, each with its last offset there; at most TRAIL_MAX."""
+        if self.newest is not None and after_offset + 1 >= self.newest[1]:
+            last = min(self.end_offset, until_offset)
+            return [Position(self.newest[0], last)] if last > after_offset else []
         rows = [one for one in self._starting(after_offset + 1, TRAIL_MAX + 1) if one[1] <= self.end_offset]
         lasts = [first - 1 for _, first in rows[1:]] + [self.end_offset]
         return [

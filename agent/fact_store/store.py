@@ -212,11 +212,10 @@ class FactStore:
         peer that confirmed such a fact at once would appear to have read a newer copy of this store.
         """
         catalog = self._writer.catalog
-        known = catalog.streams.get(stream, StreamState(0, stream))
+        known = catalog.streams.get(stream) or StreamState(0, stream)
         end_offset = known.end_offset
         until_offset = end_offset if until_offset is None else min(until_offset, end_offset)
-        if known.released_offset <= after_offset:
-            tail = catalog.tails.get(known.id, TailCache())
+        if known.released_offset <= after_offset and (tail := catalog.tails.get(known.id)) is not None:
             page = tail.page(after_offset, facts_max, bytes_max, until_offset)
             if page is not None:
                 return page
@@ -342,10 +341,10 @@ class FactStore:
         """What a position in a log of this stream means here. Read in the calling thread, except in the newest life and
         at the end of the log, which are in memory."""
         catalog = self._writer.catalog
-        known = catalog.streams.get(stream, StreamState(0, stream))
 
         def is_other(offset: int, digest: bytes) -> bool:
-            for one in reversed(catalog.tails.get(known.id, TailCache()).batches):
+            tail = catalog.tails.get(catalog.streams[stream].id) or TailCache()  # it has facts, so it is known
+            for one in reversed(tail.batches):
                 if one.first_offset <= offset:
                     return (one.last_offset, one.batch.digest) != (offset, digest)
             return self.reader.holds_other(stream, offset, digest)

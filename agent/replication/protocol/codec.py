@@ -80,6 +80,7 @@ _ERROR = msgspec.json.Decoder(ErrorAnswer)
 _HEARTBEAT = msgspec.json.Decoder(_Heartbeat)
 _OBJECT_START = f'{{"protocol":"{PROTOCOL}","version":"{VERSION}",'.encode()
 _REQUEST_START = _OBJECT_START + b'"operation":"'
+_ANSWER_START = _OBJECT_START + b'"status":"ok","operation":"'
 
 
 def encode_request(request: msgspec.Struct, bytes_max: int = REQUEST_BYTES_MAX) -> bytes:
@@ -96,7 +97,7 @@ def decode_request(payload: bytes, others: Decoders = _NO_OTHERS, bytes_max: int
     if len(payload) > bytes_max:
         raise _too_large(payload, bytes_max)
     _check_depth(payload)
-    operation = _operation(payload)
+    operation = _own_operation(payload, _REQUEST_START) or _decode_head(_REQUEST_HEAD, payload).operation
     if (other := others.get(operation)) is not None:
         return _decode(other, payload, operation)
     decoder = _REQUESTS.get(operation)
@@ -153,20 +154,20 @@ def decode_answer(
         raise MalformedMessage(f"header of {header_bytes} bytes in an answer of {len(payload)}")
     header = bytes(payload[_LENGTH.size : attachment_at])
     _check_depth(header)
-    head = _decode_head(_ANSWER_HEAD, header)
-    if head.status == "error":
-        refused = _decode(_ERROR, header, head.operation)
-        # It goes into incidents, logs and the status as one line.
-        error = replace(refused.error, message=printable(refused.error.message), hint=printable(refused.error.hint))
-        return replace(refused, error=error), []
-    if (other := others.get(head.operation)) is not None:
-        return _decode(other, header, head.operation), []
-    decoder = _ANSWERS.get(head.operation)
+    if not (operation := _own_operation(header, _ANSWER_START)):
+        head = _decode_head(_ANSWER_HEAD, header)
+        operation = head.operation
+        if head.status == "error":
+            refused = _decode(_ERROR, header, operation)
+            # It goes into incidents, logs and the status as one line.
+            error = replace(refused.error, message=printable(refused.error.message), hint=printable(refused.error.hint))
+            return replace(refused, error=error), []
+    if (other := others.get(operation)) is not None:
+        return _decode(other, header, operation), []
+    decoder = _ANSWERS.get(operation)
     if decoder is None:
-        raise MalformedMessage(
-            f"answer to an unknown operation {head.operation[:64]!r}", "unknown_operation", head.operation
-        )
-    answer: Answer = _decode(decoder, header, head.operation)
+        raise MalformedMessage(f"answer to an unknown operation {operation[:64]!r}", "unknown_operation", operation)
+    answer: Answer = _decode(decoder, header, operation)
     answer.check()
     lengths = answer.attached()
     if attachment_at + sum(lengths) != len(payload):
@@ -175,11 +176,12 @@ def decode_answer(
     return answer, [bytes(payload[start:end]) for start, end in pairwise(ends)]
 
 
-def _operation(payload: bytes) -> str:
-    """The operation of a request. One that begins as ours do is not parsed for it: a message may be large."""
-    if payload.startswith(_REQUEST_START):
-        return payload[len(_REQUEST_START) : payload.find(b'"', len(_REQUEST_START))][:64].decode("ascii", "replace")
-    return _decode_head(_REQUEST_HEAD, payload).operation
+def _own_operation(message: bytes, start: bytes) -> str:
+    """The operation of a message that begins as ours do, which is not parsed for it: it may be large. Empty for any
+    other."""
+    if not message.startswith(start):
+        return ""
+    return message[len(start) : message.find(b'"', len(start))][:64].decode("ascii", "replace")
 
 
 def _too_large(payload: bytes, bytes_max: int) -> MalformedMessage:

@@ -304,17 +304,23 @@ class PageAnswer(AnswerBody, frozen=True):
         return [length for _, _, length in self.batches]
 
     def check(self) -> None:
-        """Raise MalformedMessage unless the page covers one contiguous run up to its end at most."""
+        self.checked_runs()
+
+    def checked_runs(self) -> list[tuple[int, int]]:
+        """As `runs`. Raises MalformedMessage unless the page covers one contiguous run up to its end at most."""
         operation = operation_of(self)
         parts = max(len(self.batches), len(self.omitted), len(self.holes))
         if parts > BATCHES_MAX:
             raise MalformedMessage(f"page of {parts} batches or ranges, at most {BATCHES_MAX}", operation=operation)
         runs = self.runs()
-        for (first, last), (following, _) in zip(runs, [*runs[1:], (runs[-1][1] + 1, 0)] if runs else [], strict=True):
-            if not first <= last == following - 1:
-                raise MalformedMessage(f"page not contiguous at offset {last}", operation=operation)
-        if runs and runs[-1][1] > self.end():
-            raise MalformedMessage(f"page to {runs[-1][1]}, beyond its end {self.end()}", operation=operation)
+        reached = runs[0][0] - 1 if runs else 0
+        for first, last in runs:
+            if not reached + 1 == first <= last:
+                raise MalformedMessage(f"page not contiguous at offset {reached}", operation=operation)
+            reached = last
+        if runs and reached > self.end():
+            raise MalformedMessage(f"page to {reached}, beyond its end {self.end()}", operation=operation)
+        return runs
 
 
 class OffsetsAnswer(PageAnswer, frozen=True, kw_only=True):
@@ -341,11 +347,12 @@ class FetchAnswer(OffsetsAnswer, frozen=True, kw_only=True, tag="FetchFacts", ta
 
     def check(self) -> None:
         """Raise MalformedMessage unless the page begins after `after`, and `lives` cover it."""
-        super().check()
-        covered, lasts = self.covered(), [one.offset for one in self.lives]
-        expected = (self.after.offset, lasts[-1]) if lasts else None
-        is_right = expected == (None if covered is None else (covered[0] - 1, covered[1]))
-        if not is_right or sorted(set(lasts)) != lasts or any(not one.life for one in self.lives):
+        runs, reached = self.checked_runs(), self.after.offset
+        is_right = bool(runs) == bool(self.lives)
+        for one in self.lives:
+            is_right = is_right and one.offset > reached and one.life != ""
+            reached = one.offset
+        if not is_right or (runs and (self.after.offset, reached) != (runs[0][0] - 1, runs[-1][1])):
             raise MalformedMessage("positions of a page do not fit its offsets", operation="FetchFacts")
 
 

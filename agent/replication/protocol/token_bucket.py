@@ -89,6 +89,8 @@ class TokenBucket:
         return ready_ms
 
     def _catch_up(self, now_ms: int) -> None:
+        if now_ms == self._now_ms:
+            return
         passed_ms = 0 if self._now_ms is None else max(0, now_ms - self._now_ms)
         self._now_ms = now_ms
         self._waited_off += min(max(0, -self._saved), passed_ms * self._rate)

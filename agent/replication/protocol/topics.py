@@ -20,7 +20,7 @@ ROOT = "bsfg/1"
 TOPIC_BYTES_MAX = 200
 """Longest accepted topic; two zones of 32, an instance of 40 characters and the fixed levels stay far below."""
 
-SLOTS = "0123456789abcdef"
+SLOTS = tuple("0123456789abcdef")
 
 _ZONE = re.compile(r"[a-z0-9-]{1,32}")
 _INSTANCE = re.compile(r"[a-z0-9-]{1,40}")
@@ -101,7 +101,7 @@ def check_response_topic(topic: str, serving_zone: str, asking_zone: str) -> str
     levels = topic.split("/") if len(topic) <= TOPIC_BYTES_MAX else []
     match levels:
         case ["bsfg", "1", serving, asking, "rsp", slot, instance] if (
-            (serving, asking) == (serving_zone, asking_zone) and slot in tuple(SLOTS) and is_instance(instance)
+            (serving, asking) == (serving_zone, asking_zone) and slot in SLOTS and is_instance(instance)
         ):
             return instance
     raise MalformedMessage(f"response topic {topic[:TOPIC_BYTES_MAX]!r} is not one of {asking_zone} at {serving_zone}")

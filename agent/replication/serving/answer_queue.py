@@ -74,33 +74,36 @@ class AnswerQueue:
 
     def add(self, zone: str, topic: str, payload: bytes, correlation: bytes) -> None:
         """Send an answer when it is the zone's turn."""
+        answer = zone, topic, payload, correlation
         is_first = not self._waiting.zones_waiting()
-        self._waiting.add(zone, (zone, topic, payload, correlation))
+        if is_first and not self._is_connection_full():
+            self._publish(answer)
+            return
+        self._waiting.add(zone, answer)
         self._bytes[zone] += len(payload)
         if is_first:  # else a call is due already
-            self._send()
+            self._call_later(SEND_AGAIN_S, self._send)
 
     def _send(self) -> None:
-        while self._waiting.zones_waiting():
-            try:
-                connection = self._link.require()
-            except TransportError as error:
-                self.on_lost(self._take()[0], error)
-                continue
-            if connection.outgoing_bytes >= OUTGOING_BYTES_ENOUGH:
-                self._call_later(SEND_AGAIN_S, self._send)
-                break
-            zone, topic, payload, correlation = self._take()
-            try:
-                connection.publish_answer(topic, payload, correlation)
-            except TransportError as error:
-                self.on_lost(zone, error)
+        while not self._is_connection_full() and (answer := self._waiting.take()) is not None:
+            zone, _, payload, _ = answer
+            self._waiting.end(zone)
+            self._bytes[zone] -= len(payload)
+            self._publish(answer)
+        if self._waiting.zones_waiting():
+            self._call_later(SEND_AGAIN_S, self._send)
         self._on_sent()
 
-    def _take(self) -> _Answer:
-        answer = self._waiting.take()
-        assert answer is not None, "an answer waits"
-        zone, _, payload, _ = answer
-        self._waiting.end(zone)
-        self._bytes[zone] -= len(payload)
-        return answer
+    def _is_connection_full(self) -> bool:
+        """Whether the connection has enough to send. Without one, answers are lost at once."""
+        try:
+            return self._link.require().outgoing_bytes >= OUTGOING_BYTES_ENOUGH
+        except TransportError:
+            return False
+
+    def _publish(self, answer: _Answer) -> None:
+        zone, topic, payload, correlation = answer
+        try:
+            self._link.require().publish_answer(topic, payload, correlation)
+        except TransportError as error:
+            self.on_lost(zone, error)

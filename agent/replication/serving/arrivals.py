@@ -52,7 +52,8 @@ class Arrivals:
     def begun(self, zone: str) -> None:
         """A request of a zone runs: the next may begin."""
         self._queue.end(zone)
-        self._begin_due()
+        if self._queue.zones_waiting():
+            self._begin_due()
 
     def ended(self, zone: str) -> None:
         """A request of a zone has its answer, or gets none."""
@@ -64,8 +65,9 @@ class Arrivals:
         while (arrival := self._queue.take()) is not None:
             self._pacer.request_begins(arrival.caller.zone, now_ms)
             self._begin(arrival)
-        due = [self._pacer.request_ready_ms(zone, now_ms) for zone in self._queue.zones_waiting()]
-        self._alarm.set(min((at_ms for at_ms in due if at_ms > now_ms), default=None), now_ms)
+        if waiting := self._queue.zones_waiting():
+            due = [self._pacer.request_ready_ms(zone, now_ms) for zone in waiting]
+            self._alarm.set(min((at_ms for at_ms in due if at_ms > now_ms), default=None), now_ms)
 
     def _may_begin(self, zone: str) -> bool:
         return self._pacer.request_ready_ms(zone, self._begins_ms) <= self._begins_ms

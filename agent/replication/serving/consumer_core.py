@@ -173,7 +173,7 @@ class ConsumerCore:
     def _take_lease(self, name: str, consumer: Consumer, claim: LeaseClaim) -> _Some[Lease]:
         """The lease in force after the claim, durable. Nearly always the claim changes nothing, and the answer comes
         from memory; otherwise the store decides, and raises an error for a caller that is refused."""
-        if decide_lease(consumer.lease, claim) == consumer.lease:
+        if decide_lease(consumer.lease, claim) is consumer.lease:
             return consumer.lease
         lease = yield from effects.HoldLease(name, self.caller.zone, claim)
         if lease != consumer.lease:

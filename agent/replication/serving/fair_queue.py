@@ -39,7 +39,7 @@ class FairQueue(Generic[T]):
 
     def take(self) -> T | None:
         """The next piece of work to begin; None if none may begin now."""
-        if self._under_way.total() >= self._places:
+        if not self._queues or self._under_way.total() >= self._places:
             return None
         free = [
             zone for zone in self._queues if self._under_way[zone] < self._places_of(zone) and self._may_begin(zone)

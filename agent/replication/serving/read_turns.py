@@ -54,13 +54,16 @@ class ReadTurns(Generic[T]):
 
     def due_ms(self, now_ms: int) -> int | None:
         """When `take` may give a place that it does not give now, if nothing else happens; None for never."""
+        if not (waiting := self._queue.zones_waiting()):
+            return None
         self._now_ms = now_ms
-        due = [at_ms for zone in self._queue.zones_waiting() if (at_ms := self._ready_ms(zone)) is not None]
+        due = [at_ms for zone in waiting if (at_ms := self._ready_ms(zone)) is not None]
         return min((at_ms for at_ms in due if at_ms > now_ms), default=None)
 
     def _is_shared(self, zone: str) -> bool:
         since_ms = self._now_ms - SHARED_MS
-        return any(at_ms > since_ms for other, at_ms in self._asked_ms.items() if other != zone)
+        others = len(self._asked_ms) > 1  # mostly one zone asks
+        return others and any(at_ms > since_ms for other, at_ms in self._asked_ms.items() if other != zone)
 
     def _places_of(self, zone: str) -> int:
         return 1 if self._is_shared(zone) else READS_OF_ZONE_MAX

@@ -99,6 +99,8 @@ class Consumers:
                 return store.consumers.get(name)
             case effects.GetStreamState(stream, zone):
                 return StreamState(store.log(stream), self._waiters.count(zone), context.now_ms())
+            case effects.Resolve(stream, zone, positions):
+                return await context.resolve(zone, stream, positions)
             case effects.ReadPage(plan, zone, signers):
                 return await context.page(zone, PageQuery(plan, zone, context.packet_bytes_max, signers))
             case effects.NoteServed(name, is_at_end):
@@ -114,8 +116,6 @@ class Consumers:
                 return await confirming
             case effects.CheckConfirm(confirming):
                 return confirming.result() if confirming.done() else None
-            case effects.Resolve(stream, zone, positions):
-                return await context.resolve(zone, stream, positions)
             case effects.ReportRestored(zone, why):
                 if self._is_due(zone):
                     _log.warning("peer_read_more", extra={"peer": zone, "reason": why})

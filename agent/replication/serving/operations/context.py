@@ -99,10 +99,11 @@ class Context:
                 for one in positions
             )
 
-        end_offset, ends = self.store.end_offset(stream), self._page_ends
-        if all((stream, one) in ends or one.offset >= end_offset or not one.digest for one in positions):
-            return resolved()
-        return await self.in_thread(zone, resolved)
+        ends = self._page_ends
+        for one in positions:
+            if one.digest and (stream, one) not in ends and one.offset < self.store.end_offset(stream):
+                return await self.in_thread(zone, resolved)
+        return resolved()
 
     async def refuse_position(self, zone: str, stream: str, position: LogPosition | None) -> Refuse | None:
         """The refusal of a position that is not in this log as it is; None if it is."""
