@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from agent.health.problems import Level
-from agent.health.snapshot import NodeSnapshot
+from agent.health.snapshot import NodeSnapshot, PairSnapshot
 from agent.health.verdict import Verdict
 
 SHOWN_MAX = 10
@@ -100,7 +100,10 @@ def encode_brief(snapshot: NodeSnapshot, verdict: Verdict) -> bytes:
     each value of the node itself."""
     judged = _judged(snapshot, verdict, everything=False)
     reasons = [msgspec.json.encode(reason) for reason in judged.pop("reasons")]
-    judged |= {name: value for name, value in _values(snapshot).items() if isinstance(value, str | int | float | None)}
+    values = {name: value for name, value in _values(snapshot).items() if value is not None or name != "pair"}
+    judged |= {
+        name: value for name, value in values.items() if isinstance(value, str | int | float | None | PairSnapshot)
+    }
     lines = [msgspec.json.encode(name) + b": " + msgspec.json.encode(value) for name, value in judged.items()]
     lines.append(b'"reasons": [' + b",".join(b"\n  " + reason for reason in reasons) + b"]")
     return b"{\n " + b",\n ".join(lines) + b"\n}\n"

@@ -18,7 +18,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from agent.health.problems import Level
-from agent.health.snapshot import Counter, Gauge, Histogram, Label, Latency, NodeSnapshot, marks
+from agent.health.snapshot import ROLES, Counter, Gauge, Histogram, Label, Latency, NodeSnapshot, marks
 from agent.health.verdict import assess
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -49,12 +49,17 @@ def families(snapshot: NodeSnapshot | None, zones: Sequence[Any] = ()) -> Iterab
     if snapshot is not None:
         verdict = assess(snapshot)
         found.add(
-            Gauge("bsfg_node_info", "Zone and life of the process."), 1, {"zone": snapshot.zone, "life": snapshot.life}
+            Gauge("bsfg_node_info", "Zone, name and life of the process."),
+            1,
+            {"zone": snapshot.zone, "node": snapshot.name, "life": snapshot.life},
         )
         for level in Level:
             is_level = Gauge("bsfg_node_verdict", "1 for the current verdict.")
             found.add(is_level, level is verdict.level, {"verdict": level.value})
         found.add(Gauge("bsfg_node_alert", "1 when an operator must act."), verdict.alert, {})
+        for role in ROLES if snapshot.pair else ():
+            is_role = Gauge("bsfg_pair_role", "1 for the role of this gateway of two that record for one zone.")
+            found.add(is_role, snapshot.pair is not None and role == snapshot.pair.role, {"role": role})
         found.add_record(snapshot, {})
     for row in zones:
         for level in Level:

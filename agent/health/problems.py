@@ -217,6 +217,23 @@ class Problem(Enum):
         "A comparison with the peer left differences that it could not repair.",
         "bsfg peer compare {peer} names them (docs/operate/integrity.md)",
     )
+    # --------------------------------------------------------------------------------------------- two gateways of a zone
+    PAIR_NO_LEADER = _broken(
+        "No gateway of the zone records: this one cannot, and the other one does not say that it leads.",
+        "on both: bsfg status; a gateway records when its store takes facts and a source is connected",
+    )
+    PAIR_ALONE = _late(
+        "This gateway records, and hears neither the other gateway nor the witness. The other one may record too.",
+        "check the network between the gateways and to the witness; doubled facts count once, nothing is to be removed",
+    )
+    PAIR_BOTH_RECORD = _late(
+        "Both gateways of the zone record. Devices are asked twice; of facts of one time the later leader's counts.",
+        "nothing if it ends within a minute; else bsfg pair status on both, and check the network between them",
+    )
+    PAIR_PARTNER_SILENT = _late(
+        "The other gateway of the zone does not answer. If this one fails too, nothing is recorded.",
+        "start it: systemctl status bsfg@{partner}, there; if it runs, bsfg peer test {partner} finds what fails",
+    )
     # ---------------------------------------------------------------------------------------------------------- consumers
     CONSUMER_BEHIND = _late("A consumer has not confirmed for a while. Unconfirmed facts are kept for it.", "{remedy}")
     CONSUMER_LOSES = _late("Facts that a consumer has not confirmed reach the end of their time to live.", "{remedy}")
@@ -228,6 +245,7 @@ class Problem(Enum):
 
 P = Problem
 _NO_BROKER = {P.BROKER_LOST, P.BROKER_REFUSES}
+_NOT_HEARD = {P.PAIR_ALONE, P.PAIR_PARTNER_SILENT}
 
 EXPLAINS: Mapping[Problem, frozenset[Problem]] = {
     P.APPENDS_REFUSED: frozenset(
@@ -241,8 +259,9 @@ EXPLAINS: Mapping[Problem, frozenset[Problem]] = {
     P.CERTIFICATE_ENDED: frozenset(_NO_BROKER),
     **dict.fromkeys(
         _NO_BROKER,
-        frozenset({P.PEER_SILENT, P.PEER_LAG, P.PEER_CATCHES_UP, P.CONSUMER_BEHIND, P.CONSUMER_LOSES}),
+        frozenset({P.PEER_SILENT, P.PEER_LAG, P.PEER_CATCHES_UP, P.CONSUMER_BEHIND, P.CONSUMER_LOSES, *_NOT_HEARD}),
     ),
+    **dict.fromkeys(_NOT_HEARD, frozenset({P.CONSUMER_BEHIND, P.CONSUMER_LOSES})),
     P.ARTIFACTS_FULL: frozenset({P.PAGE_WAITS, P.PEER_LAG, P.PEER_CATCHES_UP}),
     P.PAGE_WAITS: frozenset({P.PEER_LAG, P.PEER_CATCHES_UP}),
     P.CONSUMER_BEHIND: frozenset({P.CONSUMER_LOSES, P.STORE_FILL, P.STORE_FULL_SOON, P.SHARE_USED_UP}),

@@ -39,6 +39,7 @@ _FOLDERS = {
     "PeerStatus": "peer",
     "SourceStatus": "source",
     "StoreStatus": "store",
+    "PairSnapshot": "pair",
 }
 
 

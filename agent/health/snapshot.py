@@ -15,6 +15,11 @@ from typing import Annotated, Any, get_type_hints
 
 from agent import __version__
 
+ROLES = ("leads", "follows", "alone")
+RECORDING = ("leads", "alone")
+STANDBY = "standby"
+"""The state of a source that is connected while the other gateway of the zone records it."""
+
 # --- how a field becomes a metric -------------------------------------------------------------------------------------
 
 
@@ -137,7 +142,7 @@ class StreamStatus:
         float | None, Gauge("bsfg_store_hours_until_ttl_loss", "Hours until the first fact is dropped unconfirmed.")
     ] = None
     own_end: Annotated[
-        str | None, Sampled(meaning="Life and last sequence that this process recorded, as life:sequence.")
+        str | None, Sampled(meaning="What this process recorded last, as zone:life:sequence, for each zone it records.")
     ] = None
 
 
@@ -396,8 +401,7 @@ class SourceStatus:
     ] = None
     events: EventStatus | None = None
     """None if no events are asked for."""
-    state: str = ""
-    """What it does now: waiting, connecting, connected, ..."""
+    state: Annotated[str, Sampled(meaning="What it does now: waiting, connecting, connected, standby, ...")] = ""
     service_level: int | None = None
     """Of its OPC UA server, 0 to 255."""
     remarks: str = ""
@@ -598,10 +602,42 @@ class NotInForceStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class PairSnapshot:
+    """A gateway of two that record for one zone. `role`: leads, follows, or alone, which records without hearing the
+    other gateway or the witness. `leader`: the node that leads by what this one knows; empty if none does.
+    `partner_state`: leads, follows or releases, as the other one said last. A `_heard_ms` is the time since the last
+    answer; None before the first. `since_unix_ms`: of role and leader."""
+
+    zone: str
+    role: Annotated[str, Sampled(meaning="Whether it leads, follows, or records alone.")]
+    term: Annotated[int, Gauge("bsfg_pair_term", "Number of the life with which the leader records."), Sampled()]
+    leader: Annotated[str, Sampled(meaning="The gateway that leads, empty if none does.")]
+    partner: Annotated[str, Sampled(meaning="The other gateway.")]
+    since_unix_ms: Annotated[int, Sampled("ms", "Since when role and leader are these.")]
+    partner_state: str = ""
+    partner_heard_ms: Annotated[
+        int | None,
+        Gauge("bsfg_pair_partner_heard_seconds", "Time since the other gateway answered.", divisor=1000),
+        Sampled("ms"),
+    ] = None
+    witness: Annotated[str, Sampled(meaning="The node that lends the lead.")] = ""
+    witness_heard_ms: Annotated[
+        int | None,
+        Gauge("bsfg_pair_witness_heard_seconds", "Time since the witness answered.", divisor=1000),
+        Sampled("ms"),
+    ] = None
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether this gateway records the zone."""
+        return self.role in RECORDING
+
+
+@dataclass(frozen=True, slots=True)
 class NodeSnapshot:
     """The status of a node at one moment."""
 
-    zone: str
+    zone: Annotated[str, Sampled(meaning="The zone for which it records.")]
     life: str
     taken_unix_ms: int
     started_unix_ms: Annotated[
@@ -647,3 +683,12 @@ class NodeSnapshot:
     version: Annotated[str, Sampled(meaning="Version of the program.")] = __version__
     since: Mapping[str, int] = field(default_factory=dict)
     """Since when each level and each reason has been there (`problems.Reason.key`), in Unix milliseconds."""
+    node: str = ""
+    """Its name, if it is not that of its zone."""
+    pair: PairSnapshot | None = None
+    """None if no other gateway records for its zone."""
+
+    @property
+    def name(self) -> str:
+        """The name of the node, which is the zone of its health."""
+        return self.node or self.zone

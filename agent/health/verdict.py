@@ -17,11 +17,13 @@ from math import inf
 
 from agent.health.problems import Level, Problem, Reason, duration, order_by_cause
 from agent.health.snapshot import (
+    STANDBY,
     BrokerStatus,
     ConsumerStatus,
     HistoryStatus,
     IntegrityStatus,
     NodeSnapshot,
+    PairSnapshot,
     PeerStatus,
     SourceStatus,
     StoreStatus,
@@ -36,6 +38,11 @@ facts stays far below it."""
 ABUSING_SESSIONS = 256
 """From which on an operator must act: one certificate with so many sessions is no zone that has much to do."""
 NOTHING = frozenset[str]()
+PAIR = "pair"
+HEARD_MS = 2_000
+"""Gateways of one zone ask each other several times a second."""
+LEADERLESS_S = 10.0
+"""A takeover takes six seconds at most."""
 SUMMARY_CHARS_MAX = 80
 """Of the first reason in the summary: a line of a terminal with the zone and the level. The reasons have all of it."""
 
@@ -79,6 +86,7 @@ THRESHOLDS = {
     "append_failures": Threshold("%", 0.1, 1, "appends normally do not fail"),
     "certificate_left": Threshold("days", 30, 7, "renew a month before it ends", low_is_bad=True),
     "health_age": Threshold("s", 90, 180, "a node records its health once a minute; three missing ones are no accident"),
+    "partner_silence": Threshold("s", 10, 86_400, "a restart takes seconds; a day without a second gateway is an outage"),
     "device_clock": Threshold("s", 60, inf, "drift and the network explain seconds; a minute means that a clock is wrong"),
 }
 # fmt: on
@@ -115,14 +123,19 @@ def assess(snapshot: NodeSnapshot) -> Verdict:
     for abuse in snapshot.broker_abuses:
         alert = abuse.sessions > ABUSING_SESSIONS
         found.append(_reason(Problem.BROKER_ABUSED, f"zone {abuse.zone}", abuse.why, alert=alert, zone=abuse.zone))
-    found += _silent_reasons(snapshot.peers)
+    pair, carriers = snapshot.pair, _carriers(snapshot)
+    partner = "" if pair is None else pair.partner
+    if pair is not None:
+        found += _pair_reasons(pair, snapshot, carriers)
+    # A partner that is not heard is told by _pair_reasons: its zone is recorded.
+    unheard = partner if pair and (pair.partner_heard_ms is None or pair.partner_heard_ms > HEARD_MS) else ""
+    found += _silent_reasons([peer for peer in snapshot.peers if peer.zone != unheard])
     for peer in snapshot.peers:
         found += _peer_reasons(peer)
         found += _comparison_reasons(peer)
-    carriers = _carriers(snapshot)
     ttl_hours = {stream.name: stream.ttl_hours for stream in snapshot.streams}
     for consumer in snapshot.consumers:
-        depends_on = carriers.get(consumer.zone, frozenset())
+        depends_on = carriers.get(consumer.zone, frozenset()) | ({PAIR} if consumer.zone == partner else NOTHING)
         found += _consumer_reasons(consumer, ttl_hours.get(consumer.stream), depends_on)
     since, now_ms = snapshot.since, snapshot.taken_unix_ms
     reasons = tuple(replace(reason, since_unix_ms=since.get(reason.key, now_ms)) for reason in order_by_cause(found))
@@ -172,7 +185,7 @@ def _judge(
 
 
 def _node_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
-    fill, store, zone = snapshot.store_fill_percent, snapshot.store, snapshot.zone
+    fill, store, zone = snapshot.store_fill_percent, snapshot.store, snapshot.name
     yield from _config_reasons(snapshot)
     behind = frozenset(f"consumer {consumer.name}" for consumer in snapshot.consumers if consumer.behind_facts)
     yield from _refused_reasons(store, snapshot.taken_unix_ms)
@@ -247,10 +260,10 @@ def _config_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
         yield _reason(Problem.CONFIG_REFUSED, "node.toml", " ".join(text.split()), alert=True)
     elif snapshot.config_changed:
         text = "changed since the node read it; the change is not in force"
-        yield _reason(Problem.CONFIG_CHANGED, "node.toml", text, zone=snapshot.zone)
+        yield _reason(Problem.CONFIG_CHANGED, "node.toml", text, zone=snapshot.name)
     if snapshot.config_waits:
         text = f"not in force until a restart: {', '.join(snapshot.config_waits)}"
-        yield _reason(Problem.CONFIG_WAITS, "node.toml", text, zone=snapshot.zone)
+        yield _reason(Problem.CONFIG_WAITS, "node.toml", text, zone=snapshot.name)
 
 
 def _full_reasons(snapshot: NodeSnapshot, behind: frozenset[str]) -> Iterator[Reason]:
@@ -331,11 +344,11 @@ def _source_reasons(source: SourceStatus) -> Iterator[Reason]:
         yield _reason(problem, subject, f"its tag file is not in force: {source.tags_problem}", alert=True)
         if not source.tags:
             return
-    without_value = source.tags_bad + source.tags_silent
+    without_value = 0 if source.state == STANDBY else source.tags_bad + source.tags_silent
     if source.connected and source.tags and without_value >= source.tags:
         text = f"connected, but none of its {source.tags:,} tags has a good value"
         yield _reason(Problem.SOURCE_WITHOUT_VALUES, subject, text, alert=True)
-    elif source.connected and source.tags_bad:
+    elif source.connected and without_value and source.tags_bad:
         yield _reason(Problem.TAGS_BAD, subject, f"{source.tags_bad:,} of {source.tags:,} tags are bad", alert=True)
     days, ahead_s = source.certificate_days_left, source.clock_ahead_s
     problem = Problem.SOURCE_CERTIFICATE_ENDS if days is None or days > 0 else Problem.SOURCE_CERTIFICATE_ENDED
@@ -456,6 +469,33 @@ def _catching_up(peer: PeerStatus) -> str:
     pace = "" if state.facts_per_s is None else f" at {state.facts_per_s:,.0f} facts/s"
     left = "" if state.seconds_left is None else f", {duration(state.seconds_left)} left"
     return f"; {state.percent:.0f} % caught up{pace}{left}"
+
+
+def _pair_reasons(
+    pair: PairSnapshot, snapshot: NodeSnapshot, carriers: Mapping[str, frozenset[str]]
+) -> Iterator[Reason]:
+    """What is wrong between the two gateways of a zone. A partner that is known to be silent is no peer that is: the
+    zone is recorded."""
+    up_s = (snapshot.taken_unix_ms - snapshot.started_unix_ms) / 1000
+    silent_s = up_s if pair.partner_heard_ms is None else pair.partner_heard_ms / 1000
+    is_silent = THRESHOLDS["partner_silence"].passed(silent_s)
+    ways = carriers.get(pair.partner, NOTHING)
+    if not pair.is_recording and not pair.leader:
+        leaderless_s = (snapshot.taken_unix_ms - pair.since_unix_ms) / 1000
+        if leaderless_s > LEADERLESS_S:
+            text = f"no gateway of {pair.zone} records, since {_moment(pair.since_unix_ms)}"
+            yield _reason(Problem.PAIR_NO_LEADER, PAIR, text, alert=True)
+    if is_silent is not None:
+        heard = "no answer yet" if pair.partner_heard_ms is None else f"no answer for {duration(silent_s)}"
+        problem, text = Problem.PAIR_PARTNER_SILENT, f"the other gateway, {pair.partner}, is silent: {heard}"
+        if pair.role == "alone":
+            problem, ways = Problem.PAIR_ALONE, ways | carriers.get(pair.witness, NOTHING)
+            others = f"{pair.partner} nor {pair.witness}" if pair.witness else f"{pair.partner}, and has no witness"
+            text = f"records and hears neither {others}" if pair.witness else f"records and does not hear {others}"
+        yield _reason(problem, PAIR, text, ways, alert=is_silent, partner=pair.partner)
+    elif pair.is_recording and pair.partner_state == "leads":
+        text = f"{snapshot.name} and {pair.partner} both record {pair.zone}"
+        yield _reason(Problem.PAIR_BOTH_RECORD, PAIR, text)
 
 
 def _consumer_reasons(

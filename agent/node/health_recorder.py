@@ -43,7 +43,8 @@ class HealthRecorder:
         due_s = 0.0
         while True:
             snapshot, verdict = self._judge()
-            shown = (verdict.level, verdict.alert, frozenset(reason.key for reason in verdict.reasons))
+            role = snapshot.pair and (snapshot.pair.role, snapshot.pair.leader)  # the page shows it above
+            shown = (verdict.level, verdict.alert, frozenset(reason.key for reason in verdict.reasons), role)
             if shown != recorded or time.monotonic() >= due_s:
                 try:
                     await self._record(health_samples(snapshot, verdict), snapshot.taken_unix_ms)

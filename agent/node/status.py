@@ -155,6 +155,7 @@ class StatusCollector:
         damage = store.integrity()
         return NodeSnapshot(
             zone=store.zone,
+            node=store.node,
             life=store.life.hex(),
             taken_unix_ms=_now_unix_ms(),
             started_unix_ms=self._started_unix_ms,
@@ -470,11 +471,13 @@ def _history(incidents: Iterable[Incident], now_unix_ms: int) -> tuple[HistorySt
 
 
 def _own_ends(store: FactStore) -> Iterator[tuple[str, str]]:
-    """By stream, the end of the facts that this process has recorded under the name of its health."""
-    origin = Origin(store.node, store.life)
+    """By stream, the end of the facts that this process has recorded since it leads, of each of its own zones."""
+    life = store.life
     for stream in store.streams():
-        if ranges := store.reader.held_of(stream.name, origin):
-            yield stream.name, f"{store.life.hex()}:{ranges[-1].last_sequence}"
+        held = {zone: store.reader.held_of(stream.name, Origin(zone, life)) for zone in sorted(store.own_zones)}
+        ends = [f"{zone}:{life.hex()}:{ranges[-1].last_sequence}" for zone, ranges in held.items() if ranges]
+        if ends:
+            yield stream.name, " ".join(ends)
 
 
 def _sums(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:

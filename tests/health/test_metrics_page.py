@@ -16,6 +16,7 @@ from agent.health.snapshot import (
     EventStatus,
     NodeSnapshot,
     PacingStatus,
+    PairSnapshot,
     PeerStatus,
     ServingStatus,
     SourceStatus,
@@ -68,6 +69,7 @@ def everything() -> NodeSnapshot:
             serving=ServingStatus({"FetchFacts": 1}, {"busy": 1}, {"bad_topic": 1}),
             store=known(StoreStatus(artifact_unreferenced=(UnreferencedStatus("z", 1),))),
             spans=tuple(SpanStatus(span, side, "GetLatest") for span, side in STEPS),
+            pair=known(PairSnapshot("z", "leads", 1, "a", "b", 0)),
         )
     )
 

@@ -140,7 +140,7 @@ def test_space_of_streams_and_consumers(tmp_path: Path) -> None:
         collector = collector_of(store, tmp_path)
         collector._read_from_disk()
         (stream,) = collector.snapshot().streams
-        assert stream.own_end == f"{store.life.hex()}:{store.end_offset(STREAM)}"
+        assert stream.own_end == f"{store.zone}:{store.life.hex()}:{store.end_offset(STREAM)}"
     settings = StoreSettings(disk_free_bytes_min=0, ballast_bytes=0)
     with FactStore.open(tmp_path / "facts.db", "plant-a", settings=settings, streams=limits) as store:
         collector = collector_of(store, tmp_path)

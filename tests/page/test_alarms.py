@@ -5,6 +5,7 @@ import html
 import json
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from agent.health.snapshot import (
     IntegrityStatus,
     NodeSnapshot,
     NotInForceStatus,
+    PairSnapshot,
     RequestStatus,
     ShareStatus,
     StoreStatus,
@@ -35,6 +37,7 @@ from tests.page.conftest import Site, record_health, store_with
 
 CHANGED = "ServerCertificateChanged: the server's certificate changed; bsfg opcua trust aa"
 BEHIND = {"behind_facts": 7, "oldest_unconfirmed_age_s": 7200.0}
+PAIR = PairSnapshot("idmz", "leads", 7, "idmz", "idmz-2", NOW_MS - 60_000, "follows", 200)
 PROVOKED = {
     "disk full": {"store": StoreStatus(appends_refused="the disk is full", refused_since_unix_ms=NOW_MS - 300_000)},
     "share used up": {"store": StoreStatus(shares_used_up=(ShareStatus("plant", "its share is used up"),))},
@@ -67,6 +70,10 @@ PROVOKED = {
     "fenced": {"peers": {"fenced": True, "trouble": "lease 2"}},
     "page waits": {"peers": {"page_waits": "StoreFull"}},
     "catches up": {"peers": {"lag_seconds": 900.0, "catch_up": CatchUpStatus(0, 50.0, 100.0, 60.0)}},
+    "second gateway silent": {"pair": replace(PAIR, partner_heard_ms=60_000)},
+    "gateway alone": {"pair": replace(PAIR, role="alone", partner_heard_ms=60_000)},
+    "both gateways": {"pair": replace(PAIR, partner_state="leads")},
+    "no gateway": {"pair": replace(PAIR, role="follows", leader="")},
     "loses": {"streams": {"ttl_hours": 48.0}, "consumers": BEHIND | {"hours_until_ttl_loss": 2.0}},
 }
 

@@ -17,7 +17,7 @@ LIFE = bytes(range(16))
 
 def values(sequence: int, life: bytes = LIFE) -> dict[str, object]:
     """The health of a zone that has recorded so much."""
-    return {"stream/s/own_end": f"{life.hex()}:{sequence}", "stream/t/own_end": None, "stream/u/bytes": 1}
+    return {"stream/s/own_end": f"a:{life.hex()}:{sequence}", "stream/t/own_end": None, "stream/u/bytes": 1}
 
 
 def test_an_end_without_a_fact_for_ten_minutes_is_missing() -> None:
@@ -45,7 +45,7 @@ def test_another_life_has_its_own_ten_minutes_and_no_value_ends_the_page() -> No
     assert [
         ends.look("a", values(9, life), lambda *_: 0, WAIT_MS * n) for n, life in enumerate((LIFE, LIFE[::-1]))
     ] == [""] * 2
-    odd = (None, 5, "", ":", "xx:1", "00:-1", "00:²", f"{LIFE.hex()}:")
+    odd = (None, 5, "", ":", "a:xx:1", "a:00:-1", "a:00:²", f"a:{LIFE.hex()}:", f"  a:{LIFE.hex()}:9")
     assert [ends.look("c", {"stream/s/own_end": end}, lambda *_: 0, WAIT_MS * n) for n, end in enumerate(odd)] == [
         ""
     ] * len(odd)
@@ -62,7 +62,7 @@ def test_a_relay_that_withholds_a_stream_is_told_by_the_health_that_it_passes_on
             )
         )
         tail = HealthTail(store.reader)
-        named = f"{plant.origin.life.hex()}:10"
+        named = f"plant:{plant.origin.life.hex()}:10"
         values = {"verdict": 0, f"stream/{TELEMETRY}/own_end": named, "stream/facts.not_read/own_end": named}
         tail.zones["plant"] = ZoneHealth("plant", NOW_MS, values)
         for now_ms in (NOW_MS - WAIT_MS, NOW_MS):

@@ -53,7 +53,7 @@ def exit_status(found: dict[str, Any]) -> int:
 
 def text(found: dict[str, Any]) -> str:
     """The status as text for people."""
-    lines = [f"{found['zone']}: {found['summary']}"]
+    lines = [f"{found['node'] or found['zone']}: {found['summary']}"]
     reasons = found["reasons"]
     for place, reason in enumerate(reasons, 1):
         is_last_of_hint = place == len(reasons) or reasons[place]["hint"] != reason["hint"]
@@ -63,6 +63,7 @@ def text(found: dict[str, Any]) -> str:
         lines += _wrapped(f"and {sum(left_out.values()):,} more: {kinds} (--all)", "  ")
     if readers := found["store"].get("log_held_by"):
         lines += _wrapped(f"the write-ahead log is held by process {', '.join(readers)}", "      ")
+    lines += _pair(found["pair"], found["taken_unix_ms"])
     for stream in found["streams"]:
         lines.append(
             f"  stream    {stream['name']:<24} offsets {stream['first_offset']:,} to {stream['end_offset']:,}, "
@@ -148,6 +149,22 @@ def _catch_up(peer: dict[str, Any]) -> str:
     pace = "" if state["facts_per_s"] is None else f" at {state['facts_per_s']:,.0f} facts/s"
     left = "" if state["seconds_left"] is None else f", {state['seconds_left']:,.0f} s left"
     return f", catching up from {state['from_offset']:,}: {state['percent']:.1f} %{pace}{left}"
+
+
+def _pair(pair: dict[str, Any] | None, now_unix_ms: int) -> list[str]:
+    """The role of this gateway of two, since when, and when the other one and the witness were heard."""
+    if pair is None:
+        return []
+    role = {"leads": "leads", "alone": "records alone"}.get(pair["role"], f"follows {pair['leader'] or 'nobody'}")
+    since = duration((now_unix_ms - pair["since_unix_ms"]) / 1000)
+    heard = f"{pair['partner']} {_heard(pair['partner_heard_ms'])}"
+    if pair["witness"]:
+        heard += f", witness {pair['witness']} {_heard(pair['witness_heard_ms'])}"
+    return [f"  pair      {pair['zone']:<24} {role} for {since}, term {pair['term']}; {heard}"]
+
+
+def _heard(ms: int | None) -> str:
+    return "has not answered" if ms is None else f"heard {duration(ms / 1000)} ago"
 
 
 def _artifacts(store: dict[str, Any]) -> list[str]:

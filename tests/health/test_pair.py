@@ -1,0 +1,140 @@
+"""Two gateways of one zone: what each says of itself and of the other one, in its verdict, samples, metrics and
+status."""
+
+from dataclasses import replace
+
+import pytest
+
+from agent.cli.health.status import text
+from agent.health.metrics import families
+from agent.health.problems import Level
+from agent.health.samples import health_samples, read_health
+from agent.health.snapshot import BrokerStatus, ConsumerStatus, NodeSnapshot, PairSnapshot, PeerStatus, SourceStatus
+from agent.health.verdict import assess
+from tests.cli.test_status import health_json
+from tests.health.conftest import NOW_MS
+
+PAIR = PairSnapshot("plant-a", "leads", 7, "plant-a-2", "plant-a", NOW_MS - 60_000, "follows", 200, "idmz", 100)
+PULL = PeerStatus("plant-a", "facts.telemetry", True, 9, 9, 0.0, broker="pair")
+
+
+@pytest.fixture
+def leader(healthy: NodeSnapshot) -> NodeSnapshot:
+    """The second gateway of a plant, which leads."""
+    brokers = (BrokerStatus("pair", True, 1, zones=("plant-a",)), BrokerStatus("top", True, 1, zones=("idmz",)))
+    consumer = ConsumerStatus("plant-a.facts.telemetry", "facts.telemetry", "plant-a", "online", 9, 0)
+    own = {"zone": "plant-a", "node": "plant-a-2", "pair": PAIR}
+    return replace(healthy, **own, brokers=brokers, peers=(PULL,), consumers=(consumer,))
+
+
+def test_a_pair_that_is_well_is_good(leader: NodeSnapshot) -> None:
+    """On both sides; the follower's sources stand by without a value, which is no problem."""
+    assert assess(leader).level is Level.GOOD
+    quiet = SourceStatus("line1", "opcua", True, None, tags=40, tags_silent=40, state="standby")
+    follower = replace(PAIR, role="follows", partner_state="leads", leader="plant-a")
+    assert assess(replace(leader, pair=follower, sources=(quiet,))).reasons == ()
+
+
+@pytest.mark.parametrize(
+    "changes, problem, alert, said",
+    [
+        ({"partner_heard_ms": 10_001}, "pair_partner_silent", False, "plant-a, is silent: no answer for 10.0 s"),
+        ({"partner_heard_ms": None}, "pair_partner_silent", False, "no answer yet"),
+        ({"partner_heard_ms": 86_400_001}, "pair_partner_silent", True, "no answer for 24 h"),
+        (
+            {"role": "alone", "partner_heard_ms": 10_001},
+            *("pair_alone", False, "records and hears neither plant-a nor idmz"),
+        ),
+        (
+            {"role": "alone", "partner_heard_ms": 10_001, "witness": ""},
+            *("pair_alone", False, "records and does not hear plant-a, and has no witness"),
+        ),
+        ({"partner_state": "leads"}, "pair_both_record", False, "plant-a-2 and plant-a both record plant-a"),
+        (
+            {"role": "follows", "leader": "", "partner_state": "follows"},
+            *("pair_no_leader", True, "no gateway of plant-a records, since 2026-11-18 11:05:40Z"),
+        ),
+    ],
+)
+def test_what_may_be_wrong(
+    leader: NodeSnapshot, changes: dict[str, object], problem: str, alert: bool, said: str
+) -> None:
+    """Each problem, whether an operator must act, and its text."""
+    (reason,) = assess(replace(leader, pair=replace(PAIR, **changes))).reasons
+    assert (reason.problem.name.lower(), reason.alert) == (problem, alert)
+    assert said in reason.text
+    assert "{" not in reason.hint
+
+
+def test_a_takeover_is_no_problem(leader: NodeSnapshot) -> None:
+    """For some seconds the partner is silent, and neither leads; and a node that has just started has heard nothing."""
+    for changes in (
+        {"partner_heard_ms": 9_000},
+        {"role": "follows", "leader": "", "since_unix_ms": NOW_MS - 9_000},
+        {"role": "alone", "partner_heard_ms": 9_000},
+    ):
+        assert assess(replace(leader, pair=replace(PAIR, **changes))).reasons == ()
+    new = replace(leader, started_unix_ms=NOW_MS - 5_000, pair=replace(PAIR, partner_heard_ms=None))
+    assert assess(new).reasons == ()
+
+
+def test_a_dead_partner_is_one_warning(leader: NodeSnapshot) -> None:
+    """Its pulls are silent and its consumer falls behind: the first line says why, and the zone is late, not broken. A
+    broker that is down explains it; a partner that answers and whose pull does not is a peer like any other."""
+    late = replace(leader.consumers[0], behind_facts=5, oldest_unconfirmed_age_s=150.0)
+    dead = replace(
+        leader,
+        pair=replace(PAIR, partner_heard_ms=150_000),
+        peers=(replace(PULL, connected=False, lag_seconds=150.0),),
+        consumers=(late,),
+    )
+    verdict = assess(dead)
+    assert (verdict.level, verdict.alert) == (Level.LATE, False)
+    assert [(one.problem.name, one.caused_by) for one in verdict.reasons] == [
+        ("PAIR_PARTNER_SILENT", ()),
+        ("CONSUMER_BEHIND", ("pair",)),
+    ]
+    cut = assess(replace(dead, brokers=(replace(leader.brokers[0], connected=False), leader.brokers[1])))
+    assert [(one.problem.name, one.caused_by) for one in cut.reasons][:2] == [
+        ("BROKER_LOST", ()),
+        ("PAIR_PARTNER_SILENT", ("broker pair",)),
+    ]
+    deaf = assess(replace(dead, pair=PAIR))
+    assert deaf.reasons[0].problem.name == "PEER_SILENT"
+
+
+def test_a_pair_is_recorded_and_measured(leader: NodeSnapshot) -> None:
+    """The health names the zone, the role, the term and the other gateway; a node without a pair records none of them
+    but its zone. The metrics have one role of three."""
+    samples = health_samples(leader, assess(leader))
+    _, values = read_health((one.definition.subject, 1, one.value) for one in samples)
+    assert {name: value for name, value in values.items() if name.startswith("pair/")} == {
+        "pair/role": "leads", "pair/term": 7, "pair/leader": "plant-a-2", "pair/partner": "plant-a",
+        "pair/since_unix_ms": NOW_MS - 60_000, "pair/partner_heard_ms": 200, "pair/witness": "idmz",
+        "pair/witness_heard_ms": 100,
+    }  # fmt: skip
+    assert values["zone"] == "plant-a"
+    roles = {
+        (sample.labels["role"], sample.value)
+        for family in families(leader)
+        for sample in family.samples
+        if sample.name == "bsfg_pair_role"
+    }
+    assert roles == {("leads", 1), ("follows", 0), ("alone", 0)}
+    single = replace(leader, pair=None)
+    subjects = {one.definition.subject for one in health_samples(single, assess(single))}
+    assert not [name for name in subjects if name.startswith("tag:bsfg/pair/")]
+
+
+def test_the_status_has_a_line_for_the_pair(leader: NodeSnapshot) -> None:
+    """By the node's name: what it does, and whom it hears."""
+    lines = text(health_json(leader)).splitlines()
+    assert lines[0] == "plant-a-2: good"
+    (line,) = [one for one in lines if one.startswith("  pair ")]
+    assert line.split() == (
+        "pair plant-a leads for 60.0 s, term 7; plant-a heard 0.2 s ago, witness idmz heard 0.1 s ago".split()
+    )
+    deaf = replace(PAIR, role="follows", leader="", witness="", partner_heard_ms=None)
+    assert "follows nobody for 60.0 s, term 7; plant-a has not answered" in text(
+        health_json(replace(leader, pair=deaf))
+    )
