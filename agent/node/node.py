@@ -110,7 +110,7 @@ class Node:
         self._telemetry = Telemetry()
         self._trust = TrustFiles.opened(settings, store)
         self._clock = NodeClock(store, settings.node.state_dir)
-        stored = StoredSamples(store.reader, store.own_lives)
+        stored = StoredSamples(store.reader)
         self._ingest = Ingest(
             settings.node.zone,
             settings.sources,
@@ -206,7 +206,7 @@ class Node:
         """The tags that are in no tag file any more. While a source is left out, its tags are not removed."""
         if self._reloader.not_in_force:
             return ()
-        return find_removed_tags(self._store.reader, self._store.own_lives(), subjects)
+        return find_removed_tags(self._store.reader, subjects)
 
     async def _carry_out(self, plan: ReloadPlan, tag_files: Mapping[str, TagFile]) -> None:
         """Apply the plan. Parts that it does not name go on undisturbed."""

@@ -1,65 +1,52 @@
 """Finds tags that were removed from the tag files while the node was down: the store defines them, no tag file names
 them, and their newest sample does not yet mark them as out of service.
 
-Only what this store has recorded counts. The search is bounded for each stream: a tag that
-brought nothing within the last NEWEST_DEPTH_FACTS facts is not found, so that a store of hundreds of millions of facts
-does not delay the start, and a tag that was removed long ago is not recorded again and again.
+What any life of the zone has recorded counts, of tags that this node has defined. The search is bounded for each
+stream: a tag that brought nothing within the last NEWEST_DEPTH_FACTS facts is not found, so that a store of hundreds of
+millions of facts does not delay the start, and a tag that was removed long ago is not recorded again and again.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 
-from agent.batch import Kind, Origin
 from agent.fact_store import StoreError, StoreReader
-from agent.ingest import TAG_REMOVED, Newest, RemovedTag
-from agent.message import HEALTH_SOURCE
-from agent.node.stored_samples import NEWEST_DEPTH_FACTS, find_newest, own_origins
-from agent.query.scan import Bounds, Scanner
+from agent.ingest import TAG_REMOVED, RemovedTag
+from agent.message import HEALTH_SOURCE, TagDefinition
+from agent.node.stored_samples import NEWEST_DEPTH_FACTS
+from agent.node.zone_samples import NewestSearch, ZoneSamples
 
 log = logging.getLogger(__name__)
 
 
 def find_removed_tags(
-    reader: StoreReader, lives: Iterable[bytes], subjects: Collection[str], depth_facts: int = NEWEST_DEPTH_FACTS
+    reader: StoreReader, subjects: Collection[str], depth_facts: int = NEWEST_DEPTH_FACTS
 ) -> Sequence[RemovedTag]:
-    """The tags recorded here that are not among `subjects` and not out of service, by subject; empty if the store
-    cannot be read, which is logged."""
+    """The tags of the zone that are not among `subjects` and not out of service, by subject; empty if the store cannot
+    be read, which is logged."""
     try:
-        scanner, own = Scanner(reader), own_origins(reader.zone, lives)
+        samples = ZoneSamples(reader)
         numbers = {
             number: tag.subject
-            for number, tag in enumerate(scanner.dictionary.own().tags, 1)
+            for number, tag in enumerate(samples.own_tags(), 1)
             if tag.source not in {"", HEALTH_SOURCE} and not tag.acquisition and tag.subject not in subjects
         }
+        asked = samples.asked(numbers, _live_subject)
         newest: dict[str, tuple[RemovedTag, int]] = {}
-        for stream in scanner.ends if numbers else ():
-            for found, quality in _newest_of_each(scanner, stream, own, numbers, depth_facts):
-                known = newest.setdefault(found.subject, (found, quality))
-                if found.newest_ns > known[0].newest_ns:
-                    newest[found.subject] = found, quality
+        for stream in reader.bounds() if numbers else ():
+            found = NewestSearch(numbers, is_good_needed=False)
+            samples.find_newest(stream, asked, found, depth_facts)
+            for number, (sample, _) in found.by_tag().items():
+                tag = RemovedTag(stream, number, numbers[number], sample.source_time_ns)
+                known = newest.setdefault(tag.subject, (tag, sample.quality))
+                if tag.newest_ns > known[0].newest_ns:
+                    newest[tag.subject] = tag, sample.quality
     except StoreError as error:
         log.warning("removed_tags_unknown", extra={"why": str(error)})
         return ()
     return [found for _, (found, quality) in sorted(newest.items()) if quality != TAG_REMOVED]
 
 
-def _newest_of_each(
-    scanner: Scanner, stream: str, own: Collection[Origin], subjects: dict[int, str], depth_facts: int
-) -> list[tuple[RemovedTag, int]]:
-    """The newest sample of each of these tag numbers by the order of recording, and its quality."""
-    bounds = Bounds(
-        frozenset({stream}),
-        zones=frozenset(origin.zone for origin in own),
-        kinds=frozenset({Kind.SAMPLES.value}),
-        offset_min=scanner.ends[stream] - depth_facts + 1,
-        numbers=frozenset(subjects),
-    )
-    recorded = (facts for facts in scanner.scan(bounds, newest_first=True) if facts.batch.header.origin in own)
-    found = dict[int, Newest]()
-    find_newest(recorded, subjects, found, is_good_needed=False)
-    return [
-        (RemovedTag(stream, number, subjects[number], newest.sample.source_time_ns), newest.sample.quality)
-        for number, newest in found.items()
-    ]
+def _live_subject(tag: TagDefinition) -> Hashable:
+    return None if tag.acquisition else tag.subject

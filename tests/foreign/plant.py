@@ -59,7 +59,7 @@ class TappedStore(FakeStore):
     def __init__(self, store: FactStore) -> None:
         super().__init__()
         self._appends = store.appends
-        self.reader, self.own_lives = store.reader, store.own_lives
+        self.reader = store.reader
         self._good: Counter[int] = Counter()
 
     def good_count(self, tag: str) -> int:
@@ -107,7 +107,7 @@ SWIFT = WatchTimes(settle_s=0.02, settle_max_s=0.2, missing_s=0.5, reread_s=60.0
 async def storing(source: OpcuaSourceSettings, folder: Path) -> AsyncIterator[Running]:
     """Ingest of a source into the real store of a folder for the length of a block; everything is committed then."""
     with real_store(folder) as store:
-        stored = StoredSamples(store.reader, store.own_lives)
+        stored = StoredSamples(store.reader)
         async with ingesting(source, store=store, stored=stored, times=SWIFT) as run:
             yield run
 

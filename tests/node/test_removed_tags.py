@@ -45,13 +45,11 @@ def test_tags_that_no_file_names_and_that_are_in_service(tmp_path: Path) -> None
             (OTHER, [Sample(renumbered, 30 * S, 2.0)]),
         ):
             store.appends.append_samples(stream, rows).result()
-        assert find_removed_tags(store.reader, store.own_lives(), {"tag:l/kept"}) == [
+        assert find_removed_tags(store.reader, {"tag:l/kept"}) == [
             RemovedTag(STREAM, gone, "tag:l/gone", 10 * S),
             RemovedTag(OTHER, renumbered, "tag:l/moved", 30 * S),
         ]
-        assert (
-            find_removed_tags(store.reader, store.own_lives(), {f"tag:l/{n}" for n in ("kept", "gone", "moved")}) == []
-        )
+        assert find_removed_tags(store.reader, {f"tag:l/{n}" for n in ("kept", "gone", "moved")}) == []
 
 
 def test_the_search_is_bounded(tmp_path: Path) -> None:
@@ -61,8 +59,8 @@ def test_the_search_is_bounded(tmp_path: Path) -> None:
         kept, gone = defined(store, "l/kept", "l/gone")
         store.appends.append_samples(STREAM, [Sample(gone, S, 1)]).result()
         store.appends.append_samples(STREAM, [Sample(kept, n * S, n) for n in range(2, 12)]).result()
-        assert find_removed_tags(store.reader, store.own_lives(), {"tag:l/kept"}, depth_facts=10) == []
-        assert len(find_removed_tags(store.reader, store.own_lives(), {"tag:l/kept"}, depth_facts=11)) == 1
+        assert find_removed_tags(store.reader, {"tag:l/kept"}, depth_facts=10) == []
+        assert len(find_removed_tags(store.reader, {"tag:l/kept"}, depth_facts=11)) == 1
 
 
 def test_a_node_records_it_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -94,4 +92,4 @@ def test_a_node_records_it_once(tmp_path: Path, caplog: pytest.LogCaptureFixture
         rows = find_latest(Scanner(reader), ahead_ns, streams=frozenset({STREAM}))
         assert {row.latest.quality for row in rows if row.latest is not None} == {TAG_REMOVED}
         assert reader.end_offset(STREAM) == 60
-        assert find_removed_tags(reader, [], ()) == []
+        assert find_removed_tags(reader, ()) == []

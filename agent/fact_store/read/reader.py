@@ -359,6 +359,14 @@ class StoreReader:
             named = (self._stream(connection, stream), zone)
             return connection.execute(QUERIES["select_zone_is_held"], named).fetchone() is not None
 
+    def lowest_offset_above(self, stream: str, zone: str, life: bytes) -> int | None:
+        """Where facts of the lives of a zone above one begin in a stream, as far as the first batch of each tells; None
+        if none are here."""
+        with self._reading() as connection:
+            asked = {"stream": self._stream(connection, stream), "zone": zone, "life": life}
+            found: int | None = connection.execute(QUERIES["select_lowest_offset_above"], asked).fetchone()[0]
+        return found
+
     def zones_held(self, stream: str, after_zone: str, limit: int) -> list[ZoneHeld]:
         """What is held of zones in a stream, or was held until its release: the next ones by name."""
         return self._zones_held(stream, QUERIES["select_zones_held"], {"after": after_zone, "limit": limit})

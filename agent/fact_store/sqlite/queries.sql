@@ -332,6 +332,13 @@ SELECT held.first_sequence, held.first_previous_digest, origin.life
 FROM zone CROSS JOIN origin ON origin.zone = zone.id CROSS JOIN held ON held.stream = ? AND held.origin = origin.id
 WHERE zone.name = ?;
 
+-- select_lowest_offset_above: where facts of the lives of a zone above one begin in a stream, by the first batch of each
+SELECT min((
+    SELECT first_offset FROM batch WHERE batch.stream = :stream AND batch.origin = origin.id
+    ORDER BY first_sequence LIMIT 1
+))
+FROM zone JOIN origin ON origin.zone = zone.id WHERE zone.name = :zone AND origin.life > :life;
+
 -- select_zone_is_held: whether facts of a zone are held in a stream, or were
 SELECT 1 FROM held_before AS before JOIN zone ON zone.id = before.zone WHERE before.stream = ? AND zone.name = ?;
 
