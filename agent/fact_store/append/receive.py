@@ -19,9 +19,9 @@ from functools import partial
 from typing import TypeVar
 
 from agent import batch as batch_format
-from agent.batch import Batch, Definitions, Origin
+from agent.batch import Batch, Definitions, Kind, Origin, open_messages
 from agent.columns import BatchError
-from agent.fact_store.append.append import append_notice
+from agent.fact_store.append.append import append_notice, content_digest, message_key
 from agent.fact_store.append.definitions import HELD_NAMED_MAX, held_count, lacking_definitions
 from agent.fact_store.append.history import report_branch
 from agent.fact_store.log import (
@@ -250,15 +250,31 @@ def _write(transaction: Transaction, page: ReceivedPage, plan: _Plan) -> None:
     for zone in transaction.catalog.own_zones & {origin.zone for origin in plan.ranges}:
         transaction.keep_tip(stream, zone)  # what comes home is not what this store sealed last
     if plan.inserts:
-        transaction.add_batches(
+        first_offset = transaction.add_batches(
             *(stream, plan.inserts), verified=plan.verified, is_backlog=page.is_backlog, writer=page.peer
         )
+        _index_messages(transaction, stream.id, plan.inserts, first_offset)
         kept = transaction.catalog.streams[page.stream]
         transaction.add_artifacts(kept, digests_in(messages_in(plan.inserts)), kept.end_offset)
     for origin, ranges in plan.ranges.items():
         transaction.set_held(stream.id, transaction.origin(origin), ranges)
     _report_holes(transaction, page)  # before the position says that they are read
     transaction.set_peer_position(page.peer, stream, page.read)
+
+
+def _index_messages(transaction: Transaction, stream: int, batches: Sequence[Batch], first_offset: int) -> None:
+    """Add the ids of the zone's messages: a program that tries again at the other node of its zone, or after this store
+    was put back, gets the outcome of the message that is held."""
+    index, zone, fresh = transaction.index, transaction.catalog.zone, dict[bytes, tuple[bytes, int]]()
+    for batch in batches:
+        if batch.header.kind is Kind.MESSAGES and batch.header.origin.zone == zone:
+            for offset, message in enumerate(open_messages(batch), first_offset):
+                key = message_key(message, zone)
+                if key not in fresh and index.find(stream, key) is None:
+                    fresh[key] = content_digest(message), offset
+        first_offset += batch.header.count
+    if fresh:
+        index.add(stream, [(key, *stored) for key, stored in fresh.items()])
 
 
 def _report(transaction: Transaction, page: ReceivedPage, plan: _Plan) -> None:
