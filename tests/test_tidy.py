@@ -97,7 +97,7 @@ CORES = tuple(
         "agent/ingest/tags": "change columns csv_rows example sheet tag_map templates toml_rows",
         "agent/ingest/tags/foreign": "ignition kepware neuron translation",
         "agent/node": "reload_plan",
-        "agent/page": "fleet named_ends notify trend words zone_view",
+        "agent/page": "fleet named_ends notify plants trend words zone_view",
         "agent/query/latest": "latest_rows latest_search latest_summary tag_age",
         "agent/query/scan": "bounds fact_columns times",
         "agent/query/sql": "plan",

@@ -142,7 +142,10 @@ class Page:
                 return self._render("incidents.html", incidents=found), "Incidents", 200
             if path == "/help":
                 return self._render("help.html", problems=list(Problem)), "What each problem means", 200
-            return await self._zone(path.removeprefix("/zone/") if path != "/" else self._watch.node.zone)
+            own = self._watch.node.name
+            if path == "/":
+                return await self._zone(own, own)
+            return await self._zone(path.removeprefix("/zone/"), query.get("gateway", ""))
         except StoreError as error:
             text = f"The store cannot be read: {error}"
             return self._render("error.html", text=text, hint=error.hint), text, 503
@@ -162,10 +165,10 @@ class Page:
         )  # fmt: skip
         return main, sentence, 200
 
-    async def _zone(self, zone: str) -> tuple[str, str, int]:
-        view = self._watch.view(zone)
+    async def _zone(self, zone: str, gateway: str) -> tuple[str, str, int]:
+        view = self._watch.view(zone, gateway)
         if view is None:
-            text = f"No health of a zone {zone[:64]!r} is here."
+            text = f"No health of a zone {(gateway or zone)[:64]!r} is here."
             return (
                 self._render("error.html", text=text, hint="The fleet lists the zones whose health is here."),
                 text,
@@ -173,13 +176,13 @@ class Page:
             )
         bad, are_too_many = list[Any](), False
         try:
-            latest = await self._watch.facts.latest(zone)
+            latest = await self._watch.facts.latest(view.plant)
             bad, are_too_many = list(filter(_is_not_good, latest or ())), latest is None
         except StoreError as error:
             view.reasons.append(
                 {"subject": "store", "text": f"cannot be read: {error}", "hint": error.hint, "alert": True}
             )
-        own = zone == self._watch.node.zone
+        own = view.node == self._watch.node.name
         main = self._render(
             "zone.html", view=view, is_own=own, unreadable=self._watch.unreadable, version=__version__,
             known=self._watch.zones, bad=bad[:ROWS_SHOWN], bad_count=len(bad), are_too_many=are_too_many, is_live=own and not self._watch.silent, old_s=OLD_S,
@@ -249,8 +252,9 @@ class Page:
         return Response(self._static[name], media_type=_STATIC[name])
 
     def _render(self, template: str, **names: Any) -> str:
-        names |= {"own_zone": self._watch.node.zone, "has_fleet": self._watch.has_zones_below}
-        return self._templates.get_template(template).render(looked_ms=self._watch.looked_unix_ms, **names)
+        watch = self._watch
+        names |= {"own_name": watch.node.name, "own_path": watch.own_path, "has_fleet": watch.has_zones_below}
+        return self._templates.get_template(template).render(looked_ms=watch.looked_unix_ms, **names)
 
 
 def _is_not_good(row: Any) -> bool:

@@ -1,4 +1,7 @@
-"""Core: every zone whose health is here as one row, worst first, and the fleet in one sentence.
+"""Core: every plant whose health is here as one row, worst first, and the fleet in one sentence.
+
+A plant is a zone with its gateway, or with two (`plants`), which are beneath it: then its row is that of the one that
+leads, and a warning while anything is wrong with the other one.
 
 A zone that falls silent is a zone whose newest health is old. One whose health comes and whose facts do not is
 withheld by a relay (`named_ends`). That is judged here; everything else is what the zone says of itself.
@@ -8,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from agent.health.problems import RANK, Level
@@ -17,6 +20,7 @@ from agent.health.snapshot import Gauge, Label
 from agent.health.verdict import THRESHOLDS
 from agent.page import words
 from agent.page.health_tail import ZoneHealth
+from agent.page.plants import ABSENT, Gateway, leader_of, partner_of, plant_of, role_of, since_of
 
 SILENT_HINT = (
     "look at the zones between: the first whose health is also old has the problem, or its link; if it alone is silent, "
@@ -30,8 +34,9 @@ WITHHELD_HINT = (
 
 @dataclass(frozen=True, slots=True)
 class ZoneRow:
-    """A zone. `since_unix_ms`: of its level. `behind_s`: the age of what a zone above has not confirmed. `hold_hours`:
-    how long it can keep what is not confirmed; None if nothing is at risk. `health_s`: the age of its newest health."""
+    """A zone. `node`: whose health it is; `gateways`: if there are two. `since_unix_ms`: of its level. `behind_s`: the
+    age of what a zone above has not confirmed. `hold_hours`: how long it can keep what is not confirmed; None if
+    nothing is at risk. `health_s`: the age of its newest health."""
 
     zone: Annotated[str, Label("zone")]
     level: Level
@@ -48,14 +53,18 @@ class ZoneRow:
     ]
     health_s: Annotated[float, Gauge("bsfg_zone_health_age_seconds", "Age of its newest health here.")]
     version: str = ""
+    node: str = ""
+    gateways: tuple[Gateway, ...] = ()
 
     def to_json(self) -> dict[str, object]:
         """The row for programs."""
-        return {name: getattr(self, name) for name in self.__slots__} | {"level": self.level.value}
+        gateways = [gateway.to_json() for gateway in self.gateways]
+        found = {name: getattr(self, name) for name in self.__slots__}
+        return found | {"level": self.level.value, "gateways": gateways}
 
 
 def zone_row(health: ZoneHealth, now_unix_ms: int) -> ZoneRow:
-    """The row of a zone."""
+    """The row of a node."""
     found, age_s = health.values, max(0.0, (now_unix_ms - health.at_unix_ms) / 1000)
     reasons = words.entries(found.get("reasons"))
     level = level_of(found.get("verdict")) or Level.BROKEN
@@ -85,6 +94,7 @@ def zone_row(health: ZoneHealth, now_unix_ms: int) -> ZoneRow:
         hold_hours=min((one for one in hours if one is not None), default=None),
         health_s=age_s,
         version=words.text(found.get("version")),
+        node=health.zone,
     )
 
 
@@ -95,8 +105,43 @@ def told(reasons: Sequence[Mapping[str, object]]) -> str:
 
 def fleet_rows(zones: Iterable[ZoneHealth], now_unix_ms: int, own: Sequence[ZoneRow] = ()) -> list[ZoneRow]:
     """The rows, worst first; equal ones by name, so that nothing jumps. `own`: of the node that asks."""
-    rows = [*own, *(zone_row(one, now_unix_ms) for one in zones)]
+    known = {health.zone: health for health in zones}
+    of_nodes = {row.node: row for row in own}
+    plants: dict[str, list[ZoneHealth]] = {}
+    for node, health in known.items():
+        of_nodes.setdefault(node, zone_row(health, now_unix_ms))
+        plants.setdefault(plant_of(health, known), []).append(health)
+    rows = [plant_row(plant, gateways, of_nodes) for plant, gateways in plants.items()]
     return sorted(rows, key=lambda row: (-RANK[row.level], not row.alert, row.zone))
+
+
+def plant_row(plant: str, gateways: Sequence[ZoneHealth], of_nodes: Mapping[str, ZoneRow]) -> ZoneRow:
+    """The row of a plant, by the rows of its nodes. What is wrong with a gateway that does not lead is a warning: the
+    plant is recorded."""
+    if len(gateways) == 1 and gateways[0].zone == plant and not partner_of(gateways[0]):
+        return of_nodes[plant]
+    is_silent = THRESHOLDS["health_age"].passed
+    silent = frozenset(one.zone for one in gateways if is_silent(of_nodes[one.zone].health_s) is not None)
+    leader = leader_of(gateways, silent)
+    row = of_nodes[leader.zone]
+    others = [of_nodes[one.zone] for one in gateways if one is not leader]
+    worst = max(others, key=lambda other: RANK[other.level], default=row)
+    found = sorted(gateways, key=lambda one: (one is not leader, one.zone))
+    beneath = [_gateway(one, leader, of_nodes[one.zone], is_silent=one.zone in silent) for one in found]
+    partner = partner_of(leader)
+    if partner and partner not in of_nodes:
+        beneath.append(Gateway(partner, ABSENT, None, False, Level.LATE, None, "", None))
+    if row.level is Level.GOOD and worst.level is not Level.GOOD:
+        since, what = worst.since_unix_ms, f"{worst.node}: {worst.what}"
+        row = replace(row, level=Level.LATE, alert=False, since_unix_ms=since, what=what, hint=worst.hint)
+    return replace(row, zone=plant, node=leader.zone, gateways=tuple(beneath))
+
+
+def _gateway(health: ZoneHealth, leader: ZoneHealth, row: ZoneRow, *, is_silent: bool) -> Gateway:
+    role, is_recording = role_of(health, leader, is_silent=is_silent)
+    since = None if is_silent else since_of(health)
+    what = "" if health is leader else row.what.removeprefix("silent: ")
+    return Gateway(health.zone, role, since, is_recording, row.level, row.since_unix_ms, what, row.health_s)
 
 
 def fleet_sentence(rows: Iterable[ZoneRow]) -> str:
@@ -117,8 +162,11 @@ def fleet_sentence(rows: Iterable[ZoneRow]) -> str:
 
 
 def matching(rows: Iterable[ZoneRow], query: str) -> list[ZoneRow]:
-    """The rows whose zone, level or problem holds each word of a query."""
+    """The rows whose zone, gateways, level or problem hold each word of a query."""
     wanted = query.casefold().split()
-    return [
-        row for row in rows if all(word in f"{row.zone} {row.level.value} {row.what}".casefold() for word in wanted)
-    ]
+    return [row for row in rows if all(word in _text_of(row) for word in wanted)]
+
+
+def _text_of(row: ZoneRow) -> str:
+    gateways = " ".join(gateway.node for gateway in row.gateways)
+    return f"{row.zone} {gateways} {row.level.value} {row.what}".casefold()

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
+from urllib.parse import quote
 
 import msgspec
 
@@ -20,7 +22,7 @@ from agent.message import HEALTH_PREFIX
 from agent.page.facts import Facts
 from agent.page.fleet import ZoneRow, fleet_rows
 from agent.page.health_tail import ZoneHealth
-from agent.page.zone_view import ZoneView, zone_view
+from agent.page.zone_view import ZoneView, node_row, zone_view
 from agent.settings.node import IdentitySettings
 
 LOOK_S = 2.0
@@ -63,13 +65,13 @@ class Watch:
         except (NodeSilent, msgspec.MsgspecError) as error:
             self.silent = str(error)
             if self._dead_since_ms is None:
-                recorded = self.zones.get(self.node.zone)
+                recorded = self.zones.get(self.node.name)
                 self._dead_since_ms = before_ms or (recorded.at_unix_ms if recorded else self.looked_unix_ms)
             self.snapshot = self.verdict = None
         else:
             self.silent, self._dead_since_ms = "", None
             self.snapshot, self.verdict = snapshot, assess(snapshot)
-            self.zones[self.node.zone] = own_health(snapshot, self.verdict)
+            self.zones[self.node.name] = own_health(snapshot, self.verdict)
         self._rows = None
 
     async def look_if_older(self, seconds: float) -> None:
@@ -84,31 +86,53 @@ class Watch:
     def rows(self) -> list[ZoneRow]:
         """The fleet as of the last look, this node included."""
         if self._rows is None:
-            own = self.view(self.node.zone)
-            others = [zone for name, zone in self.zones.items() if name != self.node.zone]
-            self._rows = fleet_rows(others, _now_ms(), [own.row] if own else [])
+            own = self._health(self.node.name)
+            zones = self.zones | ({own.zone: own} if own else {})
+            self._rows = fleet_rows(zones.values(), _now_ms(), [self._node_row(own)] if own else [])
         return self._rows
 
-    def view(self, zone: str) -> ZoneView | None:
-        """The page of a zone; None for one that is not known."""
-        found, is_own = self.zones.get(zone), zone == self.node.zone
-        if found is None and is_own:
-            found = ZoneHealth(zone, self.looked_unix_ms, {})
-        return None if found is None else zone_view(
-            found, _now_ms(), dead_since_ms=self._dead_since_ms if is_own else None
-        )  # fmt: skip
+    def view(self, name: str, gateway: str = "") -> ZoneView | None:
+        """The page of a zone, or of a gateway of a zone that has two; None for one that is not known."""
+        rows = self.rows()
+        plant = next((row for row in rows if name == row.zone or name in {one.node for one in row.gateways}), None)
+        if plant is not None and name == plant.zone and not gateway:
+            found = self._health(plant.node)
+            return None if found is None else zone_view(found, plant)
+        found = self._health(gateway or name)
+        if plant is None or found is None or found.zone not in {name, *(one.node for one in plant.gateways)}:
+            return None
+        row = self._node_row(found)
+        return zone_view(found, replace(row, gateways=plant.gateways), plant.zone)
+
+    @property
+    def own_path(self) -> str:
+        """The address of the page of this node."""
+        own, zone = quote(self.node.name, safe=""), self.node.zone
+        is_one_of_two = any(row.gateways for row in self.rows() if row.zone == zone)
+        return f"/zone/{own}" + (f"?gateway={own}" if is_one_of_two and own == zone else "")
 
     @property
     def has_zones_below(self) -> bool:
         """Whether there is a fleet."""
-        return len(self.zones.keys() | {self.node.zone}) > 1
+        return any(row.zone != self.node.zone for row in self.rows())
+
+    def _health(self, node: str) -> ZoneHealth | None:
+        """The newest health of a node; that of this one may be empty."""
+        found = self.zones.get(node)
+        if found is None and node == self.node.name:
+            found = ZoneHealth(node, self.looked_unix_ms, {"zone": self.node.zone})
+        return found
+
+    def _node_row(self, health: ZoneHealth) -> ZoneRow:
+        is_own = health.zone == self.node.name
+        return node_row(health, _now_ms(), dead_since_ms=self._dead_since_ms if is_own else None)
 
 
 def own_health(snapshot: NodeSnapshot, verdict: Verdict) -> ZoneHealth:
     """What the node would record of itself now."""
     samples = health_samples(snapshot, verdict)
     values = {one.definition.subject.removeprefix(HEALTH_PREFIX): plain(one.value) for one in samples}
-    return ZoneHealth(snapshot.zone, snapshot.taken_unix_ms, values)
+    return ZoneHealth(snapshot.name, snapshot.taken_unix_ms, values)
 
 
 def _now_ms() -> int:

@@ -11,6 +11,7 @@ from urllib.parse import unquote
 
 from agent.health.problems import Level, duration
 from agent.health.samples import folders
+from agent.health.snapshot import STANDBY
 from agent.message import LOCAL_ZONE
 from agent.page import words
 from agent.page.fleet import ZoneRow, told, zone_row
@@ -20,6 +21,7 @@ Part = dict[str, Any]
 STATES = ("flowing", "waiting", "cut")
 WAITING_S, CUT_S = 5.0, 60.0
 """A consumer that has confirmed nothing for so long is cut off, or has stopped."""
+DEAD = "the node does not answer"
 DEAD_HINT = "systemctl status bsfg@{zone}; journalctl -u bsfg@{zone} -n 50; what it recorded before is below"
 
 
@@ -35,9 +37,11 @@ class Arrow:
 
 @dataclass(frozen=True, slots=True)
 class ZoneView:
-    """The page of a zone."""
+    """The page of a zone, or of one of its two gateways. `plant`: the zone of its facts; `node`: whose health it is."""
 
     row: ZoneRow
+    plant: str
+    node: str
     sentence: str
     more: str
     reasons: list[Part]
@@ -50,20 +54,26 @@ class ZoneView:
     values: dict[str, Any]
 
 
-def zone_view(health: ZoneHealth, now_unix_ms: int, *, dead_since_ms: int | None = None) -> ZoneView:
-    """The page of a zone. `dead_since_ms`: its node is that of this machine and does not answer."""
-    row, found = zone_row(health, now_unix_ms), health.values
+def node_row(health: ZoneHealth, now_unix_ms: int, *, dead_since_ms: int | None = None) -> ZoneRow:
+    """The row of a node. `dead_since_ms`: it is the node of this machine and does not answer."""
+    row = zone_row(health, now_unix_ms)
     if dead_since_ms is not None:
-        what = f"the node does not answer for {words.age((now_unix_ms - dead_since_ms) / 1000)}"
+        what = f"{DEAD} for {words.age((now_unix_ms - dead_since_ms) / 1000)}"
         hint = DEAD_HINT.format(zone=health.zone)
         row = replace(row, level=Level.BROKEN, alert=True, since_unix_ms=dead_since_ms, what=what, hint=hint)
+    return row
+
+
+def zone_view(health: ZoneHealth, row: ZoneRow, plant: str = "") -> ZoneView:
+    """The page of a row, from the health behind it. `plant`: the zone of its facts, if the row is not its."""
+    found = health.values
     parts = {kind: _parts(found, kind) for kind in ("source", "consumer", "stream", "broker", "peer")}
     sources = sorted(parts["source"], key=lambda one: (-_badness(one), one["name"]))
     consumers = sorted(parts["consumer"], key=lambda one: (-(words.number(one.get("behind_facts")) or 0), one["name"]))
     reasons = words.entries(found.get("reasons"))
     if row.what != told(reasons):  # the first thing to do is not in the zone's own list
         head = {
-            "subject": "node" if dead_since_ms else "health",
+            "subject": "node" if row.what.startswith(DEAD) else "gateway" if row.gateways else "health",
             "text": row.what,
             "hint": row.hint,
             "alert": row.alert,
@@ -71,12 +81,14 @@ def zone_view(health: ZoneHealth, now_unix_ms: int, *, dead_since_ms: int | None
         reasons = [head | {"since_unix_ms": row.since_unix_ms, "level": row.level.value}, *reasons]
     return ZoneView(
         row,
-        _sentence(row),
+        plant or row.zone,
+        health.zone,
+        _sentence(row, f"Gateway {row.zone} of {plant}" if plant and row.gateways else row.zone),
         _more(sources, parts["peer"], consumers, row.hold_hours, words.number(found.get("store_fill_percent"))),
         reasons,
         below=_links(parts["peer"], "lag_seconds", _pull),
         above=_links(consumers, "oldest_unconfirmed_age_s", _consumer),
-        sources=[one | {"state": _state_of(one)} for one in sources],
+        sources=[one | {"level": _level_of(one)} for one in sources],
         consumers=consumers,
         streams=sorted(parts["stream"], key=lambda one: one["name"]),
         brokers=parts["broker"],
@@ -84,9 +96,9 @@ def zone_view(health: ZoneHealth, now_unix_ms: int, *, dead_since_ms: int | None
     )
 
 
-def _sentence(row: ZoneRow) -> str:
+def _sentence(row: ZoneRow, name: str) -> str:
     what = row.what.partition(". ")[0]  # a reason may go on; below it is whole
-    return f"{row.zone} is {row.level.value}" + (f": {what}" if what else "") + "."
+    return f"{name} is {row.level.value}" + (f": {what}" if what else "") + "."
 
 
 def _parts(found: dict[str, Any], kind: str) -> list[Part]:
@@ -97,10 +109,12 @@ def _badness(source: Part) -> float:
     """How bad a source is: not connected above all, then by tags without a good value."""
     if source.get("connected") is False:
         return 1e9
+    if source.get("state") == STANDBY:
+        return 0
     return (words.number(source.get("tags_bad")) or 0) + (words.number(source.get("tags_silent")) or 0)
 
 
-def _state_of(source: Part) -> str:
+def _level_of(source: Part) -> str:
     if source.get("connected") is False:
         return Level.BROKEN.value
     return Level.LATE.value if _badness(source) else Level.GOOD.value
@@ -113,7 +127,8 @@ def _more(
     parts = list[str]()
     if sources:
         up = sum(one.get("connected") is True for one in sources)
-        parts.append(f"{up:,} of {len(sources):,} sources deliver")
+        stand_by = all(one.get("state") == STANDBY for one in sources)
+        parts.append(f"{up:,} of {len(sources):,} sources {'stand by' if stand_by else 'deliver'}")
     if peers:
         up = sum(one.get("connected") is True for one in peers)
         parts.append(f"{up:,} of {len(peers):,} pulls run")

@@ -28,7 +28,7 @@ from agent.health.snapshot import (
     UnreferencedStatus,
 )
 from agent.health.verdict import assess
-from agent.page.fleet import ZoneRow, zone_row
+from agent.page.fleet import ZoneRow, fleet_rows
 from agent.page.health_tail import HealthTail
 from agent.page.notify import Event, NoticeCore
 from tests.health.conftest import NOW_MS
@@ -88,7 +88,8 @@ def row_above(tmp_path: Path, healthy: NodeSnapshot) -> Iterator[Callable[[NodeS
         def row(snapshot: NodeSnapshot) -> ZoneRow:
             record_health(store, snapshot)
             tail.read()
-            return zone_row(tail.zones[snapshot.zone], NOW_MS + 1000)
+            (row,) = fleet_rows(tail.zones.values(), NOW_MS + 1000)
+            return row
 
         yield row
 

@@ -138,5 +138,6 @@ def test_an_arrow_shows_the_latest_of_the_worst_streams() -> None:
         for stream, connected, lag_s in pulls
         for name, value in (("connected", connected), ("lag_seconds", lag_s))
     }
-    (arrow,) = zone_view(ZoneHealth("top", NOW_MS, {"verdict": 3, **values}), NOW_MS).below
+    health = ZoneHealth("top", NOW_MS, {"verdict": 3, **values})
+    (arrow,) = zone_view(health, zone_row(health, NOW_MS)).below
     assert (arrow.zone, arrow.state, arrow.text, arrow.title) == ("idmz", "cut", "cut, 5.4 s behind", "c")

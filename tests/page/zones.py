@@ -29,17 +29,17 @@ class Zones:
         """Store what the zones' nodes have recorded now, in one page."""
         chains, batches = list[DefinitionChain](), list[Batch]()
         for snapshot in snapshots:
-            samples, known = health_samples(snapshot, assess(snapshot)), self._bodies.setdefault(snapshot.zone, [])
+            samples, known = health_samples(snapshot, assess(snapshot)), self._bodies.setdefault(snapshot.name, [])
             bodies, count = [one.definition.to_json() for one in samples], len(known)
             known += [body for body in bodies if body not in known]
-            chains.append(chain_of(snapshot.zone, known, count + 1))
+            chains.append(chain_of(snapshot.name, known, count + 1))
             at_ns = snapshot.taken_unix_ms * 1_000_000
             named = zip(bodies, samples, strict=True)
             rows = [Sample(known.index(body) + 1, at_ns, one.value, one.quality) for body, one in named]
-            link = self._links.get(snapshot.zone) or Link(HEALTH_STREAM, _origin(snapshot.zone))
+            link = self._links.get(snapshot.name) or Link(HEALTH_STREAM, _origin(snapshot.name))
             batch = parse(seal_samples(link, rows, definitions_of(known)).sealed)
             verify(batch)
-            self._links[snapshot.zone] = batch.link
+            self._links[snapshot.name] = batch.link
             batches.append(batch)
             self._offset += len(rows)
         position = Position(b"relay".ljust(16, b"."), self._offset)

@@ -73,14 +73,14 @@ def fleet(config_file: Path, words: tuple[str, ...], everything: bool, as_json: 
             click.echo(json.dumps(row.to_json(), ensure_ascii=False))
     else:
         click.echo(fleet_sentence(rows))
-        table = [
-            (
-                *(row.level.value, row.zone, "" if row.behind_s is None else duration(row.behind_s)),
-                "" if row.hold_hours is None else duration(row.hold_hours * 3600),
-                *(duration(row.health_s), row.what),
-            )
-            for row in shown
-        ]
+        table = list[tuple[str, ...]]()
+        for row in shown:
+            behind = "" if row.behind_s is None else duration(row.behind_s)
+            full = "" if row.hold_hours is None else duration(row.hold_hours * 3600)
+            table.append((row.level.value, row.zone, behind, full, duration(row.health_s), row.what))
+            for one in row.gateways:
+                age = "" if one.health_s is None else duration(one.health_s)
+                table.append((one.level.value, f"  {one.node}", "", "", age, one.said))
         for line in lines(("verdict", "zone", "behind", "full in", "health", "what"), table, "table") if table else ():
             click.echo(line)
         if len(found) > len(shown):
@@ -127,8 +127,7 @@ def _look(node: IdentitySettings, tail: HealthTail | None, columns: int) -> tupl
     try:
         tail = tail or HealthTail(StoreReader(node.store_file))
         tail.read()
-        zones = [zone for zone in tail.zones.values() if zone.zone != node.zone]
-        rows = fleet_rows(zones, time.time_ns() // 1_000_000)
+        rows = [row for row in fleet_rows(tail.zones.values(), time.time_ns() // 1_000_000) if row.zone != node.zone]
         below = [f"below: {fleet_sentence(rows)}"] if rows else []
         below += [f"  {row.level.value:<7} {row.zone}: {row.what}" for row in rows if row.what]
     except StoreError as error:
