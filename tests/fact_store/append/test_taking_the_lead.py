@@ -3,6 +3,7 @@ zone runs on from the newest end that is held."""
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.append_contract import AppendOutcome
-from agent.batch import Batch, Link, Origin, open_samples
+from agent.batch import Batch, Kind, Link, Origin, open_samples
 from agent.fact_store import FactStore, VerifyCounts, verify_store
 from agent.positions import begun_ms
 from tests.fact_store.making import IN_MEMORY, OPERATIONAL, TELEMETRY, done, failed, message, parsed, samples, tag
@@ -32,6 +33,7 @@ class Pair:
     """The stores of both nodes, what was acknowledged, and the highest term that was granted."""
 
     folder: Path
+    nodes: tuple[str, str] = NODES
     stores: list[FactStore] = field(default_factory=list)
     values: list[int] = field(default_factory=list)
     term: int = NOW + 1_000_000
@@ -40,25 +42,33 @@ class Pair:
     def __post_init__(self) -> None:
         """Open both; their tags have different numbers."""
         for number in (0, 1):
+            (self.folder / str(number) / "0").mkdir(parents=True)
+            (self.folder / str(number) / "0/facts.db").touch()
             self.stores.append(self.open(number))
             done(self.stores[number].appends.define([tag(1 + number), tag(2 - number)]))
 
+    def path(self, number: int) -> Path:
+        """The file of one of the stores: each failure makes another one."""
+        return max((self.folder / str(number)).glob("*/facts.db"))
+
     def open(self, number: int) -> FactStore:
         """Open one of the stores."""
-        path, node = self.folder / f"{number}.db", NODES[number]
-        return FactStore.open(path, ZONE, node=node, settings=IN_MEMORY, pair_zones=PAIR)
+        return FactStore.open(self.path(number), ZONE, node=self.nodes[number], settings=IN_MEMORY, pair_zones=PAIR)
 
     def close(self) -> None:
         """Close both."""
         for store in self.stores:
             store.close()
 
-    def reopen(self, number: int) -> None:
-        """Restart one: its chains run on from where they did."""
-        before = [link_of(self.stores[number], zone) for zone in (ZONE, NODES[number])]
+    def reopen(self, number: int, *, is_failure: bool = False) -> None:
+        """Restart one, which was closed in order, or whose power failed: its chains run on from where they did."""
+        before = [link_of(self.stores[number], zone) for zone in (ZONE, self.nodes[number])]
+        if is_failure:
+            folder = self.path(number).parent
+            shutil.copytree(folder, folder.with_name(str(int(folder.name) + 1)))
         self.stores[number].close()
         self.stores[number] = self.open(number)
-        assert [link_of(self.stores[number], zone) for zone in (ZONE, NODES[number])] == before
+        assert [link_of(self.stores[number], zone) for zone in (ZONE, self.nodes[number])] == before
 
     def append(self, number: int, count: int) -> None:
         """Record some samples of the zone."""
@@ -70,14 +80,14 @@ class Pair:
         """Let a node say something about itself, in the same stream."""
         self.notices += 1
         text = message(f"n{self.notices}")
-        text = replace(text, envelope=replace(text.envelope, from_zone=NODES[number]))
+        text = replace(text, envelope=replace(text.envelope, from_zone=self.nodes[number]))
         done(self.stores[number].appends.append_message(TELEMETRY, text))
 
     def pull(self, number: int, batches_max: int | None = None) -> None:
         """Bring what the other node holds, or the first batches of it, in the order of its log."""
         other, store = self.stores[1 - number], self.stores[number]
         batches = parsed(batches_in(other))[:batches_max]
-        done(put_page(store, NODES[1 - number], TELEMETRY, batches, chains_in(other), None))
+        done(put_page(store, self.nodes[1 - number], TELEMETRY, batches, chains_in(other), None))
 
     def take_lead(self, number: int) -> None:
         """Grant a node the next term. Its chain goes on where the newest life that it holds ends."""
@@ -109,7 +119,8 @@ def newest_end(store: FactStore) -> tuple[int, bytes] | None:
 
 def values_in(store: FactStore) -> Counter[object]:
     """The values of the zone's samples that a store holds."""
-    return Counter(value for one in of_zone(store) for value in open_samples(one).values)
+    batches = [one for one in of_zone(store) if one.header.kind is Kind.SAMPLES]
+    return Counter(value for one in batches for value in open_samples(one).values)
 
 
 def check_lives(store: FactStore) -> None:
@@ -129,19 +140,20 @@ def check_lives(store: FactStore) -> None:
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["append", "append", "pull", "pull", "pull some", "take_lead", "reopen", "say"]),
+            st.sampled_from(["append", "append", "pull", "pull", "pull some", "take_lead", "reopen", "fail", "say"]),
             st.integers(0, 1),
             st.integers(1, 3),
         ),
         max_size=14,
-    )
+    ),
+    st.sampled_from([NODES, (ZONE, NODES[1])]),
 )
-def test_two_nodes_keep_every_fact_once(steps: list[tuple[str, int, int]]) -> None:
+def test_two_nodes_keep_every_fact_once(steps: list[tuple[str, int, int]], nodes: tuple[str, str]) -> None:
     """Whatever they record, pull, take over and restart, together or in turn: when both have pulled, both hold every
     acknowledged fact once, in lives without gaps; each lead goes on from the newest end, and no restart moves a chain.
     Where both went on from one batch, that is a seam and nothing worse."""
     with memory_folder() as folder:
-        pair = Pair(folder)
+        pair = Pair(folder, nodes)
         for what, number, count in steps:
             match what:
                 case "append":
@@ -152,8 +164,8 @@ def test_two_nodes_keep_every_fact_once(steps: list[tuple[str, int, int]]) -> No
                     pair.pull(number, count)
                 case "take_lead":
                     pair.take_lead(number)
-                case "reopen":
-                    pair.reopen(number)
+                case "reopen" | "fail":
+                    pair.reopen(number, is_failure=what == "fail")
                 case _:
                     pair.say(number)
         for number in (0, 1, 0):
@@ -166,8 +178,7 @@ def test_two_nodes_keep_every_fact_once(steps: list[tuple[str, int, int]]) -> No
             pair.take_lead(number)
         pair.close()
         for number in (0, 1):
-            path = folder / f"{number}.db"
-            assert [*verify_store(path, VerifyCounts(), lambda *_: None, is_quick=False)] == []
+            assert [*verify_store(pair.path(number), VerifyCounts(), lambda *_: None, is_quick=False)] == []
 
 
 @pytest.fixture
