@@ -89,7 +89,10 @@ class Inbound:
         if any(len(one.life) != LIFE_BYTES or not 0 <= one.offset <= _OFFSET_MAX for one in read):
             raise FactsRefused(f"{read} has no position", "a life has 16 bytes, an offset is not negative")
         check_headers(stream, batches)
-        page = ReceivedPage(*(peer, stream, batches, read, tuple(holes), is_backlog, verified, signers, declined))
+        is_strong = self._writer.committer.limits.policy(stream).write_class == "strong"
+        page = ReceivedPage(
+            *(peer, stream, batches, read, tuple(holes), is_backlog, verified, signers, declined, is_strong)
+        )
         size = sum(len(one.sealed) for one in batches)
         adds_to = stream if batches else None
         return self._writer.submit(

@@ -24,6 +24,7 @@ from agent.columns import BatchError
 from agent.fact_store.append.append import append_notice, content_digest, message_key
 from agent.fact_store.append.definitions import HELD_NAMED_MAX, held_count, lacking_definitions
 from agent.fact_store.append.history import report_branch
+from agent.fact_store.append.message_plan import digest
 from agent.fact_store.log import (
     Branch,
     DefinitionsMissing,
@@ -32,6 +33,7 @@ from agent.fact_store.log import (
     Gap,
     Insert,
     LifeRefused,
+    StreamState,
     decide_insert,
     digests_in,
     find_division,
@@ -70,6 +72,8 @@ class ReceivedPage:
     """Positions of batches whose record is that of a trusted signer of their zone."""
     signers: Sequence[SignerCertificate] = ()
     declined: Sequence[Declined] = ()
+    is_strong: bool = False
+    """Whether the newest message about each subject is recorded in the stream."""
 
 
 @dataclass(slots=True)
@@ -253,7 +257,7 @@ def _write(transaction: Transaction, page: ReceivedPage, plan: _Plan) -> None:
         first_offset = transaction.add_batches(
             *(stream, plan.inserts), verified=plan.verified, is_backlog=page.is_backlog, writer=page.peer
         )
-        _index_messages(transaction, stream.id, plan.inserts, first_offset)
+        _index_messages(transaction, stream, plan.inserts, first_offset, is_strong=page.is_strong)
         kept = transaction.catalog.streams[page.stream]
         transaction.add_artifacts(kept, digests_in(messages_in(plan.inserts)), kept.end_offset)
     for origin, ranges in plan.ranges.items():
@@ -262,19 +266,24 @@ def _write(transaction: Transaction, page: ReceivedPage, plan: _Plan) -> None:
     transaction.set_peer_position(page.peer, stream, page.read)
 
 
-def _index_messages(transaction: Transaction, stream: int, batches: Sequence[Batch], first_offset: int) -> None:
-    """Add the ids of the zone's messages: a program that tries again at the other node of its zone, or after this store
-    was put back, gets the outcome of the message that is held."""
-    index, zone, fresh = transaction.index, transaction.catalog.zone, dict[bytes, tuple[bytes, int]]()
+def _index_messages(
+    transaction: Transaction, stream: StreamState, batches: Sequence[Batch], first_offset: int, *, is_strong: bool
+) -> None:
+    """Add the ids and subjects of the zone's messages: a program that tries again at the other node of its zone, or
+    after this store was put back, gets the outcome of the message that is held."""
+    zone, fresh, subjects = transaction.catalog.zone, dict[bytes, tuple[bytes, int]](), dict[bytes, int]()
     for batch in batches:
         if batch.header.kind is Kind.MESSAGES and batch.header.origin.zone == zone:
             for offset, message in enumerate(open_messages(batch), first_offset):
                 key = message_key(message, zone)
-                if key not in fresh and index.find(stream, key) is None:
+                if key not in fresh and transaction.message(stream, key) is None:
                     fresh[key] = content_digest(message), offset
+                if is_strong:
+                    subjects[digest(message.fact.subject.encode())] = offset
         first_offset += batch.header.count
     if fresh:
-        index.add(stream, [(key, *stored) for key, stored in fresh.items()])
+        transaction.index.add(stream.id, [(key, *stored) for key, stored in fresh.items()])
+    transaction.set_subjects(stream, subjects)
 
 
 def _report(transaction: Transaction, page: ReceivedPage, plan: _Plan) -> None:

@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.append_contract import AppendOutcome
+from agent.append_contract import AppendOutcome, Precondition
 from agent.batch import Batch, Kind, Link, Origin, open_samples
 from agent.fact_store import FactStore, VerifyCounts, verify_store
 from agent.positions import begun_ms
+from agent.settings.store import StreamSettings
 from tests.fact_store.making import IN_MEMORY, OPERATIONAL, TELEMETRY, done, failed, message, parsed, samples, tag
 from tests.fact_store.making import sealed_in as batches_in
 from tests.support.memory import memory_folder
@@ -269,6 +270,21 @@ def test_a_message_that_is_tried_again_at_the_other_node_is_the_same(pair: Pair)
         pair.reopen(1)
         append = pair.stores[1].appends.append_message
     assert pair.stores[1].end_offset(TELEMETRY) == 4
+    pair.close()
+
+
+def test_what_the_other_node_recorded_about_a_subject_is_newer(pair: Pair) -> None:
+    """In a strong stream a program's message about a subject is superseded by a message that came from the other node
+    after the offset on which it is based."""
+    first, second = pair.stores
+    second.set_limits(0, [StreamSettings(TELEMETRY, write_class="strong", acks="local")], {}, PAIR)
+    based = Precondition(base_offset=done(second.appends.append_message(TELEMETRY, message("a"))).offset)
+    done(first.appends.append_message(TELEMETRY, message("b")))
+    pair.pull(1)
+    outcome = done(second.appends.append_message(TELEMETRY, message("c"), precondition=based))
+    assert outcome == AppendOutcome(2, "superseded")
+    again = Precondition(base_offset=2)
+    assert done(second.appends.append_message(TELEMETRY, message("c"), precondition=again)).outcome == "applied"
     pair.close()
 
 
