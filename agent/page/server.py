@@ -113,7 +113,7 @@ async def serve(settings: NodeSettings, ready: Callable[[str], None] = lambda _:
     async with TaskGroup() as group:
         await watch.look()
         looking = [group.create_task(watch.run(), name="watch")]
-        senders = [Sender(one, settings.node.zone) for one in settings.notify]
+        senders = [Sender(one, settings.node.name) for one in settings.notify]
         looking += [group.create_task(one.run(watch), name="notify") for one in senders]
         serving = group.create_task(server.serve([listening]), name="serve")
         log.info("page_listening", extra={"address": address})
