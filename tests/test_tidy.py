@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # import each other. What has no layer is above all of them.
 GROUND = (
     "__version__ append_contract appliance batch columns concurrency counter errors escaping file_replace file_watch "
-    "lease message pages positions status_codes telemetry"
+    "lease message pages pair positions status_codes telemetry"
 )
 STORE = ("log", "sqlite", "read", "append", "consumers", "retention", "writer", "artifacts", "integrity", "divergence")
 LAYERS: dict[str, tuple[str, ...]] = {
@@ -98,6 +98,7 @@ CORES = tuple(
         "agent/ingest/tags/foreign": "ignition kepware neuron translation",
         "agent/node": "reload_plan",
         "agent/page": "fleet named_ends notify plants trend words zone_view",
+        "agent/pair": "claims leadership witness",
         "agent/query/latest": "latest_rows latest_search latest_summary tag_age",
         "agent/query/scan": "bounds fact_columns times",
         "agent/query/sql": "plan",
