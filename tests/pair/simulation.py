@@ -415,7 +415,7 @@ def _delay(of: Simulation) -> Callable[[], None]:
 
 def _freeze(of: Simulation) -> Callable[[], None]:
     box = of.chance.choice(list(of.boxes.values()))
-    box.frozen_until_ms = of.now_ms + of.chance.choice((1_000, 3_000, 10_000))
+    box.frozen_until_ms = max(box.frozen_until_ms, of.now_ms + of.chance.choice((1_000, 3_000, 10_000)))
     of.say(f"{box.name} freezes until {box.frozen_until_ms / 1000}")
     return lambda: None
 
