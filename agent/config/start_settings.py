@@ -20,6 +20,7 @@ from agent.settings.node import NodeSettings
 
 _WHOLE = ("store", "stream", "signing", "origin")
 _LISTS = ("stream", "broker", "peer", "origin", "opcua", "modbus")
+_OTHERS = ("broker", "peer", "pair", "opcua", "modbus")
 _WORDS = {"opcua": "source", "modbus": "source"}
 
 
@@ -65,7 +66,7 @@ def plan_settings(sections: Sections, before: NodeSettings | None) -> SettingsPl
         before = None
     out: list[NotInForce] = []
     chosen: dict[str, list[_Chosen]] = {}
-    for kind in ("node", "store", "stream", "signing", "origin", "page", "notify", "broker", "peer", "opcua", "modbus"):
+    for kind in ("node", "store", "stream", "signing", "origin", "page", "notify", *_OTHERS):
         found = [section for section in sections.all if section.kind == kind]
         wrong = [section for section in found if section.settings is None]
         if wrong and kind in _WHOLE:
@@ -98,6 +99,8 @@ def _agreeing(chosen: dict[str, list[_Chosen]], before: NodeSettings | None, out
             return SettingsPlan(settings, tuple(out))
         path, why = broken
         kind, _, index = path.partition(".")[0].rstrip("]").partition("[")
+        if kind == "node":
+            return SettingsPlan(None, fatal=(Problem(path, settings.node, why, kind),))
         if kind in _WHOLE:
             kept = _kept(kind, before)
             if before is None or all(section.is_kept for section in chosen[kind]):
@@ -105,6 +108,7 @@ def _agreeing(chosen: dict[str, list[_Chosen]], before: NodeSettings | None, out
             chosen[kind] = kept
             out.append(NotInForce(_heading(kind), f"{path}: {why}", is_kept=True))
             continue
+        index = index or "0"  # a section that a file has once
         found = chosen[kind].pop(int(index))
         name = name_of_settings(found.settings)
         kept_one = next((last for last in _kept(kind, before) if name_of_settings(last.settings) == name), None)
@@ -115,7 +119,7 @@ def _agreeing(chosen: dict[str, list[_Chosen]], before: NodeSettings | None, out
         )
         if is_kept and kept_one is not None:
             chosen[kind].insert(int(index), kept_one)
-        out.append(NotInForce(f"{_WORDS.get(kind, kind)} {name}", f"{path}: {why}", is_kept=is_kept))
+        out.append(NotInForce(f"{_WORDS.get(kind, kind)} {name}".rstrip(), f"{path}: {why}", is_kept=is_kept))
 
 
 def _assembled(chosen: Mapping[str, Sequence[_Chosen]]) -> NodeSettings:

@@ -16,6 +16,7 @@ from typing import Any
 
 from agent.settings.node import IdentitySettings, NodeSettings, PageSettings
 from agent.settings.notify import NotifySettings
+from agent.settings.pair import PairSettings
 from agent.settings.peers import BrokerSettings, PeerSettings
 from agent.settings.signing import OriginSettings, SigningSettings
 from agent.settings.sources import ModbusSourceSettings, OpcuaSourceSettings
@@ -57,6 +58,7 @@ REACH: Mapping[type, Reach | Mapping[str, Reach]] = {
     ModbusSourceSettings: Reach.APPLY,
     SigningSettings: Reach.APPLY,
     OriginSettings: Reach.APPLY,
+    PairSettings: Reach.RESTART,
     PageSettings: Reach.OTHER,
     NotifySettings: Reach.OTHER,
 }

@@ -11,6 +11,7 @@ from pathlib import Path
 from agent.message import LOCAL_ZONE, ZONE
 from agent.settings.host import host_problem
 from agent.settings.notify import NotifySettings
+from agent.settings.pair import PairSettings
 from agent.settings.peers import NO_ZONE, BrokerSettings, PeerSettings
 from agent.settings.signing import OriginSettings, SigningSettings
 from agent.settings.sources import ModbusSourceSettings, OpcuaSourceSettings, SourceSettings
@@ -102,6 +103,7 @@ class NodeSettings:
     opcua: tuple[OpcuaSourceSettings, ...] = ()
     modbus: tuple[ModbusSourceSettings, ...] = ()
     page: PageSettings = field(default_factory=PageSettings)
+    pair: PairSettings = field(default_factory=PairSettings)
     notify: tuple[NotifySettings, ...] = ()
 
     @property
@@ -121,6 +123,7 @@ class NodeSettings:
             if {self.node.zone, self.node.name}.intersection(peer.relays):
                 yield f"peer[{index}].relays", "our own facts are never taken back from a peer; remove our zone"
         yield from self._name_problems()
+        yield from self._pair_problems()
         for index, origin in enumerate(self.origin):
             if origin.zone in {self.node.zone, self.node.name} and origin.signatures != "if_present":
                 yield f"origin[{index}].signatures", "this is our own zone, whose facts are signed here; see [signing]"
@@ -150,6 +153,17 @@ class NodeSettings:
         for path, name, zone in named:
             if name != zone and name in zones:
                 yield path, f"{name!r} is another zone, and this node records for {zone!r}; names must differ"
+
+    def _pair_problems(self) -> Iterator[tuple[str, str]]:
+        """Partner and witness are peers, and the partner records for our zone."""
+        zones = {peer.node: peer.zone for peer in self.peer}
+        for name in ("partner", "witness"):
+            node = getattr(self.pair, name)
+            if node and node not in zones:
+                yield f"pair.{name}", f"no [[peer]] has the node {node!r}; named are {sorted(zones)}"
+        if zones.get(self.pair.partner, self.node.zone) != self.node.zone:
+            why = f"records for {zones[self.pair.partner]!r}, this node for {self.node.zone!r}; both must have one zone"
+            yield "pair.partner", why
 
     def _line_problems(self) -> Iterator[tuple[str, str]]:
         """Sections with one endpoint share its line, so they must describe it alike."""

@@ -12,6 +12,7 @@ from agent.cli.prepare.init import node_toml
 from agent.config import ConfigError, ConfigFile, load, read
 from agent.settings.node import IdentitySettings, NodeSettings, PageSettings
 from agent.settings.notify import NotifySettings
+from agent.settings.pair import PairSettings
 from agent.settings.peers import STREAMS_MAX, BrokerSettings, PeerSettings
 from agent.settings.signing import PINS_MAX, OriginSettings, SigningSettings
 from agent.settings.sources import ModbusSourceSettings, OpcuaSourceSettings
@@ -25,6 +26,7 @@ SECTIONS = {
     "notify": NotifySettings,
     "broker": BrokerSettings,
     "peer": PeerSettings,
+    "pair": PairSettings,
     "signing": SigningSettings,
     "origin": OriginSettings,
     "opcua": OpcuaSourceSettings,

@@ -175,3 +175,31 @@ def test_what_is_not_in_force_says_what_runs_instead() -> None:
         str(NotInForce("peer idmz", "port = 0: is wrong", is_kept=False)) == "peer idmz: left out: port = 0: is wrong"
     )
     assert "as it was last in force" in str(NotInForce("peer idmz", "x", is_kept=True))
+
+
+PARTNER = '[[peer]]\nzone = "plant-a"\nnode = "plant-a-2"\nbroker = "site"\npulls = ["facts.telemetry"]\n'
+PAIR = '[pair]\npartner = "plant-a-2"\nwitness = "idmz"\n'
+
+
+def test_a_wrong_pair_goes_on_as_it_was(tmp_path: Path) -> None:
+    """A partner that is no peer does not stop the start: the pair is the one last in force; without one the node
+    records, because a gateway that waits for a mistyped partner would record nothing."""
+    file = tmp_path / "node.toml"
+    file.write_text(ALL + PARTNER + PAIR.replace('partner = "plant-a-2"', 'partner = "plant-a-3"'))
+    kept = plan_settings(load_sections(file), before(tmp_path, ALL + PARTNER + PAIR))
+    assert kept.settings is not None
+    assert kept.settings.pair.partner == "plant-a-2"
+    left_out = plan_settings(load_sections(file), None)
+    assert left_out.settings is not None
+    assert left_out.settings.pair.partner == ""
+    assert [(part.subject, part.is_kept) for part in left_out.not_in_force] == [("pair", False)]
+
+
+def test_a_name_of_another_zone_is_fatal(tmp_path: Path) -> None:
+    """A node that is named like the zone of a peer cannot start with anything else: its name is its identity."""
+    file = tmp_path / "node.toml"
+    text = ALL.replace('zone = "plant-a"\n', 'zone = "plant-a"\nname = "idmz"\n')
+    file.write_text(text.replace('zone = "idmz"\n', 'zone = "idmz"\nnode = "idmz-1"\n'))
+    plan = plan_settings(load_sections(file), None)
+    assert plan.settings is None
+    assert "another zone" in str(plan.fatal[0])
