@@ -45,15 +45,17 @@ class AppendOutcome(NamedTuple):
     lease_epoch: int = 0  # of rejected_fenced: the epoch in force
 
 
-def check_from_zone(message: Message, zone: str) -> None:
-    """Raise MessageError unless `from_zone` of a message is the zone that appends it."""
+def check_from_zone(message: Message, *zones: str) -> None:
+    """Raise MessageError unless `from_zone` of a message is one of the zones of the node that appends it."""
     named = message.envelope.from_zone
-    if named != zone:
-        raise MessageError("from_zone", f"{named!r}; messages that {zone} appends must be from {zone!r}")
+    if named not in zones:
+        own = " or ".join(map(repr, zones))
+        raise MessageError("from_zone", f"{named!r}; messages that {zones[0]} appends must be from {own}")
 
 
-def check_producer(producer: str | None, zone: str) -> None:
-    """Raise MessageError unless the name of another zone's producer begins with that zone. Otherwise a zone could take
-    the lease of another zone's producer, or of this one's, and fence it."""
-    if producer is not None and not producer.startswith(f"{zone}."):
-        raise MessageError("producer", f"{producer!r}; producers of {zone} are named {zone}.<name>")
+def check_producer(producer: str | None, *zones: str) -> None:
+    """Raise MessageError unless the name of another node's producer begins with one of its zones. Otherwise a node
+    could take the lease of another zone's producer, or of this one's, and fence it."""
+    if producer is not None and not producer.startswith(tuple(f"{zone}." for zone in zones)):
+        named = " or ".join(f"{zone}.<name>" for zone in zones)
+        raise MessageError("producer", f"{producer!r}; producers of {zones[0]} are named {named}")

@@ -27,10 +27,10 @@ from agent.replication.broker import (
     Diagnostic,
     PeerLink,
     TopologyError,
+    nodes_of,
     parse_link,
-    zones_of,
 )
-from agent.replication.protocol.topics import is_zone
+from agent.replication.protocol.topics import is_node
 
 
 class _LinkType(click.ParamType[PeerLink]):
@@ -104,8 +104,8 @@ def config(
         raise click.UsageError("no links; name at least one with --link SERVING:ASKING")
     changes = [f"- link {link}" for link in before if link not in after]
     changes += [f"+ link {link}" for link in after if link not in before]
-    still_denied = set(denied) & set(zones_of(after)) - set(zones_of(links))
-    changes += [f"+ rights of {zone}, which was denied" for zone in sorted(set(denied) & set(zones_of(links)))]
+    still_denied = set(denied) & set(nodes_of(after)) - set(nodes_of(links))
+    changes += [f"+ rights of {zone}, which was denied" for zone in sorted(set(denied) & set(nodes_of(links)))]
     if not as_json:
         for line in changes or ["no change of links"]:
             click.echo(line)
@@ -162,13 +162,13 @@ def deny(zones: tuple[str, ...], config_file: Path, pid: int | None, as_json: bo
     Other zones reconnect within seconds and lose nothing. The certificates of the denied ones stay valid until they are
     revoked (bsfg pki revoke). Their rights return when bsfg broker config names one of their links with --link.
     """
-    from agent.replication.broker import deny_zones, end_broker
+    from agent.replication.broker import deny_nodes, end_broker
 
-    if bad := [zone for zone in zones if not is_zone(zone)]:
+    if bad := [zone for zone in zones if not is_node(zone)]:
         raise click.UsageError(f"{', '.join(map(repr, bad))}: a zone is 1 to 32 of a-z, 0-9 and -")
     files = _files(config_file, pid)
     for file in files:
-        rights_file = deny_zones(file, zones)
+        rights_file = deny_nodes(file, zones)
         if not as_json:
             click.echo(f"{rights_file}: no rights for {', '.join(zones)}")
     _print((end_broker(file, pid) for file in files), as_json=as_json)
@@ -327,7 +327,7 @@ def check(
     if zone is None:
         _print(chain.from_iterable(diagnostics), as_json=as_json)
         return
-    if not is_zone(zone):
+    if not is_node(zone):
         raise click.UsageError(f"--zone {zone!r}: a zone is 1 to 32 of a-z, 0-9 and -")
     access = BrokerTarget(
         host,

@@ -55,13 +55,13 @@ def list_command(config_file: Path, everything: bool, as_json: bool) -> None:
         click.echo(
             f"{len(listed):,} peers{said}; --all lists all, here are {SHOWN_MAX}, those without connection first:"
         )
-        listed = sorted(listed, key=lambda peer: state.get(peer.zone) == CONNECTED)[:SHOWN_MAX]
+        listed = sorted(listed, key=lambda peer: state.get(peer.node) == CONNECTED)[:SHOWN_MAX]
     for peer in listed:
-        found = state.get(peer.zone, "")
+        found = state.get(peer.node, "")
         if as_json:
             click.echo(json.dumps({**asdict(peer), "state": found or None}))
             continue
-        click.echo(f"{peer.zone:<24} at {peer.broker}{f': {found}' if found else ''}")
+        click.echo(f"{peer.node:<24} at {peer.broker}{f': {found}' if found else ''}")
         for what in ("exports", "pulls", "relays", "appends"):
             if streams := getattr(peer, what):
                 click.echo(f"  {what:<8} {', '.join(streams)}")
@@ -70,18 +70,18 @@ def list_command(config_file: Path, everything: bool, as_json: bool) -> None:
 
 
 @peer.command()
-@click.argument("name", metavar="ZONE")
+@click.argument("name", metavar="NODE")
 @config_option
 @json_option
 def test(name: str, config_file: Path, as_json: bool) -> None:
-    """Test each step of the connection between this node and ZONE. Exit status 1 when a step fails."""
+    """Test each step of the connection between this node and NODE. Exit status 1 when a step fails."""
     from agent.replication.broker import Outcome, check_peer
 
     settings = load_settings(config_file)
     tested = named_peer(settings, name)
     at = broker_of(settings, tested)
     if not as_json:
-        click.echo(f"{settings.node.zone} to {name} at broker {at.name} ({at.host}:{at.port})")
+        click.echo(f"{settings.node.name} to {name} at broker {at.name} ({at.host}:{at.port})")
     bad = 0
     for step in check_peer(target_at(settings, at), peer_of(tested)):
         bad += step.is_bad
@@ -96,14 +96,14 @@ def test(name: str, config_file: Path, as_json: bool) -> None:
         sys.exit(1)
 
 
-def named_peer(settings: NodeSettings, zone: str) -> PeerSettings:
-    """The peer of this zone. Raises UsageError where node.toml names none."""
-    found = next((peer for peer in settings.peer if peer.zone == zone), None)
+def named_peer(settings: NodeSettings, name: str) -> PeerSettings:
+    """The peer of this name. Raises UsageError where node.toml names none."""
+    found = next((peer for peer in settings.peer if peer.node == name), None)
     if found is None:
-        known = ", ".join(sorted(peer.zone for peer in settings.peer)) or "none"
+        known = ", ".join(sorted(peer.node for peer in settings.peer)) or "none"
         if len(settings.peer) > SHOWN_MAX:
             known = f"{len(settings.peer):,} others"
-        raise click.UsageError(f"node.toml names no peer {zone!r}; it names {known}")
+        raise click.UsageError(f"node.toml names no peer {name!r}; it names {known}")
     return found
 
 
@@ -116,7 +116,7 @@ def target_at(settings: NodeSettings, at: BrokerSettings) -> BrokerTarget:
     """A broker, and our identity there."""
     from agent.replication.broker import BrokerTarget
 
-    return BrokerTarget(at.host, at.port, settings.node.zone, at.ca_file, at.cert_file, at.key_file)
+    return BrokerTarget(at.host, at.port, settings.node.name, at.ca_file, at.cert_file, at.key_file)
 
 
 def peer_of(settings: PeerSettings) -> Peer:
@@ -124,18 +124,18 @@ def peer_of(settings: PeerSettings) -> Peer:
     from agent.replication.broker import Peer
 
     return Peer(
-        settings.zone, bool(settings.exports or settings.appends), settings.pulls, bool(settings.pulls or settings.asks)
+        settings.node, bool(settings.exports or settings.appends), settings.pulls, bool(settings.pulls or settings.asks)
     )
 
 
 @peer.command()
-@click.argument("name", metavar="ZONE")
+@click.argument("name", metavar="NODE")
 @config_option
 @click.option("--repair", is_flag=True, help="Fetch what is missing or damaged here.")
 @click.option("--scan", is_flag=True, help="First read everything stored here to find damage.")
 @json_option
 def compare(name: str, config_file: Path, repair: bool, scan: bool, as_json: bool) -> None:
-    """Compare what was pulled from ZONE with ZONE's store, by digests. Exit status 1 when a difference is left
+    """Compare what was pulled from NODE with NODE's store, by digests. Exit status 1 when a difference is left
     unrepaired."""
     from agent.node import compare_alone
 
@@ -152,11 +152,11 @@ def compare(name: str, config_file: Path, repair: bool, scan: bool, as_json: boo
         sys.exit(1)
 
 
-def _lines(zone: str, stream: local_socket.ComparedStream) -> Iterator[str]:
+def _lines(node: str, stream: local_socket.ComparedStream) -> Iterator[str]:
     """The comparison of one stream as lines for people."""
     equal = "equal" if not stream.divergent_ranges else f"{stream.divergent_ranges} ranges differ"
     cost = f"{stream.exchanges} exchanges, {stream.bytes:,} bytes"
-    yield f"{stream.stream}: {stream.compared_facts:,} facts compared with {zone}, {equal} ({cost})"
+    yield f"{stream.stream}: {stream.compared_facts:,} facts compared with {node}, {equal} ({cost})"
     for what, places in (("missing here", stream.missing), ("damaged here", stream.damaged)):
         for origin, first, last in places:
             yield f"  {what}: {origin} {first:,} to {last:,}"
@@ -171,7 +171,7 @@ def _lines(zone: str, stream: local_socket.ComparedStream) -> Iterator[str]:
     if stream.repaired_artifacts:
         yield f"  repaired: {stream.repaired_artifacts:,} artifacts"
     if stream.unavailable_facts:
-        yield f"  not available from {zone}: {stream.unavailable_facts:,} facts"
+        yield f"  not available from {node}: {stream.unavailable_facts:,} facts"
     if stream.missing_artifacts:
         yield f"  missing here: {stream.missing_artifacts:,} artifacts to which facts refer"
     for why in stream.refused:
@@ -179,7 +179,7 @@ def _lines(zone: str, stream: local_socket.ComparedStream) -> Iterator[str]:
 
 
 def _state(settings: NodeSettings) -> dict[str, str]:
-    """Whether each peer is connected, by zone, from the running node; empty when no node runs."""
+    """Whether each peer is connected, by node, from the running node; empty when no node runs."""
     try:
         found = Client(settings.node.state_dir).status(everything=True)
     except BsfgError:

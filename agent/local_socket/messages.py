@@ -41,7 +41,7 @@ class ComparePeer(msgspec.Struct, frozen=True, tag="ComparePeer", tag_field="ope
     """Compare every stream pulled from a peer with that peer. `repair`: fetch what differs. `scan`: verify all batches
     here first."""
 
-    zone: str
+    node: str
     repair: bool = False
     scan: bool = False
 

@@ -52,16 +52,16 @@ class BrokerRuntime:
 
     def __init__(self, settings: NodeSettings, broker: BrokerSettings, shared: SharedParts) -> None:
         self._settings, self._shared = settings, shared
-        self._zone = settings.node.zone
+        self._node = settings.node.name
         self._peers = [peer for peer in settings.peer if peer.broker == broker.name]
         self.broker = broker
-        self.zones = tuple(peer.zone for peer in self._peers)
-        self.identity = compare.identity_of(broker, self._zone)
-        access = compare.access_of(broker, self.identity, self._zone, lambda: shared.store.signer)
+        self.nodes = tuple(peer.node for peer in self._peers)
+        self.identity = compare.identity_of(broker, self._node)
+        access = compare.access_of(broker, self.identity, self._node, lambda: shared.store.signer)
         self.link = Link(access, identity=self.identity)
         self.server = self._server()
         self._requesters = {
-            peer.zone: Requester(self.link, peer.zone, shared.judge.refuses_answer)
+            peer.node: Requester(self.link, peer.node, shared.judge.refuses_answer)
             for peer in self._peers
             if peer.pulls
         }
@@ -109,15 +109,16 @@ class BrokerRuntime:
         return Server(
             self.link,
             shared.store,
-            {peer.zone: frozenset(peer.exports) for peer in peers if peer.exports},
+            {peer.node: frozenset(peer.exports) for peer in peers if peer.exports},
             STORE_ERRORS,
             REFUSAL_CODES,
-            appends={peer.zone: frozenset(peer.appends) for peer in peers if peer.appends},
+            appends={peer.node: frozenset(peer.appends) for peer in peers if peer.appends},
             look_up=latest_lookup(shared.store.reader, shared.queue_depth, partial(peer_latest, state_dir)),
             telemetry=shared.telemetry,
-            limits={peer.zone: peer.limits for peer in peers},
+            limits={peer.node: peer.limits for peer in peers},
             refuses_request=shared.judge.refuses_request,
             turns=shared.turns,
+            zones={peer.node: peer.own_zones for peer in peers},
         )
 
     def _make_pullers(self) -> Iterator[Puller]:
@@ -126,16 +127,16 @@ class BrokerRuntime:
         for peer in self._peers:
             if not peer.pulls:
                 continue
-            requester = self._requesters[peer.zone]
-            origins = frozenset({peer.zone, *peer.relays})
-            bandwidth = self.bandwidths.get(peer.zone)
+            requester = self._requesters[peer.node]
+            origins = peer.origins
+            bandwidth = self.bandwidths.get(peer.node)
             for stream in peer.pulls:
                 start = peer.start_of(stream)
                 receiver = ReceiverSettings(
                     start="oldest" if start == "oldest" else "end",
                     spread_ms=max(SPREAD_MS, SPREAD_OF_PULL_MS * count),
                 )
-                settings = PullSettings(peer.zone, stream, f"{self._zone}.{stream}", origins, receiver=receiver)
+                settings = PullSettings(peer.node, stream, f"{self._node}.{stream}", origins, receiver=receiver)
                 puller = Puller(
                     requester,
                     shared.store,
@@ -145,7 +146,7 @@ class BrokerRuntime:
                     telemetry=shared.telemetry,
                     judge=shared.judge,
                 )
-                if start == "latest" and not has_peer_latest(state_dir, peer.zone, stream):
+                if start == "latest" and not has_peer_latest(state_dir, peer.node, stream):
                     within_limit = ThrottledRequester(requester, bandwidth, telemetry=shared.telemetry)
                     save = partial(save_peer_latest, state_dir)
                     self._latest_seeds.append(LatestSeed(within_limit, stream, origins, puller.begun, save))

@@ -33,21 +33,21 @@ from agent.telemetry import Telemetry
 DIFFERENCES_MAX = 1000  # of one kind in an answer, which keeps it below the limit of the local socket
 
 
-def identity_of(broker: BrokerSettings, zone: str) -> Identity:
-    """The identity with which a zone authenticates itself at a broker."""
-    return Identity(broker.name, zone, broker.ca_file, broker.cert_file, broker.key_file)
+def identity_of(broker: BrokerSettings, node: str) -> Identity:
+    """The identity with which a node authenticates itself at a broker."""
+    return Identity(broker.name, node, broker.ca_file, broker.cert_file, broker.key_file)
 
 
-def access_of(broker: BrokerSettings, identity: Identity, zone: str, signer: SignerInForce) -> Access:
-    """The address of a broker, the TLS context with which a zone connects to it, and the key that signs its
+def access_of(broker: BrokerSettings, identity: Identity, node: str, signer: SignerInForce) -> Access:
+    """The address of a broker, the TLS context with which a node connects to it, and the key that signs its
     requests."""
-    return Access(broker.name, zone, broker.host, broker.port, identity.context, signer)
+    return Access(broker.name, node, broker.host, broker.port, identity.context, signer)
 
 
 def bandwidths(peers: Iterable[PeerSettings]) -> dict[str, TokenBucket]:
-    """The token bucket of each peer whose bandwidth is limited, by zone. All requests to the peer share it."""
+    """The token bucket of each peer whose bandwidth is limited, by node. All requests to the peer share it."""
     limited = [peer for peer in peers if peer.bytes_per_second_max]
-    return {peer.zone: TokenBucket(peer.bytes_per_second_max) for peer in limited}
+    return {peer.node: TokenBucket(peer.bytes_per_second_max) for peer in limited}
 
 
 def comparers(
@@ -58,25 +58,25 @@ def comparers(
     judge: PageJudge,
     telemetry: Telemetry | None = None,
 ) -> dict[str, AntiEntropy]:
-    """By zone, for each peer in `requesters` from which streams are pulled."""
+    """By node, for each peer in `requesters` from which streams are pulled."""
     found = dict[str, AntiEntropy]()
     for peer in settings.peer:
-        if peer.pulls and peer.zone in requesters:
-            origins = frozenset({peer.zone, *peer.relays})
+        if peer.pulls and peer.node in requesters:
+            origins = peer.origins
             late = frozenset(stream for stream in peer.pulls if peer.start_of(stream) != "oldest")
-            what = AntiEntropySettings(peer.zone, peer.pulls, origins, late, peer.anti_entropy_hours)
-            requester = ThrottledRequester(requesters[peer.zone], limits.get(peer.zone), Priority.REPAIR, telemetry)
-            found[peer.zone] = AntiEntropy(requester, store, what, COMPARISON_ERRORS, telemetry=telemetry, judge=judge)
+            what = AntiEntropySettings(peer.node, peer.pulls, origins, late, peer.anti_entropy_hours)
+            requester = ThrottledRequester(requesters[peer.node], limits.get(peer.node), Priority.REPAIR, telemetry)
+            found[peer.node] = AntiEntropy(requester, store, what, COMPARISON_ERRORS, telemetry=telemetry, judge=judge)
     return found
 
 
 async def compare(known: Mapping[str, AntiEntropy], request: local_socket.ComparePeer) -> local_socket.Compared:
     """Compare all streams pulled from a peer. Raises LocalError if nothing is pulled from it, and what
     `AntiEntropy.compare` raises."""
-    comparer = known.get(request.zone)
+    comparer = known.get(request.node)
     if comparer is None:
         others = f"; it pulls from {', '.join(sorted(known))}" if known else ""
-        raise local_socket.LocalError(f"this node pulls nothing from {request.zone!r}{others}", "see bsfg peer list")
+        raise local_socket.LocalError(f"this node pulls nothing from {request.node!r}{others}", "see bsfg peer list")
     streams = comparer.settings.streams
     found = [
         await comparer.compare(stream, repair=request.repair, scan=request.scan, is_commanded=True)
@@ -87,16 +87,16 @@ async def compare(known: Mapping[str, AntiEntropy], request: local_socket.Compar
 
 async def compare_alone(settings: NodeSettings, request: local_socket.ComparePeer) -> local_socket.Reply:
     """Compare while no node runs: open the store, connect to the broker, compare. Raises BsfgError."""
-    peer = next((peer for peer in settings.peer if peer.zone == request.zone and peer.pulls), None)
+    peer = next((peer for peer in settings.peer if peer.node == request.node and peer.pulls), None)
     with open_store(settings) as store:
         if peer is None:
             return await RequestHandler(store, partial(compare, {})).answer(request)
         broker = next(broker for broker in settings.broker if broker.name == peer.broker)
-        identity = identity_of(broker, settings.node.zone)
-        link = Link(access_of(broker, identity, settings.node.zone, lambda: store.signer))
+        identity = identity_of(broker, settings.node.name)
+        link = Link(access_of(broker, identity, settings.node.name, lambda: store.signer))
         judge = TrustFiles.opened(settings, store).judge
-        requester = Requester(link, peer.zone, judge.refuses_answer)
-        known = comparers(settings, store, {peer.zone: requester}, bandwidths(settings.peer), judge)
+        requester = Requester(link, peer.node, judge.refuses_answer)
+        known = comparers(settings, store, {peer.node: requester}, bandwidths(settings.peer), judge)
         handler = RequestHandler(store, partial(compare, known))
         async with link.connected():
             return await handler.answer(request)

@@ -213,7 +213,7 @@ class Node:
         settings, group = plan.settings, self._group
         assert group is not None, "a node that runs"
         if plan.has_new_limits:
-            holds = {peer.zone: peer.zone_limit for peer in settings.peer}
+            holds = {peer.node: peer.zone_limit for peer in settings.peer}
             self._store.set_limits(settings.store.bytes_max, settings.stream, holds, settings.pair_zones)
         if plan.has_new_trust:
             self._trust.reconfigure(settings)

@@ -133,7 +133,7 @@ class Reloader:
             str(problem)
             for broker in plan.settings.broker
             if broker.name in plan.brokers
-            for problem in check_identity(broker.cert_file, broker.key_file, broker.ca_file, plan.settings.node.zone)
+            for problem in check_identity(broker.cert_file, broker.key_file, broker.ca_file, plan.settings.node.name)
         ]
         if problems:
             raise ReloadRefused("\n  ".join([f"{len(problems)} problems of certificates", *problems]))

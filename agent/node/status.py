@@ -148,7 +148,7 @@ class StatusCollector:
         runtimes = list(self._runtimes.values())
         comparers = [comparer for runtime in runtimes for comparer in runtime.comparers.values()]
         compared = {
-            (comparison.peer_zone, comparison.stream): comparison
+            (comparison.peer_node, comparison.stream): comparison
             for comparer in comparers
             for comparison in comparer.statistics()
         }
@@ -172,7 +172,7 @@ class StatusCollector:
             brokers=tuple(map(_broker, runtimes)),
             broker_abuses=self._from_disk.broker_abuses,
             peers=tuple(
-                self._peer(pull, compared.get((pull.peer_zone, pull.stream)), broker)
+                self._peer(pull, compared.get((pull.peer_node, pull.stream)), broker)
                 for broker, pull in (
                     (runtime.broker.name, puller.statistics()) for runtime in runtimes for puller in runtime.pullers
                 )
@@ -243,7 +243,7 @@ class StatusCollector:
     def _sample_pull(self, pull: PullStatistics) -> tuple[PullLag, float]:
         """The lag of a pull: sampled with each snapshot, which the recorder of health takes once a second."""
         now_s = self._clock_s()
-        key = pull.peer_zone, pull.stream
+        key = pull.peer_node, pull.stream
         lag = self._lags.get(key)
         if lag is None:
             behind_s = self._recorded.behind_s(*key, _now_unix_ms()) if self._recorded and pull.offset else 0.0
@@ -268,7 +268,7 @@ class StatusCollector:
             PeerStatus,
             pull,
             pull.counters,
-            zone=pull.peer_zone,
+            zone=pull.peer_node,
             broker=broker,
             connected=connected,
             position=pull.offset,
@@ -440,7 +440,7 @@ def _broker(runtime: BrokerRuntime) -> BrokerStatus:
         name=runtime.broker.name,
         connected=seen.is_up,
         trouble=seen.down_reason or "",
-        zones=runtime.zones,
+        zones=runtime.nodes,
     )
 
 

@@ -1,10 +1,10 @@
-"""Signed messages: a zone's signature over one request or answer. A broker or relay in between can then neither confirm
-nor append in the zone's name, nor answer in its peer's name.
+"""Signed messages: a node's signature over one request or answer. A broker or relay in between can then neither confirm
+nor append in the node's name, nor answer in its peer's name.
 
 A signed message is, little-endian: a mark, u16 length of the certificate, the certificate (DER) or the 8 bytes of its
 key's id, 64 bytes of signature, and then the unsigned message. The mark of a request is the byte 1, with which no JSON
-begins; that of an answer is four bytes 255, more than any header's length. The signature covers both zones, the
-requester's instance, the correlation and the message's SHA-256, so it is valid for one message between two zones. In an
+begins; that of an answer is four bytes 255, more than any header's length. The signature covers both nodes, the
+requester's instance, the correlation and the message's SHA-256, so it is valid for one message between two nodes. In an
 answer a batch is covered by its digest alone, which its reader checks: hashing a page a second time would cost a tenth
 of its check.
 
@@ -46,8 +46,8 @@ class MessageProof(NamedTuple):
 class MessagePlace(NamedTuple):
     """The context that the signatures of a request and its answer cover in addition to their bytes."""
 
-    serving_zone: str
-    asking_zone: str
+    serving_node: str
+    asking_node: str
     instance: str
     correlation: bytes
 
@@ -156,7 +156,7 @@ def _digest_of(parts: Iterable[bytes | memoryview]) -> bytes:
 
 
 def _covered(mark: bytes, place: MessagePlace, digest: bytes) -> bytes:
-    parts = (place.serving_zone.encode(), place.asking_zone.encode(), place.instance.encode(), place.correlation)
+    parts = (place.serving_node.encode(), place.asking_node.encode(), place.instance.encode(), place.correlation)
     return _CONTEXTS[mark] + b"".join(struct.pack("<B", len(part)) + part for part in parts) + digest
 
 

@@ -18,7 +18,7 @@ from typing import Literal, get_args
 from urllib.parse import unquote, urlsplit
 
 from agent.message import STREAM
-from agent.replication.protocol.topics import is_zone
+from agent.replication.protocol.topics import is_node
 from pyspark_bsfg.errors import OptionError
 
 TRANSPORTS = ("file", "mqtt")  # a store file on the same host; a node at a broker
@@ -210,7 +210,7 @@ def _node(texts: Mapping[str, str]) -> NodeOptions:
     if missing := [name for name in needed if not texts.get(name.lower(), "").strip()]:
         raise OptionError(f"transport mqtt without {', '.join(missing)}", f"it needs {', '.join(needed)}")
     host, peer, ca_file, cert_file, key_file = (texts[name.lower()].strip() for name in needed)
-    if not is_zone(peer):
+    if not is_node(peer):
         raise OptionError(f"peer {peer!r}", "the zone to read from, such as enterprise")
     return NodeOptions(
         host,

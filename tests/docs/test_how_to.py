@@ -134,7 +134,7 @@ def test_replace_a_gateway(site: Site) -> None:
     wait_until(lambda: "restored" in site.type("plant-a2", kinds), "the incident that the page names", 60)
     site.running["plant-a2 bsfg@plant-a"].stop()
     refused = site.type("plant-a", "bsfg peer test idmz --config /etc/bsfg/plant-a.toml", is_good=False)
-    assert "Was the zone denied on purpose?" in refused
+    assert "Was the node denied on purpose?" in refused
 
 
 def test_use_your_own_pki(site: Site) -> None:

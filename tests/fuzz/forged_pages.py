@@ -123,7 +123,7 @@ class HostilePeer:
         forged: list[Callable[[], bytes]] = [
             lambda: answer,
             lambda: sign_answer(other, place, answer),
-            lambda: sign_answer(signer, place._replace(asking_zone=OTHER), answer),
+            lambda: sign_answer(signer, place._replace(asking_node=OTHER), answer),
             lambda: sign_answer(signer, place._replace(correlation=bytes(16)), answer),
             lambda: chance.choice(self.sent),
             lambda: signed[: chance.randrange(len(signed))],

@@ -19,7 +19,7 @@ from agent.message import Envelope, Fact, Json, Message, Sample, TagDefinition
 from agent.replication.mqtt.publish_packet import PackedProperties
 from agent.replication.protocol import messages
 from agent.replication.protocol.codec import encode_error, encode_request
-from agent.replication.serving.page import ReadPlan
+from agent.replication.serving.page import HeldThere, ReadPlan
 from agent.replication.serving.reading import PageQuery, PageRead, read_page
 from agent.signing.messages import ANSWER_MARK
 from agent.signing.records import Record
@@ -78,7 +78,7 @@ def pages() -> list[PageRead]:
             ReadPlan(TELEMETRY, 3, 4, 100_000),
             ReadPlan(OPERATIONAL, 0, 9, 9_000),
         ]
-        found = [read_page(store, PageQuery(plan, "idmz", 2**20)) for plan in plans]
+        found = [read_page(store, PageQuery(plan, HeldThere(frozenset({"idmz"})), 2**20)) for plan in plans]
     assert all(isinstance(page, PageRead) and page.batches for page in found)
     return found  # type: ignore[return-value]
 

@@ -42,7 +42,7 @@ def test_forged_requests_end_no_server(memory: Path) -> None:
 class Endless:
     """A peer whose answers are definitions, well formed, one after the other."""
 
-    peer_zone = PEER
+    peer_node = PEER
 
     def __init__(self) -> None:
         self.numbers = count(1)

@@ -160,7 +160,7 @@ def test_space_of_streams_and_consumers(tmp_path: Path) -> None:
 def pull_statistics(**some: object) -> PullStatistics:
     """The statistics of a pull, 0 where not given."""
     names = [each.name for each in fields(PullStatistics)]
-    fixed = {"peer_zone": "plant-b", "catch_up": None, "counters": ReceiverCounters()}
+    fixed = {"peer_node": "plant-b", "catch_up": None, "counters": ReceiverCounters()}
     return PullStatistics(**(dict.fromkeys(names, 0) | fixed | some))  # type: ignore[arg-type]
 
 

@@ -98,7 +98,7 @@ async def test_pins_and_rules_are_taken_over_by_a_reload(tmp_path: Path) -> None
         assert (files.trusts(PLANT), files.trusts(NEW)) == (False, True)
         files.trust.reconfigure(pinned(PLANT, authority=tmp_path / "absent.pem"))
         assert (files.trusts(PLANT), files.trusts(NEW)) == (False, True)
-        other = PLACE._replace(asking_zone="mill")
+        other = PLACE._replace(asking_node="mill")
         assert files.trust.judge.refuses_request(other, b"{}", None, is_writing=True) is None
         mill = NodeSettings(IdentitySettings("idmz", tmp_path), origin=(OriginSettings("mill", "required"),))
         files.trust.reconfigure(mill)

@@ -95,9 +95,9 @@ def test_each_of_two_brokers_has_its_own_peers_and_the_status_all(tmp_path: Path
         node = Node(store, Start(settings), ConfigFile(tmp_path / "node.toml"), asyncio.Event())
         for peer in peers:
             runtime = node._runtimes[peer.broker]
-            assert runtime.zones == (peer.zone,)
+            assert runtime.nodes == (peer.zone,)
             assert dict(runtime.server._context.exports) == {peer.zone: frozenset(peer.exports)}
-            assert [(one._runner.settings.peer_zone, one._runner.settings.stream) for one in runtime.pullers] == [
+            assert [(one._runner.settings.peer_node, one._runner.settings.stream) for one in runtime.pullers] == [
                 (peer.zone, stream) for stream in peer.pulls
             ]
             assert [*runtime.comparers] == [peer.zone]
@@ -138,7 +138,7 @@ def test_each_pull_takes_what_its_peer_may_bring(tmp_path: Path) -> None:
     )
     with FactStore.open(tmp_path / "facts.db", "idmz") as store:
         pulls = {
-            pull._runner.settings.peer_zone: pull._runner.settings
+            pull._runner.settings.peer_node: pull._runner.settings
             for pull in made(tmp_path, store, *peers)._runtimes["site"].pullers
         }
         assert {zone: one.origins for zone, one in pulls.items()} == {

@@ -106,26 +106,26 @@ class Node:
         )
         return self.server
 
-    def requester(self, peer_zone: str) -> Requester:
-        """The requester for `peer_zone`."""
-        if peer_zone not in self.requesters:
-            self.requesters[peer_zone] = Requester(self.link, peer_zone, self.judge.refuses_answer)
-        return self.requesters[peer_zone]
+    def requester(self, peer_node: str) -> Requester:
+        """The requester for `peer_node`."""
+        if peer_node not in self.requesters:
+            self.requesters[peer_node] = Requester(self.link, peer_node, self.judge.refuses_answer)
+        return self.requesters[peer_node]
 
     def pull(
         self,
-        peer_zone: str,
+        peer_node: str,
         relays: Iterable[str] = (),
         stream: str = STREAM,
         bandwidth: TokenBucket | None = None,
         page_bytes_max: int = BYTES_MAX,
         **settings: object,
     ) -> Puller:
-        """Pull a stream of `peer_zone`."""
-        origins = frozenset({peer_zone, *relays})
+        """Pull a stream of `peer_node`."""
+        origins = frozenset({peer_node, *relays})
         receiver = ReceiverSettings(page_bytes_max=page_bytes_max)
-        pull = PullSettings(peer_zone, stream, f"{self.zone}.{stream}", origins, receiver=receiver)
-        requester, pull = self.requester(peer_zone), replace(pull, **settings)
+        pull = PullSettings(peer_node, stream, f"{self.zone}.{stream}", origins, receiver=receiver)
+        requester, pull = self.requester(peer_node), replace(pull, **settings)
         puller = Puller(requester, self.store, pull, STORE_ERRORS, bandwidth=bandwidth, judge=self.judge)
         self.pullers.append(puller)
         return puller

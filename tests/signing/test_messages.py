@@ -88,7 +88,7 @@ def test_a_signature_counts_for_one_message_at_one_place(
 def test_the_signature_of_a_request_is_none_of_an_answer(place: MessagePlace, message: bytes) -> None:
     """What the asking zone has signed cannot be sent back to it as the answer, nor the reverse."""
     assert request_bytes(place, message) != answer_bytes(place, message)
-    swapped = place._replace(serving_zone=place.asking_zone, asking_zone=place.serving_zone)
+    swapped = place._replace(serving_node=place.asking_node, asking_node=place.serving_node)
     assert request_bytes(swapped, message) != answer_bytes(place, message)
 
 

@@ -159,4 +159,4 @@ def _access_to(settings: NodeSettings, zone: str) -> Access:
     """
     at = broker_of(settings, named_peer(settings, zone))
     signer = requests_signer(settings)
-    return access_of(at, identity_of(at, settings.node.zone), settings.node.zone, lambda: signer)
+    return access_of(at, identity_of(at, settings.node.name), settings.node.name, lambda: signer)

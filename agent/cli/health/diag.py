@@ -48,15 +48,15 @@ def diag(config_file: Path, out: Path | None, yes: bool) -> None:
     """Write one file for support: settings without secrets, status, checks, store statistics, log, versions, peer
     tests."""
     settings = load_settings(config_file)
-    zone = settings.node.zone
-    parts = _parts(config_file, zone, [peer.zone for peer in settings.peer[:PEERS_MAX]])
+    node = settings.node.name
+    parts = _parts(config_file, node, [peer.node for peer in settings.peer[:PEERS_MAX]])
     click.echo("The file for support will have:")
     for name, (about, _) in parts.items():
         click.echo(f"  {name:<16} {about}")
     click.echo("It has no key, no password, no certificate and no fact.")
     if not yes and not click.confirm("Write it?"):
         sys.exit(1)
-    file = out or Path(f"bsfg-diag-{zone}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.tar.gz")
+    file = out or Path(f"bsfg-diag-{node}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.tar.gz")
     with tarfile.open(file, "x:gz") as tar:
         for name, (_, read) in parts.items():
             data = read().encode(errors="replace")

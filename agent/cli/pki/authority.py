@@ -27,7 +27,7 @@ from agent.cli.pki.options import (
     print_json,
 )
 from agent.replication import pki as authority
-from agent.replication.protocol.topics import is_zone
+from agent.replication.protocol.topics import is_node
 
 
 @click.command()
@@ -81,7 +81,7 @@ def issue(
 
     For trials: a key that is created here has to be copied to its node. In production use request, sign and import.
     """
-    if bad := [name for name in names if not is_zone(name)]:
+    if bad := [name for name in names if not is_node(name)]:
         raise click.UsageError(f"{', '.join(map(repr, bad))}: a name is 1 to 32 of a-z, 0-9 and -")
     if for_broker and len(names) > 1:
         raise click.UsageError("one broker at a time: each has its own hosts")

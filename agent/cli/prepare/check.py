@@ -94,7 +94,7 @@ def summary_of(sections: Sections) -> str:
     settings = sections.settings
     assert settings is not None, "there is no problem"
     tags = sum(len(found.tags) for found in load_tag_maps(settings.sources).values())
-    peers = ", ".join(peer.zone for peer in settings.peer) or "none"
+    peers = ", ".join(peer.node for peer in settings.peer) or "none"
     if len(settings.peer) > SHOWN_MAX:
         peers = f"{len(settings.peer):,}"
     return f"zone {settings.node.zone}, {len(settings.sources)} sources with {tags} tags, peers: {peers}"
@@ -169,15 +169,15 @@ def check_identities(sections: Sections) -> Iterator[Finding]:
     soon."""
     if sections.node is None:
         return
-    zone, now = sections.node.zone, datetime.now(UTC)
+    name, now = sections.node.name, datetime.now(UTC)
     soon: dict[Path, int] = {}  # several brokers may have one file
     for broker in sections.broker:
-        problems = check_identity(broker.cert_file, broker.key_file, broker.ca_file, zone)
+        problems = check_identity(broker.cert_file, broker.key_file, broker.ca_file, name)
         yield from (Finding(str(problem), is_problem=True) for problem in problems)
         if not problems and (days := describe(load_certificates(broker.cert_file)[0], now).days_left) < WARN_DAYS:
             soon[broker.cert_file] = days
     for file, days in soon.items():
-        remedy = Problem.CERTIFICATE_ENDS.value.remedy.format(zone=zone)
+        remedy = Problem.CERTIFICATE_ENDS.value.remedy.format(zone=name)
         yield Finding(f"{file}: ends in {days} days; {remedy}", is_problem=False)
 
 

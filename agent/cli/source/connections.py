@@ -94,17 +94,17 @@ async def _test_source(settings: NodeSettings, source: SourceSettings) -> Connec
 def _test_broker(settings: NodeSettings, broker: BrokerSettings) -> ConnectionResult:
     from agent.replication.broker import PeerLink, check_broker
 
-    own = settings.node.zone
+    own = settings.node.name
     peers = [peer for peer in settings.peer if peer.broker == broker.name]
-    links = [PeerLink(own, peer.zone) for peer in peers if peer.exports or peer.appends]
-    links += [PeerLink(peer.zone, own) for peer in peers if peer.pulls or peer.asks]
+    links = [PeerLink(own, peer.node) for peer in peers if peer.exports or peer.appends]
+    links += [PeerLink(peer.node, own) for peer in peers if peer.pulls or peer.asks]
     return _summarised("broker", broker.name, check_broker(target_at(settings, broker), links))
 
 
 def _test_peer(settings: NodeSettings, peer: PeerSettings) -> ConnectionResult:
     from agent.replication.broker import check_peer
 
-    return _summarised("peer", peer.zone, check_peer(target_at(settings, broker_of(settings, peer)), peer_of(peer)))
+    return _summarised("peer", peer.node, check_peer(target_at(settings, broker_of(settings, peer)), peer_of(peer)))
 
 
 def _summarised(kind: str, name: str, diagnostics: Iterable[Diagnostic]) -> ConnectionResult:

@@ -35,7 +35,7 @@ from agent.local_socket.transport import LocalError, NoNode, StateFolderUnusable
 from agent.message import CONSUMER, LOCAL_ZONE, MessageError, check_name, json_value
 from agent.replication.protocol.errors import ERRORS
 from agent.replication.protocol.messages import ErrorAnswer, ErrorBody, RequestBody
-from agent.replication.serving import LookUp, Refuse
+from agent.replication.serving import LookUp, Refuse, store_name_of
 from agent.settings.node import NodeSettings
 from agent.signing.errors import SigningError
 from agent.signing.files import load_identity, read_compromises
@@ -101,7 +101,7 @@ def _opened(settings: NodeSettings) -> Iterator[FactStore]:
         signer = load_identity(settings.signing, settings.node.zone)
     except SigningError as error:
         problems.append(f"facts are not signed: {error}. {error.hint}")
-    holds = {peer.zone: peer.zone_limit for peer in settings.peer}
+    holds = {peer.node: peer.zone_limit for peer in settings.peer}
     with FactStore.open(
         *(settings.node.store_file, settings.node.zone),
         node=settings.node.name,
@@ -175,7 +175,7 @@ class RequestHandler:
         """The answer to a request that is not carried out."""
         store = self._store
         body = ErrorBody(code=code, message=why[:1000], retryable=ERRORS[code].retryable, hint=hint[:1000])
-        where = {"store_zone": store.zone, "life": store.life.hex()}
+        where = store_name_of(store.zone, store.node, store.life)
         return Reply(ErrorAnswer(operation=operation[:64], error=body, **where), [])
 
     async def _carry_out(self, request: Request) -> Answer:

@@ -8,11 +8,11 @@ from agent.replication.broker.config import (
     BrokerPlan,
     PeerLink,
     TopologyError,
+    nodes_of,
     parse_link,
-    zones_of,
 )
 from agent.replication.broker.diagnosis import Diagnostic, Outcome
-from agent.replication.broker.folder import BrokerFolder, deny_zones, find_plugin, write_broker
+from agent.replication.broker.folder import BrokerFolder, deny_nodes, find_plugin, write_broker
 from agent.replication.broker.peer_test import Peer, check_peer
 from agent.replication.broker.reload import (
     check_broker_files,

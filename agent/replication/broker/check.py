@@ -1,12 +1,12 @@
 """Check a running broker from outside: what it must allow and what it must refuse.
 
 Some brokers grant every subscription, forbidden ones too, and drop messages without a reply. After a reload with a
-damaged file a broker may refuse all clients, or accept revoked certificates. So everything is tried with one zone's
+damaged file a broker may refuse all clients, or accept revoked certificates. So everything is tried with one node's
 identity: the handshake, the limits announced in CONNACK, refusal of clients without a certificate or with an older TLS,
-each right that the zone's links need, and refusal of rights it must not have. If the peer's node is connected, one
+each right that the node's links need, and refusal of rights it must not have. If the peer's node is connected, one
 request is sent and its answer awaited.
 
-The check leaves nothing behind: no retained message, no session, no registered consumer. The rights of *other* zones
+The check leaves nothing behind: no retained message, no session, no registered consumer. The rights of *other* nodes
 need a check with their identity.
 """
 
@@ -35,13 +35,13 @@ from agent.replication.protocol.errors import ConnectionLost, NotAuthorized, Pee
 from agent.replication.protocol.messages import ListStreams
 from agent.replication.protocol.topics import request_topic, response_topic, subscription_to
 
-UNLINKED_ZONE = "bsfg-check"
-"""A zone that no site has: requests to it or in its name must be forbidden."""
+UNLINKED_NODE = "bsfg-check"
+"""A node that no site has: requests to it or in its name must be forbidden."""
 
 
 def check_broker(access: BrokerTarget, links: Iterable[PeerLink]) -> Iterator[Diagnostic]:
     """Run all checks and yield each result as it is made. Ends early if the rest cannot be tried."""
-    problems = pki.check_identity(access.cert_file, access.key_file, access.ca_file, access.zone)
+    problems = pki.check_identity(access.cert_file, access.key_file, access.ca_file, access.node)
     if problems:
         yield from bad_files(problems)
         return
@@ -51,12 +51,12 @@ def check_broker(access: BrokerTarget, links: Iterable[PeerLink]) -> Iterator[Di
             if diagnostic.is_bad:
                 yield diagnostic
                 return
-        yield good(f"connected to {access.host}:{access.port} as {access.zone} with TLS 1.3")
+        yield good(f"connected to {access.host}:{access.port} as {access.node} with TLS 1.3")
         yield from _check_limits(session.connack)
         yield from _check_unauthenticated(access)
-        mine = sorted({link for link in links if access.zone in (link.serving, link.asking)})
+        mine = sorted({link for link in links if access.node in (link.serving, link.asking)})
         for link in mine:
-            yield from _check_link(session, access.zone, link)
+            yield from _check_link(session, access.node, link)
         yield from _check_forbidden(access, mine)
     finally:
         session.close()
@@ -92,24 +92,24 @@ def _check_unauthenticated(access: BrokerTarget) -> Iterator[Diagnostic]:
             yield good(f"the broker refuses clients {how}")
 
 
-def _check_link(session: Session, zone: str, link: PeerLink) -> Iterator[Diagnostic]:
+def _check_link(session: Session, node: str, link: PeerLink) -> Iterator[Diagnostic]:
     """The rights of one link, and one request to the peer if it is connected."""
     instance = f"check-{secrets.token_hex(8)}"
     responses = response_topic(link.serving, link.asking, instance)
-    if zone == link.serving:
+    if node == link.serving:
         # An unsolicited answer to an instance that does not exist: only the broker's acknowledgement matters.
         refused = session.publish(responses, b"", None, b"")
-        yield _right(f"{zone} may answer {link.asking}", refused)
-        if not session.subscribe(subscription_to(request_topic(zone, link.asking))):
-            yield bad(f"{zone} may not receive requests", ADD_LINK)
+        yield _right(f"{node} may answer {link.asking}", refused)
+        if not session.subscribe(subscription_to(request_topic(node, link.asking))):
+            yield bad(f"{node} may not receive requests", ADD_LINK)
         return
     request, payload = request_topic(link.serving, link.asking), encode_request(ListStreams())
     correlation = secrets.token_bytes(16)
     if not session.subscribe(subscription_to(responses)):
-        yield bad(f"{zone} may not receive answers", ADD_LINK)
+        yield bad(f"{node} may not receive answers", ADD_LINK)
         return
     refused = session.publish(request, payload, responses, correlation)
-    yield _right(f"{zone} may send requests to {link.serving}", refused)
+    yield _right(f"{node} may send requests to {link.serving}", refused)
     if isinstance(refused, PeerAbsent):
         yield note(f"no node of {link.serving} is connected, so no request was tried")
     elif refused is None:
@@ -118,28 +118,28 @@ def _check_link(session: Session, zone: str, link: PeerLink) -> Iterator[Diagnos
         else:
             what = f"a node of {link.serving} is connected but did not answer within {WAIT_S:g} s"
             yield bad(
-                what, f"is {zone} a [[peer]] in the node.toml of {link.serving}? the log there names refused requests"
+                what, f"is {node} a [[peer]] in the node.toml of {link.serving}? the log there names refused requests"
             )
     # Send it again while subscribed to the request topic itself: with the right to read it, the broker would deliver
     # the request to us before its acknowledgement, because both arrive over this connection in order.
     session.subscribe(request)
     session.publish(request, payload, responses, correlation)
     if session.take(request, correlation, 0):
-        yield bad(f"{zone} may read requests made to {link.serving}", ADD_LINK)
+        yield bad(f"{node} may read requests made to {link.serving}", ADD_LINK)
     else:
-        yield good(f"{zone} may not read requests made to {link.serving}")
+        yield good(f"{node} may not read requests made to {link.serving}")
 
 
 def _check_forbidden(access: BrokerTarget, links: list[PeerLink]) -> Iterator[Diagnostic]:
-    """Rights that no generated configuration grants: another zone's name, a zone without a link, $SYS. Each is tried on
+    """Rights that no generated configuration grants: another node's name, a node without a link, $SYS. Each is tried on
     a connection of its own, because a broker may refuse by ending it (MQTT 5, 4.13.2; RabbitMQ does)."""
     hint = USE_GENERATED
-    zone = access.zone
-    peers = sorted({link.serving for link in links if link.asking == zone}) or [UNLINKED_ZONE]
+    node = access.node
+    peers = sorted({link.serving for link in links if link.asking == node}) or [UNLINKED_NODE]
     for topic, what in (
-        (request_topic(peers[0], UNLINKED_ZONE), "send requests in another zone's name"),
-        (request_topic(UNLINKED_ZONE, zone), "send requests to a zone without a link"),
-        (response_topic(UNLINKED_ZONE, zone, "check"), "send answers in another zone's name"),
+        (request_topic(peers[0], UNLINKED_NODE), "send requests in another node's name"),
+        (request_topic(UNLINKED_NODE, node), "send requests to a node without a link"),
+        (response_topic(UNLINKED_NODE, node, "check"), "send answers in another node's name"),
         ("$SYS/broker/bsfg", "publish below $SYS"),
     ):
         session = Session(access)
@@ -151,9 +151,9 @@ def _check_forbidden(access: BrokerTarget, links: list[PeerLink]) -> Iterator[Di
         if failed:
             yield from failed
         elif isinstance(refused, NotAuthorized | ConnectionLost):
-            yield good(f"{zone} may not {what}")
+            yield good(f"{node} may not {what}")
         else:
-            yield bad(f"{zone} may {what} ({reason_text(refused)})", hint)
+            yield bad(f"{node} may {what} ({reason_text(refused)})", hint)
 
 
 def _right(what: str, refused: TransportError | None) -> Diagnostic:

@@ -1,14 +1,14 @@
-"""Core: the configuration of a site's Mosquitto, and the rights of its zones, made from the links between them.
+"""Core: the configuration of a site's Mosquitto, and the rights of its nodes, made from the links between them.
 
-A link says that zone `asking` sends requests to zone `serving`. A zone may
+A link says that node `asking` sends requests to node `serving`. A node may
 
-    publish     bsfg/1/<serving>/<asking>/req       as the asking zone of a link
-                bsfg/1/<serving>/<asking>/rsp/+/+   as the serving zone of a link
-    subscribe   bsfg/1/<zone>/+/req                 if it serves, and
-                bsfg/1/+/<zone>/rsp/<slot>/+        if it asks, for sixteen slots
+    publish     bsfg/1/<serving>/<asking>/req       as the asking node of a link
+                bsfg/1/<serving>/<asking>/rsp/+/+   as the serving node of a link
+    subscribe   bsfg/1/<node>/+/req                 if it serves, and
+                bsfg/1/+/<node>/rsp/<slot>/+        if it asks, for sixteen slots
 
-so a certificate without a link has no rights, and no zone can send in the name of another. The subscriptions are
-allowed as they stand here, letter by letter, and no others: with a list of patterns, a zone could hold as many
+so a certificate without a link has no rights, and no node can send in the name of another. The subscriptions are
+allowed as they stand here, letter by letter, and no others: with a list of patterns, a node could hold as many
 subscriptions as it can name topics, at 2.4 kB each, until the broker has no memory left (docs/decisions/0063).
 
 Mosquitto's plugin for dynamic security, a part of its Debian package, refuses all else. Its file is read when the
@@ -27,7 +27,7 @@ from agent.replication.protocol.errors import MalformedMessage, ReplicationError
 from agent.replication.protocol.topics import (
     ROOT,
     SLOTS,
-    is_zone,
+    is_node,
     parse_request_topic,
     request_filter,
     request_topic,
@@ -62,7 +62,7 @@ class TopologyError(ReplicationError):
 
 @dataclass(frozen=True, slots=True, order=True)
 class PeerLink:
-    """A link between two zones: `asking` pulls facts from `serving`, or appends to it."""
+    """A link between two nodes: `asking` pulls facts from `serving`, or appends to it."""
 
     serving: str
     asking: str
@@ -86,31 +86,31 @@ def parse_link(text: str) -> PeerLink:
     """Parse SERVING:ASKING, in the order of the topics: `plant-a:idmz` means that idmz pulls from plant-a. Raises
     TopologyError."""
     serving, separator, asking = text.partition(":")
-    if not separator or not is_zone(serving) or not is_zone(asking):
-        raise TopologyError(f"{text[:80]!r} is not a link: write SERVING:ASKING with two zones of [a-z0-9-]{{1,32}}")
+    if not separator or not is_node(serving) or not is_node(asking):
+        raise TopologyError(f"{text[:80]!r} is not a link: write SERVING:ASKING with two nodes of [a-z0-9-]{{1,32}}")
     if serving == asking:
-        raise TopologyError(f"{text!r} links a zone with itself; a node sends no requests to itself")
+        raise TopologyError(f"{text!r} links a node with itself; a node sends no requests to itself")
     return PeerLink(serving, asking)
 
 
-def zones_of(links: Iterable[PeerLink]) -> tuple[str, ...]:
-    """All zones of these links, sorted."""
-    return tuple(sorted({zone for link in links for zone in (link.serving, link.asking)}))
+def nodes_of(links: Iterable[PeerLink]) -> tuple[str, ...]:
+    """All nodes of these links, sorted."""
+    return tuple(sorted({node for link in links for node in (link.serving, link.asking)}))
 
 
 def render_rights(links: Collection[PeerLink], denied: Collection[str] = ()) -> str:
     """The file of the plugin. Zones in `denied` have no rights. Raises TopologyError for too many links."""
     if len(links) > LINKS_MAX:
         raise TopologyError(f"{len(links)} links, at most {LINKS_MAX}")
-    zones = zones_of(links)
-    granted = {zone: list[dict[str, Any]]() for zone in zones}
+    nodes = nodes_of(links)
+    granted = {node: list[dict[str, Any]]() for node in nodes}
     for link in sorted(set(links)):
         granted[link.asking].append(_allowed("publishClientSend", request_topic(link.serving, link.asking)))
         granted[link.serving].append(_allowed("publishClientSend", f"{ROOT}/{link.serving}/{link.asking}/rsp/+/+"))
-    for zone in {link.serving for link in links}:
-        granted[zone].append(_allowed("subscribeLiteral", request_filter(zone)))
-    for zone in {link.asking for link in links}:
-        granted[zone] += [_allowed("subscribeLiteral", response_filter(zone, slot)) for slot in SLOTS]
+    for node in {link.serving for link in links}:
+        granted[node].append(_allowed("subscribeLiteral", request_filter(node)))
+    for node in {link.asking for link in links}:
+        granted[node] += [_allowed("subscribeLiteral", response_filter(node, slot)) for slot in SLOTS]
     rights = {
         "defaultACLAccess": {
             "publishClientSend": False,
@@ -119,10 +119,10 @@ def render_rights(links: Collection[PeerLink], denied: Collection[str] = ()) -> 
             "unsubscribe": True,
         },
         "clients": [
-            {"username": zone, "roles": [] if zone in denied else [{"rolename": zone, "priority": 0}]} for zone in zones
+            {"username": node, "roles": [] if node in denied else [{"rolename": node, "priority": 0}]} for node in nodes
         ],
         "groups": [],
-        "roles": [{"rolename": zone, "acls": granted[zone]} for zone in zones],
+        "roles": [{"rolename": node, "acls": granted[node]} for node in nodes],
     }
     return json.dumps(rights, indent=1) + "\n"
 
@@ -132,7 +132,7 @@ def _allowed(kind: str, topic: str) -> dict[str, Any]:
 
 
 def read_rights(text: str) -> tuple[tuple[PeerLink, ...], tuple[str, ...]]:
-    """The links, and the denied zones, in the file of the plugin. Raises TopologyError if it is not one of ours."""
+    """The links, and the denied nodes, in the file of the plugin. Raises TopologyError if it is not one of ours."""
     links = set[PeerLink]()
     try:
         found = json.loads(text)
@@ -140,7 +140,7 @@ def read_rights(text: str) -> tuple[tuple[PeerLink, ...], tuple[str, ...]]:
             for rule in role["acls"]:
                 if rule["acltype"] == "publishClientSend" and rule["topic"].endswith("/req"):
                     topic = parse_request_topic(rule["topic"])
-                    links.add(PeerLink(topic.serving_zone, topic.asking_zone))
+                    links.add(PeerLink(topic.serving_node, topic.asking_node))
         denied = [str(client["username"]) for client in found["clients"] if not client["roles"]]
         rendered = json.loads(render_rights(links, denied))
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError, MalformedMessage) as error:
@@ -163,7 +163,7 @@ def render_config(plan: BrokerPlan) -> str:
 user {plan.user}
 listener {plan.port}{" " + plan.host if plan.host else ""}
 
-# Clients need TLS 1.3 and a certificate of the zones' authority.
+# Clients need TLS 1.3 and a certificate of the nodes' authority.
 cafile {folder}/{CA_NAME}
 certfile {folder}/{CERT_NAME}
 keyfile {folder}/{KEY_NAME}
@@ -173,7 +173,7 @@ tls_version tlsv1.3
 require_certificate true
 allow_anonymous false
 
-# The common name of the certificate is the zone. What it may send and receive is in the plugin's file, which is read at
+# The common name of the certificate is the node. What it may send and receive is in the plugin's file, which is read at
 # the start only; all else is refused, subscriptions too, before it costs memory.
 use_identity_as_username true
 plugin {plan.plugin}

@@ -20,7 +20,7 @@ from agent.replication.protocol.messages import ErrorAnswer, StreamsAnswer, oper
 from agent.signing.messages import split_answer
 
 CLOCK_NOTE_MS = 1_000
-"""Above this difference, times of two zones cannot be compared to the second."""
+"""Above this difference, times of two nodes cannot be compared to the second."""
 CLOCK_BAD_MS = 60_000
 """Above this difference one clock is wrong, and certificate checks may fail next."""
 ROUND_TRIP_NOTE_MS = 500
@@ -78,38 +78,38 @@ class RoundTrip:
     peer_unix_ms: int | None
 
 
-def judge_answer(zone: str, payload: bytes) -> tuple[Diagnostic, StreamsAnswer | None]:
+def judge_answer(node: str, payload: bytes) -> tuple[Diagnostic, StreamsAnswer | None]:
     """Evaluate the answer to ListStreams. Returns the answer too, unless it is an error or cannot be read."""
     payload, _ = split_answer(payload)
     try:
         answer, _ = decode_answer(payload)
     except MalformedMessage as error:
         hint = ERRORS["unsupported_version"].hint if error.code == "unsupported_version" else "is the peer a bsfg node?"
-        return bad(f"{zone} sent an answer that cannot be read: {error}", hint, step="protocol"), None
+        return bad(f"{node} sent an answer that cannot be read: {error}", hint, step="protocol"), None
     if isinstance(answer, ErrorAnswer):
-        what = f"{zone} refused: {answer.error.code}: {answer.error.message}"
+        what = f"{node} refused: {answer.error.code}: {answer.error.message}"
         return bad(what, answer.error.hint, step="protocol"), None
     if not isinstance(answer, StreamsAnswer):
-        what = f"{zone} answered {operation_of(answer)} in place of ListStreams"
+        what = f"{node} answered {operation_of(answer)} in place of ListStreams"
         return bad(what, "is the peer a bsfg node?", step="protocol"), None
     theirs = json.loads(payload[4 : 4 + int.from_bytes(payload[:4], "little")])["version"]
     figures: Figures = {
         "version": VERSION,
         "peer_version": theirs,
-        "store_zone": answer.store_zone,
+        "node": answer.node,
         "life": answer.life,
     }
-    if answer.store_zone != zone:
-        what = f"the node that answers for {zone} has the store of {answer.store_zone}"
-        return bad(what, "correct [node] zone in its node.toml", step="protocol", figures=figures), None
-    what = f"{PROTOCOL} {theirs} there, {VERSION} here; store of {answer.store_zone}, life {answer.life}"
+    if answer.node != node:
+        what = f"the node that answers for {node} is {answer.node}"
+        return bad(what, "correct [node] name or zone in its node.toml", step="protocol", figures=figures), None
+    what = f"{PROTOCOL} {theirs} there, {VERSION} here; node {answer.node}, life {answer.life}"
     return good(what, step="protocol", figures=figures), answer
 
 
-def judge_timeout(zone: str, own_zone: str, wait_s: float) -> Diagnostic:
+def judge_timeout(node: str, own_node: str, wait_s: float) -> Diagnostic:
     """The broker delivered a request, but no answer came within `wait_s` seconds."""
-    what = f"{zone} is connected but did not answer within {wait_s:g} s"
-    hint = f"is {own_zone} a [[peer]] with exports in the node.toml of {zone}? The log of {zone} names dropped requests"
+    what = f"{node} is connected but did not answer within {wait_s:g} s"
+    hint = f"is {own_node} a [[peer]] with exports in the node.toml of {node}? The log of {node} names dropped requests"
     return bad(what, hint, step="answer")
 
 
@@ -145,17 +145,17 @@ def _judge_clock(best: RoundTrip) -> Diagnostic:
     return Diagnostic(Outcome.BAD if apart > CLOCK_BAD_MS else Outcome.NOTE, what, hint, step="clock", figures=figures)
 
 
-def judge_streams(zone: str, answer: StreamsAnswer, pulls: Collection[str]) -> Diagnostic:
+def judge_streams(node: str, answer: StreamsAnswer, pulls: Collection[str]) -> Diagnostic:
     """Compare the peer's exports with the streams that this node pulls."""
     exported = [entry.name for entry in answer.streams]
     figures: Figures = {"exports": exported, "pulls": sorted(pulls)}
     if missing := sorted(set(pulls) - set(exported)):
-        what = f"{zone} does not export {', '.join(missing)}, which this node pulls"
-        hint = f"add it to the exports for this zone in the node.toml of {zone}, or remove it from pulls here"
+        what = f"{node} does not export {', '.join(missing)}, which this node pulls"
+        hint = f"add it to the exports for this node in the node.toml of {node}, or remove it from pulls here"
         return bad(what, hint, step="streams", figures=figures)
     unused = sorted(set(exported) - set(pulls))
     held = ", ".join(f"{entry.name} ({entry.first_offset:,} to {entry.end_offset:,})" for entry in answer.streams)
-    what = f"{zone} exports {held or 'nothing'}" + (f"; not pulled: {', '.join(unused)}" if unused else "")
+    what = f"{node} exports {held or 'nothing'}" + (f"; not pulled: {', '.join(unused)}" if unused else "")
     return Diagnostic(Outcome.NOTE if unused else Outcome.GOOD, what, step="streams", figures=figures)
 
 

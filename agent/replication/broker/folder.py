@@ -27,11 +27,11 @@ from agent.replication.broker.config import (
     BrokerPlan,
     PeerLink,
     TopologyError,
+    nodes_of,
     parse_config,
     read_rights,
     render_config,
     render_rights,
-    zones_of,
 )
 
 PLUGIN = "mosquitto_dynamic_security.so"
@@ -58,7 +58,7 @@ class BrokerFolder:
         return self.folder / CRL_NAME
 
     def rights(self) -> tuple[tuple[PeerLink, ...], tuple[str, ...]]:
-        """Its links and denied zones; none if there are no files yet. Raises TopologyError, PkiError."""
+        """Its links and denied nodes; none if there are no files yet. Raises TopologyError, PkiError."""
         if not self.rights_file.exists():
             return (), ()
         return read_rights(pki.read_file(self.rights_file).decode("utf-8", "replace"))
@@ -119,15 +119,15 @@ def write_broker(
     return files
 
 
-def deny_zones(config_file: Path, zones: Collection[str]) -> Path:
-    """Rewrite the rights so that these zones have none after the next start of the broker. Raises PkiError,
+def deny_nodes(config_file: Path, nodes: Collection[str]) -> Path:
+    """Rewrite the rights so that these nodes have none after the next start of the broker. Raises PkiError,
     TopologyError."""
     files = BrokerFolder(config_file.parent)
     links, denied = files.rights()
-    if strangers := sorted({*zones} - {*zones_of(links)}):
+    if strangers := sorted({*nodes} - {*nodes_of(links)}):
         raise TopologyError(f"{', '.join(strangers)}: not in {files.rights_file}, so without rights already")
     there = files.rights_file.stat()
-    text = render_rights(links, {*denied, *zones})
+    text = render_rights(links, {*denied, *nodes})
     with pki.disk_errors(files.folder):
         pki.write_file(files.rights_file, text.encode(), stat.S_IMODE(there.st_mode), there.st_gid)
     return files.rights_file

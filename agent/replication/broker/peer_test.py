@@ -5,7 +5,7 @@ of the peer, round trip, clocks, streams. The first failed step ends the test, b
 test runs alongside a running node: its client id and response topic are random, and its requests (ListStreams) change
 nothing at the peer.
 
-Whether our own answers are delivered cannot be tested without the peer, because no zone may both publish and receive on
+Whether our own answers are delivered cannot be tested without the peer, because no node may both publish and receive on
 one topic. The peer's answer proves the way back; if the peer is not connected, the test says that the way back was not
 tested.
 """
@@ -56,7 +56,7 @@ class Peer:
     """The peer to test, from this node's configuration: whether it sends us requests, what we pull, whether we send it
     requests."""
 
-    zone: str
+    node: str
     asks_us: bool
     pulls: Collection[str]
     is_asked: bool
@@ -79,27 +79,27 @@ def check_peer(access: BrokerTarget, peer: Peer) -> Iterator[Diagnostic]:
             return
         yield _limits(session)
         if peer.asks_us:
-            yield _may_answer(session, access.zone, peer.zone)
+            yield _may_answer(session, access.node, peer.node)
         if peer.is_asked:
-            yield from _ask(session, access.zone, peer)
+            yield from _ask(session, access.node, peer)
         else:
-            what = f"this node pulls nothing from {peer.zone}, so no request was sent; {peer.zone} sends requests to us"
-            yield note(what, f"test the other direction at {peer.zone}: bsfg peer test {access.zone}", step="answer")
+            what = f"this node pulls nothing from {peer.node}, so no request was sent; {peer.node} sends requests to us"
+            yield note(what, f"test the other direction at {peer.node}: bsfg peer test {access.node}", step="answer")
     finally:
         session.close()
 
 
 def _own_identity(access: BrokerTarget) -> Diagnostic:
-    problems = pki.check_identity(access.cert_file, access.key_file, access.ca_file, access.zone)
+    problems = pki.check_identity(access.cert_file, access.key_file, access.ca_file, access.node)
     if problems:
         listed = "; ".join(f"{problem.file}: {problem.why}" for problem in problems)
         return bad(f"our identity cannot be used: {listed}", problems[0].hint, step="configuration")
     facts = pki.describe(pki.load_certificates(access.cert_file)[0], datetime.now(UTC))
-    what = f"zone {access.zone}, certificate {facts.serial} valid for {facts.days_left} days"
+    what = f"node {access.node}, certificate {facts.serial} valid for {facts.days_left} days"
     figures: Figures = {"serial": facts.serial, "days_left": facts.days_left}
     if facts.days_left < pki.WARN_DAYS:
         return note(
-            what, f"renew it, at the authority: bsfg pki sign {access.zone}", step="configuration", figures=figures
+            what, f"renew it, at the authority: bsfg pki sign {access.node}", step="configuration", figures=figures
         )
     return good(what, step="configuration", figures=figures)
 
@@ -118,54 +118,54 @@ def _limits(session: Session) -> Diagnostic:
     return good(f"accepted; packets of {limit}, no retained messages", step="session", figures=figures)
 
 
-def _may_answer(session: Session, own_zone: str, zone: str) -> Diagnostic:
+def _may_answer(session: Session, own_node: str, node: str) -> Diagnostic:
     """Send an unsolicited answer to an instance that does not exist: only the broker's acknowledgement matters."""
-    refused = session.publish(response_topic(own_zone, zone, _instance()), b"", None, b"")
+    refused = session.publish(response_topic(own_node, node, _instance()), b"", None, b"")
     if refused is None or isinstance(refused, PeerAbsent):
-        return good(f"may answer {zone}", step="rights")
-    return bad(f"may not answer {zone}: {reason_text(refused)}", ADD_LINK, step="rights")
+        return good(f"may answer {node}", step="rights")
+    return bad(f"may not answer {node}: {reason_text(refused)}", ADD_LINK, step="rights")
 
 
-def _ask(session: Session, own_zone: str, peer: Peer) -> Iterator[Diagnostic]:
+def _ask(session: Session, own_node: str, peer: Peer) -> Iterator[Diagnostic]:
     """Send one request and evaluate its answer, then measure round trips."""
-    responses = response_topic(peer.zone, own_zone, _instance())
+    responses = response_topic(peer.node, own_node, _instance())
     if not session.subscribe(subscription_to(responses)):
-        yield bad(f"may not receive answers of {peer.zone}", ADD_LINK, step="rights")
+        yield bad(f"may not receive answers of {peer.node}", ADD_LINK, step="rights")
         return
     correlation = secrets.token_bytes(16)
-    request, payload = request_topic(peer.zone, own_zone), encode_request(ListStreams())
+    request, payload = request_topic(peer.node, own_node), encode_request(ListStreams())
     refused = session.publish(request, payload, responses, correlation)
     if isinstance(refused, PeerAbsent):
-        what = f"may send requests to {peer.zone}, but no node of {peer.zone} is connected to this broker"
+        what = f"may send requests to {peer.node}, but no node of {peer.node} is connected to this broker"
         hint = "is it running, and is this broker in its node.toml (bsfg status there)? "
-        hint += f"the way back to {own_zone} was not tested"
+        hint += f"the way back to {own_node} was not tested"
         yield bad(what, hint, step="rights")
         return
     if refused is not None:
         hint = ADD_LINK if isinstance(refused, NotAuthorized) else "see the broker's log"
-        yield bad(f"may not send requests to {peer.zone}: {reason_text(refused)}", hint, step="rights")
+        yield bad(f"may not send requests to {peer.node}: {reason_text(refused)}", hint, step="rights")
         return
-    yield good(f"may send requests to {peer.zone}, which is connected", step="rights")
+    yield good(f"may send requests to {peer.node}, which is connected", step="rights")
     arrived = session.take(responses, correlation, WAIT_S)
     if arrived is None:
-        yield judge_timeout(peer.zone, own_zone, WAIT_S)
+        yield judge_timeout(peer.node, own_node, WAIT_S)
         return
-    yield good(f"{peer.zone} answered, and the broker delivered the answer", step="answer")
-    step, answer = judge_answer(peer.zone, arrived.payload)
+    yield good(f"{peer.node} answered, and the broker delivered the answer", step="answer")
+    step, answer = judge_answer(peer.node, arrived.payload)
     yield step
     if answer is None:
         return
     trips = [
-        trip for _ in range(ROUND_TRIPS) if (trip := _round_trip(session, peer.zone, request, responses)) is not None
+        trip for _ in range(ROUND_TRIPS) if (trip := _round_trip(session, peer.node, request, responses)) is not None
     ]
     if trips:
         yield from judge_round_trips(trips)
     else:
-        yield judge_timeout(peer.zone, own_zone, WAIT_S)
-    yield judge_streams(peer.zone, answer, peer.pulls)
+        yield judge_timeout(peer.node, own_node, WAIT_S)
+    yield judge_streams(peer.node, answer, peer.pulls)
 
 
-def _round_trip(session: Session, zone: str, request: str, responses: str) -> RoundTrip | None:
+def _round_trip(session: Session, node: str, request: str, responses: str) -> RoundTrip | None:
     correlation = secrets.token_bytes(16)
     payload = encode_request(ListStreams())
     sent_s, sent_unix_ms = time.monotonic(), time.time() * 1000
@@ -174,7 +174,7 @@ def _round_trip(session: Session, zone: str, request: str, responses: str) -> Ro
     if arrived is None:
         return None
     took_ms = 1000 * (arrived.at_s - sent_s)
-    _, answer = judge_answer(zone, arrived.payload)
+    _, answer = judge_answer(node, arrived.payload)
     return RoundTrip(took_ms, sent_unix_ms + took_ms / 2, None if answer is None else answer.unix_ms)
 
 

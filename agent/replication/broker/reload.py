@@ -7,7 +7,7 @@ If one is invalid no signal is sent, and the broker keeps what it has in memory.
 broker uses the certificate in its file.
 
 Whether the broker has read the revocation list cannot be tested from outside without a revoked certificate. The rights
-of zones are read at the start only, and open connections outlive a revocation, so `end_broker` lets the service manager
+of nodes are read at the start only, and open connections outlive a revocation, so `end_broker` lets the service manager
 start the broker again; nodes reconnect within seconds.
 """
 
@@ -37,8 +37,8 @@ _WITHOUT = {
     "certfile": "the broker has no certificate",
     "keyfile": "the broker has no key",
     "crlfile": "revoked certificates are accepted",
-    "plugin": "every zone has all rights",
-    "plugin_opt_config_file": "every zone has all rights",
+    "plugin": "every node has all rights",
+    "plugin_opt_config_file": "every node has all rights",
 }
 _NEEDED = {
     "tls_version": ("tlsv1.3", "clients with TLS 1.2 are accepted"),
@@ -87,11 +87,11 @@ def check_broker_files(config_file: Path, *, now: datetime | None = None) -> Ite
     except TopologyError as error:
         yield bad(str(error), "write it again: bsfg broker config FOLDER --link SERVING:ASKING ...")
     else:
-        yield good(f"rights of {len(links)} links; denied: {', '.join(denied) or 'no zone'}")
+        yield good(f"rights of {len(links)} links; denied: {', '.join(denied) or 'no node'}")
 
 
 def check_config(settings: Mapping[str, str]) -> Iterator[Diagnostic]:
-    """Settings whose absence would disable certificate checks, revocation or the rights of zones."""
+    """Settings whose absence would disable certificate checks, revocation or the rights of nodes."""
     for name, effect in _WITHOUT.items():
         if not settings.get(name, "").startswith("/"):
             yield bad(f"no {name} with an absolute path: {effect}", USE_GENERATED)
@@ -140,7 +140,7 @@ def find_brokers(config_file: Path) -> list[int]:
     """Process ids of brokers started with this configuration file.
 
     Relative paths are resolved in the working directory of each process: two brokers may both have been started with
-    `broker/mosquitto.conf`, and a signal to the wrong one would leave a revoked zone connected.
+    `broker/mosquitto.conf`, and a signal to the wrong one would leave a revoked node connected.
     """
     wanted = config_file.resolve()
     processes = [folder for folder in Path("/proc").iterdir() if folder.name.isdigit()]
@@ -170,7 +170,7 @@ def _certificate_diagnostics(cert_file: Path, key_file: Path, ca_file: Path, now
     yield _ends("the broker's certificate", left, "bsfg pki sign --broker NAME, and bsfg broker config again")
     if pki.check_broker_identity(cert_file, key_file, ca_file, now=now):
         # Zones and broker may have different authorities. If it is a mistake, every node refuses the broker.
-        what = f"the broker's certificate was not issued by the zones' authority ({ca_file})"
+        what = f"the broker's certificate was not issued by the nodes' authority ({ca_file})"
         yield note(what, "the nodes' ca_file must contain its authority as well")
 
 

@@ -1,7 +1,7 @@
 """One short connection to a broker for checks, step by step, so that the step that fails is named.
 
 `connection_steps` resolves the name, connects and performs the handshake, with a result for each; `Session` then uses
-MQTT with one zone's identity, one request at a time. Client ids are random and no session is kept, so a running node is
+MQTT with one node's identity, one request at a time. Client ids are random and no session is kept, so a running node is
 not disturbed. `check` and `peer_test` decide what is sent and what the results mean.
 """
 
@@ -56,7 +56,7 @@ class BrokerTarget:
 
     host: str
     port: int
-    zone: str
+    node: str
     ca_file: Path
     cert_file: Path
     key_file: Path
@@ -127,7 +127,7 @@ def _certificate_accepted(access: BrokerTarget, channel: ssl.SSLSocket) -> Diagn
     except OSError as error:
         alert = str(error)
     if answer[:1] == bytes([_CONNACK]):
-        return good(f"the broker accepts our certificate as {access.zone}")
+        return good(f"the broker accepts our certificate as {access.node}")
     why, hint = explain_alert(alert) or ("it gives no reason", REFUSED_HINT)
     return bad(f"{where} closed the connection: it refuses our certificate: {why}", hint)
 
@@ -172,7 +172,7 @@ class Session:
         """Open the session, after `connection_steps`. Yields a diagnostic only if it fails."""
         at = self._access
         make_context = partial(pki.client_context, at.ca_file, at.cert_file, at.key_file)
-        access = Access("broker", at.zone, at.host, at.port, make_context)
+        access = Access("broker", at.node, at.host, at.port, make_context)
         try:
             self._connection = self._runner.run(Connection.open(access, self._on_message))
         except TransportError as error:

@@ -14,11 +14,11 @@ from agent.signing.records import SignerInForce
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """A broker's address and this node's zone. `make_context` makes a TLS context for each connection, because the
+    """A broker's address and this node's name. `make_context` makes a TLS context for each connection, because the
     certificate files may have been replaced since the last one."""
 
     name: str
-    zone: str
+    node: str
     host: str
     port: int
     make_context: Callable[[], ssl.SSLContext]

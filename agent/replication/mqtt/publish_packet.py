@@ -23,7 +23,7 @@ _U16, _U32 = struct.Struct(">H"), struct.Struct(">I")
 VARINT_BYTES_MAX = 4
 PROPERTIES_BYTES_MAX = 4096
 """Of one message. Ours need 300; the rest is for user properties that others add. A megabyte of them is 200,000, which
-take a fifth of a second to parse, in the thread that all zones share."""
+take a fifth of a second to parse, in the thread that all nodes share."""
 
 
 class BadPacket(ValueError):

@@ -52,16 +52,16 @@ class Reply(NamedTuple):
 
 
 class Requester:
-    """Sends requests of the link's own zone to `peer_zone`. Must be created before the link runs. `refuses_answer` says
+    """Sends requests of the link's node to `peer_node`. Must be created before the link runs. `refuses_answer` says
     why an answer is not proven to be the peer's."""
 
-    def __init__(self, link: Link, peer_zone: str, refuses_answer: RefusesMessage = accept_every_message) -> None:
-        self.peer_zone = peer_zone
+    def __init__(self, link: Link, peer_node: str, refuses_answer: RefusesMessage = accept_every_message) -> None:
+        self.peer_node = peer_node
         self._refuses_answer = refuses_answer
         self.link = link
-        own_zone = link.access.zone
-        self._request_topic = request_topic(peer_zone, own_zone)
-        self._response_topic = response_topic(peer_zone, own_zone, link.instance)
+        own_node = link.access.node
+        self._request_topic = request_topic(peer_node, own_node)
+        self._response_topic = response_topic(peer_node, own_node, link.instance)
         self._open: OrderedDict[bytes, _OpenRequest] = OrderedDict()
         link.route(self._response_topic, self._answered)
 
@@ -108,7 +108,7 @@ class Requester:
         except TimeoutError as error:
             if unproven is not None:
                 raise unproven from error
-            raise TransportError(self.peer_zone, f"no answer in {timeout_s:g} s", "Is the peer overloaded?") from error
+            raise TransportError(self.peer_node, f"no answer in {timeout_s:g} s", "Is the peer overloaded?") from error
         if isinstance(found, Reply):
             return found
         raise found
@@ -135,7 +135,7 @@ class Requester:
         return why
 
     def _place(self, correlation: bytes) -> MessagePlace:
-        return MessagePlace(self.peer_zone, self.link.access.zone, self.link.instance, correlation)
+        return MessagePlace(self.peer_node, self.link.access.node, self.link.instance, correlation)
 
 
 def _opened(arrived: ArrivedAnswer) -> Reply | PeerRefused | MalformedMessage:
@@ -145,33 +145,33 @@ def _opened(arrived: ArrivedAnswer) -> Reply | PeerRefused | MalformedMessage:
     except MalformedMessage as error:
         return error
     if isinstance(answer, ErrorAnswer):
-        return peer_refused(arrived.place.serving_zone, answer)
+        return peer_refused(arrived.place.serving_node, answer)
     return Reply(answer, batches, len(arrived.payload))
 
 
-def peer_refused(zone: str, answer: ErrorAnswer) -> PeerRefused:
+def peer_refused(node: str, answer: ErrorAnswer) -> PeerRefused:
     """An error answer as an exception."""
     error = answer.error
-    return PeerRefused(zone, error.code, error.message, error.hint, retryable=error.retryable)
+    return PeerRefused(node, error.code, error.message, error.hint, retryable=error.retryable)
 
 
 @asynccontextmanager
 async def open_requester(
-    access: Access, peer_zone: str, refuses_answer: RefusesMessage = accept_every_message
+    access: Access, peer_node: str, refuses_answer: RefusesMessage = accept_every_message
 ) -> AsyncIterator[Requester]:
     """A requester with a connection of its own, for commands. Raises TransportError if the broker cannot be reached.
 
-    Client id and response topic are random, so a running node of the same zone is not disturbed.
+    Client id and response topic are random, so the running node is not disturbed.
     """
     link = Link(access)
-    requester = Requester(link, peer_zone, refuses_answer)
+    requester = Requester(link, peer_node, refuses_answer)
     async with link.connected():
         yield requester
 
 
 async def converse(
     access: Access,
-    peer_zone: str,
+    peer_node: str,
     conversation: Callable[[Requester, Callable[[], None]], Awaitable[_T]],
     chance: Callable[[], float] = random.random,
     attempts: int = ATTEMPTS,
@@ -190,7 +190,7 @@ async def converse(
 
     while True:
         try:
-            async with open_requester(access, peer_zone, refuses_answer) as requester:
+            async with open_requester(access, peer_node, refuses_answer) as requester:
                 return await conversation(requester, progress)
         except (PeerRefused, TransportError) as error:
             failures += 1
@@ -201,12 +201,12 @@ async def converse(
 
 async def ask_once(
     access: Access,
-    peer_zone: str,
+    peer_node: str,
     request: Request,
     answer_s: float,
     refuses_answer: RefusesMessage = accept_every_message,
 ) -> Reply:
-    """Ask `peer_zone` on a connection of its own, as `converse`; each attempt waits `answer_s` seconds."""
+    """Ask `peer_node` on a connection of its own, as `converse`; each attempt waits `answer_s` seconds."""
     return await converse(
-        access, peer_zone, lambda requester, _: requester.ask(request, answer_s), refuses_answer=refuses_answer
+        access, peer_node, lambda requester, _: requester.ask(request, answer_s), refuses_answer=refuses_answer
     )

@@ -280,7 +280,7 @@ class Connection:
         access = self._access
         client = TlsClient(
             CallbackAPIVersion.VERSION2,
-            client_id=f"{access.zone}-{secrets.token_hex(16)}",  # random: a client with this id could take the session
+            client_id=f"{access.node}-{secrets.token_hex(16)}",  # random: a client with this id could take the session
             protocol=MQTTProtocolVersion.MQTTv5,
             reconnect_on_failure=False,
         )

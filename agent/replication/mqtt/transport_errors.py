@@ -30,11 +30,11 @@ REFUSED_HINT = "Is our certificate revoked, expired, or of another authority tha
 _ALERTS = {
     "SSLV3_ALERT_CERTIFICATE_REVOKED": (
         "it is on the broker's revocation list",
-        "Was the zone denied on purpose? If not: bsfg pki request here, bsfg pki sign --request at the authority, bsfg pki import.",
+        "Was the node denied on purpose? If not: bsfg pki request here, bsfg pki sign --request at the authority, bsfg pki import.",
     ),
     "SSLV3_ALERT_CERTIFICATE_EXPIRED": (
         "it has expired, or the broker's revocation list has, by the broker's clock",
-        "If every zone is refused, renew the list (bsfg pki crl) or set the broker's clock; otherwise bsfg pki sign.",
+        "If every node is refused, renew the list (bsfg pki crl) or set the broker's clock; otherwise bsfg pki sign.",
     ),
     "TLSV1_ALERT_UNKNOWN_CA": (
         "its authority is not known to the broker, or the broker has no revocation list of that authority",
@@ -42,7 +42,7 @@ _ALERTS = {
     ),
     "SSLV3_ALERT_UNSUPPORTED_CERTIFICATE": (
         "it is not a client certificate (extended key usage)",
-        "Issue a zone's certificate: bsfg pki issue ZONE.",
+        "Issue a node's certificate: bsfg pki issue NODE.",
     ),
     "SSLV3_ALERT_BAD_CERTIFICATE": (
         "it is damaged, or not yet valid by the broker's clock",
@@ -54,7 +54,7 @@ _ALERTS = {
     ),
     "TLSV13_ALERT_CERTIFICATE_REQUIRED": (
         "the broker received none",
-        "Name cert_file and key_file of this zone in node.toml.",
+        "Name cert_file and key_file of this node in node.toml.",
     ),
 }
 
@@ -138,5 +138,5 @@ def _link_hint(topic: str) -> str:
     match topic.split("/"):
         case ["bsfg", _, serving, asking, *_]:
             link = f"--link {serving}:{asking}"
-            return f"Add it (bsfg broker config FOLDER {link}), unless the zone was denied on purpose."
+            return f"Add it (bsfg broker config FOLDER {link}), unless the node was denied on purpose."
     return "Add the link to this peer: bsfg broker config FOLDER --link SERVING:ASKING."

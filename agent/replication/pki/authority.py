@@ -44,7 +44,7 @@ from agent.replication.pki.files import (
     refuse_existing,
 )
 from agent.replication.pki.problem import PkiError
-from agent.replication.protocol.topics import is_zone
+from agent.replication.protocol.topics import is_node
 from agent.signing.certificates import FACT_SIGNING, refuse_anchor
 
 CA_DAYS = 3650
@@ -218,7 +218,7 @@ def host_names(hosts: Sequence[str]) -> list[x509.GeneralName]:
 
 def check_zone(name: str, what: str = "zone") -> None:
     """Raise PkiError for an invalid name: it becomes a topic level and a user name, without escaping."""
-    if not is_zone(name):
+    if not is_node(name):
         raise PkiError(f"{name[:80]!r} is not a valid name of a {what}", "use 1 to 32 characters of a-z, 0-9 and -")
 
 

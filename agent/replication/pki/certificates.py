@@ -20,7 +20,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from agent.replication.pki.files import Key
 from agent.replication.pki.problem import PkiError
-from agent.replication.protocol.topics import is_zone
+from agent.replication.protocol.topics import is_node
 from agent.signing.certificates import FACT_SIGNING, common_name_in
 
 _T = TypeVar("_T", bound=x509.ExtensionType)
@@ -65,7 +65,7 @@ def describe(certificate: x509.Certificate, now: datetime) -> CertificateDetails
     }
     return CertificateDetails(
         subject=certificate.subject.rfc4514_string(),
-        zone=common_name if is_zone(common_name) else "",
+        zone=common_name if is_node(common_name) else "",
         issuer=certificate.issuer.rfc4514_string(),
         serial=f"{certificate.serial_number:x}",
         purposes=tuple(purposes.get(oid, oid.dotted_string) for oid in usage) if usage else (),

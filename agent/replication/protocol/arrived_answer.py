@@ -57,7 +57,7 @@ class ArrivedAnswer:
         """The answer and what is attached. Raises MalformedMessage or UnprovenAnswer."""
         message, proof = split_answer(memoryview(self.payload))  # a copy of a page costs more than its proof
         if (why := self.refuses(self.place, message, proof)) is not None:
-            raise UnprovenAnswer(self.place.serving_zone, f"an answer ({_claimed_type(message)}) is not proven: {why}")
+            raise UnprovenAnswer(self.place.serving_node, f"an answer ({_claimed_type(message)}) is not proven: {why}")
         return decode_answer(message)
 
 

@@ -118,11 +118,13 @@ def answer_parts(
     return [_LENGTH.pack(len(header)) + header, *attachment]
 
 
-def encode_error(store_zone: str, life: str, operation: str, code: str, message: str) -> bytes:
+def encode_error(
+    store_zone: str, life: str, operation: str, code: str, message: str, store_node: str | None = None
+) -> bytes:
     """The bytes of an error answer; `retryable` and `hint` come from the table."""
     row = ERRORS[code]
     body = ErrorBody(code=code, message=message[:1000], retryable=row.retryable, hint=row.hint)
-    answer = ErrorAnswer(store_zone=store_zone, life=life, operation=operation[:64], error=body)
+    answer = ErrorAnswer(store_zone=store_zone, life=life, store_node=store_node, operation=operation[:64], error=body)
     return b"".join(answer_parts(answer, []))
 
 

@@ -87,7 +87,7 @@ class DefinitionFetch:
             raise DefinitionsUnavailable("an answer to another operation than GetDefinitions")
         if not answer.runs:
             zones = ", ".join(zone for zone, _ in list(self._chains)[:CHAINS_MAX])
-            raise DefinitionsUnavailable(f"{answer.store_zone} does not have the tag definitions of {zones}")
+            raise DefinitionsUnavailable(f"{answer.node} does not have the tag definitions of {zones}")
         bodies, complete = iter(attachment), list[DefinitionChain]()
         for run in answer.runs:
             chain = self._chains.get((run.zone, run.digest))

@@ -84,11 +84,22 @@ class RequestBody(Part, frozen=True):
         """Raise MalformedMessage for rules that field types cannot express."""
 
 
-class AnswerBody(Part, frozen=True):
+class Answering(Part, frozen=True, kw_only=True):
+    """The node that answers, if it is not named like its zone."""
+
+    store_node: Zone | None = None
+
+
+class AnswerBody(Answering, frozen=True):
     """Base class of answers: names the answering store, and the life of the process."""
 
     store_zone: Zone
     life: Life
+
+    @property
+    def node(self) -> str:
+        """The node that answers."""
+        return self.store_node or self.store_zone
 
     def check(self) -> None:
         """Raise MalformedMessage for rules that field types cannot express."""

@@ -83,7 +83,7 @@ class AntiEntropySettings:
     whose pull did not begin at the oldest fact, so that earlier facts do not count as missing. `every_hours` 0: only on
     request."""
 
-    peer_zone: str
+    peer_node: str
     streams: tuple[str, ...]
     origins: frozenset[str]
     begun_late: frozenset[str] = frozenset()
@@ -147,7 +147,7 @@ class Comparison:
 class AntiEntropyStatistics:
     """Counters since the start, for one stream of one peer."""
 
-    peer_zone: str
+    peer_node: str
     stream: str
     comparisons: int = 0
     failures: int = 0
@@ -179,7 +179,7 @@ class AntiEntropy:
         self._expected: tuple[type[Exception], ...] = (ReplicationError, *store_errors)
         self._unrepaired: tuple[type[Exception], ...] = (DefinitionsUnavailable, *store_errors)
         self._chance = chance
-        self._counted = {stream: AntiEntropyStatistics(settings.peer_zone, stream) for stream in settings.streams}
+        self._counted = {stream: AntiEntropyStatistics(settings.peer_node, stream) for stream in settings.streams}
         self._turn = asyncio.Lock()
         self._artifacts = ArtifactPull(requester, store.artifacts, store_errors)
         self._definitions = DefinitionPull(requester, store.inbound)
@@ -274,7 +274,7 @@ class AntiEntropy:
             if (origin, span) not in found.damaged and is_allowed and await self._their_ends(found, origin, span, 1):
                 found.damaged.append((origin, span))
         for origin, why in found.forks[:REFUSED_MAX]:  # each incident is a commit; of each life there is one
-            noting = self._store.inbound.note("fork", f"{stream} of {origin}", self._settings.peer_zone, why)
+            noting = self._store.inbound.note("fork", f"{stream} of {origin}", self._settings.peer_node, why)
             await asyncio.wrap_future(noting)
         if task.is_repaired:
             for zone, wanted in found.damaged_definitions:
@@ -287,7 +287,7 @@ class AntiEntropy:
             differing = {origin.zone for origin, _ in [*found.missing, *found.damaged]}
             sums = await asyncio.to_thread(self._sums_without, differing, found, is_level=is_level)
             if sums and not found.forks:
-                await asyncio.wrap_future(self._store.inbound.note_compared(self._settings.peer_zone, stream, sums))
+                await asyncio.wrap_future(self._store.inbound.note_compared(self._settings.peer_node, stream, sums))
         else:
             found.missing_artifacts = sum([len(some) async for some in self._artifacts.absent(stream)])
         return found
@@ -303,7 +303,7 @@ class AntiEntropy:
             facts = sum(last - first + 1 for origin, (first, last) in found.missing if origin in unknown)
             found.refuse(
                 f"{facts:,} facts of this zone in {len(unknown):,} lives that this store does not know: if it was put"
-                f" back or begun anew, fetch them with `bsfg peer compare {self._settings.peer_zone} --repair`"
+                f" back or begun anew, fetch them with `bsfg peer compare {self._settings.peer_node} --repair`"
             )
         return unknown
 
@@ -321,7 +321,7 @@ class AntiEntropy:
         has been pulled."""
         theirs, after, more = dict[Origin, list[HeldRange]](), None, True
         before, end, zones = dict[str, HeldSum](), NOTHING_READ, 0
-        peer, allowed = self._settings.peer_zone, {*self._settings.origins, self._store.zone}
+        peer, allowed = self._settings.peer_node, {*self._settings.origins, self._store.zone}
         while more:
             answer = await self._digests(found, GetDigests(stream=found.stream, after_zone=after))
             zones += len(answer.before)
@@ -358,7 +358,7 @@ class AntiEntropy:
     ) -> None:
         """Ask for the lives of a zone before `floor`, the newest first, until what is before those is the same here, or
         is the same as when nothing was to be fetched."""
-        peer, stream = self._settings.peer_zone, found.stream
+        peer, stream = self._settings.peer_node, found.stream
         known, forgotten = self._store.reader.compared(peer, stream, zone), self._store.reader.forgotten(zone)
         while rest.ranges and floor > forgotten:
             ours, facts = await asyncio.to_thread(self._store.reader.held_below, stream, zone, floor)
@@ -389,7 +389,7 @@ class AntiEntropy:
                 theirs.setdefault(origin, []).append(kept)
         if sum(map(len, theirs.values())) > RANGES_KEPT_MAX:
             what = f"more than {RANGES_KEPT_MAX} ranges of {answer.stream} whose facts it may send"
-            raise PageRefused(f"{self._settings.peer_zone} names {what}")
+            raise PageRefused(f"{self._settings.peer_node} names {what}")
 
     async def _note_all_missing(
         self, found: Comparison, theirs: Mapping[Origin, list[HeldRange]], *, is_level: bool
@@ -452,13 +452,13 @@ class AntiEntropy:
             interval = narrow(interval, here, {one: there[one] for one in there if one in here})
         if isinstance(interval, Interval):
             what = f"between {interval.equal} and {interval.different}"
-            raise PageRefused(f"{self._settings.peer_zone} names ever more batches {what}")
+            raise PageRefused(f"{self._settings.peer_node} names ever more batches {what}")
         at = interval.first_sequence, interval.last_sequence
         page = await asyncio.to_thread(self._store.reader.read_sequences, found.stream, origin, *at, 1, 1)
         if any(hole.reason == "damaged" for hole in page.holes):  # the disk is damaged; the history is the same
             found.damaged.append((origin, at))
         else:
-            why = f"{at[0]} to {at[1]} is another batch at {self._settings.peer_zone} than here"
+            why = f"{at[0]} to {at[1]} is another batch at {self._settings.peer_node} than here"
             found.forks.append((origin, why))
 
     async def _check_definitions(
@@ -485,7 +485,7 @@ class AntiEntropy:
         async def repair(chains: list[DefinitionChain]) -> None:
             nonlocal put_back
             for chain in chains:
-                repairing = self._store.inbound.repair_definitions(found.stream, self._settings.peer_zone, chain)
+                repairing = self._store.inbound.repair_definitions(found.stream, self._settings.peer_node, chain)
                 put_back += await asyncio.wrap_future(repairing)
 
         try:
@@ -526,10 +526,10 @@ class AntiEntropy:
 
     async def _digests(self, found: Comparison, request: GetDigests) -> DigestsAnswer:
         reply = await self._ask(found, request)
-        return check_digests(reply.answer, self._settings.peer_zone, request)
+        return check_digests(reply.answer, self._settings.peer_node, request)
 
     async def _ask(self, found: Comparison, request: GetDigests | FetchSequences) -> Reply:
-        peer = self._settings.peer_zone
+        peer = self._settings.peer_node
         if found.position is not None:
             request = msgspec.structs.replace(request, position=found.position)
         try:
@@ -564,7 +564,7 @@ class AntiEntropy:
     ) -> tuple[int, list[Declined]]:
         """Fetch missing batches and append them: how many facts, and what is declined, which is reported if this is the
         last attempt."""
-        peer, stored, declined = self._settings.peer_zone, 0, list[Declined]()
+        peer, stored, declined = self._settings.peer_node, 0, list[Declined]()
         is_own = origin.zone == self._store.zone
         if not is_own and not self._store.inbound.trail(peer, found.stream):
             return 0, []  # nothing has been pulled yet: the pull will fetch everything
@@ -589,7 +589,7 @@ class AntiEntropy:
     async def _put(self, stream: str, judged: JudgedPage, declined: Sequence[Declined]) -> PutResult:
         """Store batches without a position, which the pull moves."""
         putting = self._store.inbound.put_batches(
-            *(self._settings.peer_zone, stream, judged.batches, None),
+            *(self._settings.peer_node, stream, judged.batches, None),
             is_backlog=True,
             verified=judged.verified,
             signers=judged.signers,
@@ -599,7 +599,7 @@ class AntiEntropy:
 
     async def _fetch_damaged(self, found: Comparison, origin: Origin, span: Sequences) -> None:
         """Put damaged batches back at their offsets. If one is refused, the others are still repaired."""
-        peer, facts = self._settings.peer_zone, 0
+        peer, facts = self._settings.peer_node, 0
         async for offered, _ in self._pages(found, origin, span):
             for batch in (one.batch for one in offered if not one.unreadable):
                 # The digest, which is kept here, proves the copy; the signature was verified when the batch was stored.
@@ -633,7 +633,7 @@ class AntiEntropy:
             )
             reply = await self._ask(found, request)
             allowed = self._settings.origins | {self._store.zone}
-            peer = self._settings.peer_zone
+            peer = self._settings.peer_node
             offered, content = await asyncio.to_thread(
                 check_sequences, reply.answer, reply.batches, peer, request, allowed
             )
@@ -670,4 +670,4 @@ class AntiEntropy:
         )
 
     def _about(self, stream: str) -> Mapping[str, object]:
-        return {"peer": self._settings.peer_zone, "stream": stream}
+        return {"peer": self._settings.peer_node, "stream": stream}

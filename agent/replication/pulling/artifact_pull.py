@@ -73,7 +73,7 @@ class ArtifactPull:
                 if len(lost) >= LOST_OF_PAGE_MAX:
                     others = len(missing) - place - 1
                     reason = f"not requested, like {others} others: the peer lacks {len(lost)} artifacts of this page"
-                    self._artifacts.unavailable(self._requester.peer_zone, reference.digest, reason)
+                    self._artifacts.unavailable(self._requester.peer_node, reference.digest, reason)
                     return not left  # a comparison requests the absent ones
                 try:
                     why = await self._fetch_or_why(reference)
@@ -84,7 +84,7 @@ class ArtifactPull:
                 else:
                     if why is not None:
                         lost.add(reference)
-                        self._artifacts.unavailable(self._requester.peer_zone, reference.digest, why)
+                        self._artifacts.unavailable(self._requester.peer_node, reference.digest, why)
         return not left
 
     async def fetch_absent(self, stream: str) -> tuple[int, int]:
@@ -112,7 +112,7 @@ class ArtifactPull:
 
     async def _fetch_or_why(self, reference: ArtifactReference) -> str | None:
         """Fetch one artifact. Returns the reason if it is unavailable, else None."""
-        fields = {"peer": self._requester.peer_zone, "digest": reference.digest, "bytes": reference.size}
+        fields = {"peer": self._requester.peer_node, "digest": reference.digest, "bytes": reference.size}
         try:
             await self._fetch(reference)
         except ArtifactUnavailable as error:
@@ -171,7 +171,7 @@ class ArtifactPull:
         """Say for what the facts wait: in the log once for an artifact, in the status with how far it is."""
         if took_s < SLOW_S:
             return
-        peer = self._requester.peer_zone
+        peer = self._requester.peer_node
         if not self.waits:
             fields = {"peer": peer, "digest": reference.digest, "bytes": reference.size, "received": held.received}
             _log.warning("artifact_slow", extra=fields)
@@ -188,7 +188,7 @@ class ArtifactPull:
         answer, data = await self._ask(GetObject(digest=reference.digest, offset=offset, bytes_max=size))
         if (answer.size, answer.offset) != (reference.size, offset) or not data:
             raise ArtifactUnavailable(
-                f"{self._requester.peer_zone} has other bytes than the {reference.size} that the fact names"
+                f"{self._requester.peer_node} has other bytes than the {reference.size} that the fact names"
             )
         return data
 
@@ -206,14 +206,14 @@ class ArtifactPull:
             # stop the facts behind this page for ever.
             if attempts > 1:
                 return await self._ask(request, attempts - 1)
-            raise ArtifactUnavailable(f"{self._requester.peer_zone} sent an unreadable answer: {error.why}") from error
+            raise ArtifactUnavailable(f"{self._requester.peer_node} sent an unreadable answer: {error.why}") from error
         if not isinstance(reply.answer, ObjectAnswer):
-            raise ArtifactUnavailable(f"{self._requester.peer_zone} gave another answer than an artifact")
+            raise ArtifactUnavailable(f"{self._requester.peer_node} gave another answer than an artifact")
         return reply.answer, b"".join(reply.batches)
 
     async def _put(self, reference: ArtifactReference, offset: int, data: bytes) -> ArtifactProgress:
         put = self._artifacts.put_chunk
-        peer = self._requester.peer_zone
+        peer = self._requester.peer_node
         return await asyncio.to_thread(put, peer, reference.digest, reference.size, offset, data)
 
 

@@ -49,7 +49,7 @@ class DefinitionPull:
         """Return when all are stored. Raises as `get`, and errors of the store."""
 
         async def store(chains: list[DefinitionChain]) -> None:
-            await asyncio.wrap_future(self._inbound.put_definitions(self._requester.peer_zone, chains))
+            await asyncio.wrap_future(self._inbound.put_definitions(self._requester.peer_node, chains))
 
         await self.get(lacking, store)
 

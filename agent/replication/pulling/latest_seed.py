@@ -66,7 +66,7 @@ class LatestSeed:
         OSError."""
         await self._begun.wait()
         failures, logged_why = 0, ""
-        fields = {"peer": self._requester.peer_zone, "stream": self._stream}
+        fields = {"peer": self._requester.peer_node, "stream": self._stream}
         while True:
             try:
                 latest = await self._ask()
@@ -101,7 +101,7 @@ class LatestSeed:
             found, refused = readable(each for each in answer.values if each.zone in self._zones)
             values += found
             if refused:
-                fields = {"peer": self._requester.peer_zone, "stream": self._stream}
+                fields = {"peer": self._requester.peer_node, "stream": self._stream}
                 _log.warning("latest_values_refused", extra={**fields, "values": len(refused), "reason": refused[0]})
             received += len(answer.values)
             if received > VALUES_KEPT_MAX:  # including those left out, which a peer could send without end
@@ -110,5 +110,5 @@ class LatestSeed:
                 why = f"more than {ANSWERS_BYTES_MAX >> 20} MiB of last values"
                 raise MalformedMessage(why, operation="GetLatest")
             if not answer.more:
-                return PeerLatest(self._requester.peer_zone, self._stream, asked_unix_ms, values)
+                return PeerLatest(self._requester.peer_node, self._stream, asked_unix_ms, values)
             after = answer.last_after(after)

@@ -159,12 +159,12 @@ class MessageJudge:
         """Why a request that changes something here is refused: nothing proves that the asking zone sent it. None if it
         is accepted. `is_writing`: it adds facts or artifacts to this store."""
         covered = partial(request_bytes, place, request)
-        return self._refuses_message(place.asking_zone, covered, proof, is_writing=is_writing, is_request=True)
+        return self._refuses_message(place.asking_node, covered, proof, is_writing=is_writing, is_request=True)
 
     def refuses_answer(self, place: MessagePlace, answer: bytes | memoryview, proof: MessageProof | None) -> str | None:
         """Why an answer is refused: nothing proves that the serving zone sent it. None if it is accepted."""
         covered = partial(answer_bytes, place, answer)
-        return self._refuses_message(place.serving_zone, covered, proof, is_writing=False)
+        return self._refuses_message(place.serving_node, covered, proof, is_writing=False)
 
     def _refuses_message(
         self,

@@ -52,7 +52,7 @@ class PageContent:
 
 
 def read_page(
-    fetch_id: int, arrived: ArrivedAnswer, peer_zone: str, stream: str
+    fetch_id: int, arrived: ArrivedAnswer, peer_node: str, stream: str
 ) -> tuple[ArrivedPage, PageContent] | FetchFailed:
     """The page in the answer to a fetch, or why it has none that counts."""
     try:
@@ -61,7 +61,7 @@ def read_page(
             error = answer.error
             reason = f"{error.code}: {advice(error.message, error.hint)}"
             return FetchFailed(fetch_id, error.code, reason, error.retryable, answer.life)
-        return check_page(answer, sealed, peer_zone, stream)
+        return check_page(answer, sealed, peer_node, stream)
     except UnprovenAnswer as error:
         return FetchFailed(fetch_id, error.code, str(error), error.retryable)
     except MalformedMessage as error:
@@ -74,14 +74,14 @@ def read_page(
 
 
 def check_page(
-    answer: Answer, attachment: Sequence[bytes], peer_zone: str, stream: str
+    answer: Answer, attachment: Sequence[bytes], peer_node: str, stream: str
 ) -> tuple[ArrivedPage, PageContent]:
     """The page as the receiver takes it, and its content. Raises PageRefused when it is not what this peer may send for
     this stream."""
     if not isinstance(answer, FetchAnswer):
         raise PageRefused("an answer to another operation than FetchFacts")
-    if answer.store_zone != peer_zone:
-        raise PageRefused(f"answer of zone {answer.store_zone}, asked was {peer_zone}")
+    if answer.node != peer_node:
+        raise PageRefused(f"answer of {answer.node}, asked was {peer_node}")
     if answer.stream != stream:
         raise PageRefused(f"page of stream {answer.stream!r}, asked for was {stream!r}")
     first_offset, last_offset = answer.covered() or (0, 0)
@@ -122,14 +122,14 @@ def check_batches(content: PageContent, stream: str, origins: frozenset[str]) ->
 
 
 def check_sequences(
-    answer: Answer, attachment: Sequence[bytes], peer_zone: str, request: FetchSequences, origins: frozenset[str]
+    answer: Answer, attachment: Sequence[bytes], peer_node: str, request: FetchSequences, origins: frozenset[str]
 ) -> tuple[list[Offered], PageContent]:
     """Batches of a page of sequences, checked as by `check_batches`, and its content. Raises PageRefused when it is not
     what was asked for."""
     if not isinstance(answer, SequencesAnswer):
         raise PageRefused("an answer to another operation than FetchSequences")
-    if (answer.store_zone, answer.stream, answer.origin) != (peer_zone, request.stream, request.origin):
-        raise PageRefused(f"answer of {answer.store_zone}: {answer.stream} of {answer.origin}, which was not asked for")
+    if (answer.node, answer.stream, answer.origin) != (peer_node, request.stream, request.origin):
+        raise PageRefused(f"answer of {answer.node}: {answer.stream} of {answer.origin}, which was not asked for")
     content = PageContent(answer.batches, attachment, (), tuple(answer.signers))
     offered = check_batches(content, request.stream, origins)
     for one in offered:
@@ -139,27 +139,27 @@ def check_sequences(
     return offered, content
 
 
-def check_digests(answer: Answer, peer_zone: str, request: GetDigests) -> DigestsAnswer:
+def check_digests(answer: Answer, peer_node: str, request: GetDigests) -> DigestsAnswer:
     """The answer to a request for digests. Raises PageRefused when it is not what was asked for, or more."""
-    if not isinstance(answer, DigestsAnswer) or (answer.store_zone, answer.stream) != (peer_zone, request.stream):
-        raise PageRefused(f"{peer_zone} gave another answer than digests of {request.stream}")
+    if not isinstance(answer, DigestsAnswer) or (answer.node, answer.stream) != (peer_node, request.stream):
+        raise PageRefused(f"{peer_node} gave another answer than digests of {request.stream}")
     if request.first_sequence is None or request.last_sequence is None:
         if answer.ends:
-            raise PageRefused(f"{peer_zone} sent digests of batches, asked for were ranges")
+            raise PageRefused(f"{peer_node} sent digests of batches, asked for were ranges")
         zones, origins = {zone for zone, _, _ in answer.before}, [origin_named(one[0]) for one in answer.ranges]
         if request.zone is None and answer.before and answer.before[0][0] <= (request.after_zone or ""):
-            raise PageRefused(f"{peer_zone} named zones again")
+            raise PageRefused(f"{peer_node} named zones again")
         if {one.zone for one in origins} - zones or (request.zone is not None and zones != {request.zone}):
-            raise PageRefused(f"{peer_zone} named other zones than were asked for")
+            raise PageRefused(f"{peer_node} named other zones than were asked for")
         if request.below is not None and any(one.life.hex() >= request.below for one in origins):
-            raise PageRefused(f"{peer_zone} named lives of {request.zone} again")
+            raise PageRefused(f"{peer_node} named lives of {request.zone} again")
         return answer
     first, last, count = request.first_sequence, request.last_sequence, len(answer.ends)
     if answer.ranges or count > request.ends_max + 1:
         many = f"{count} digests and {len(answer.ranges)} ranges"
-        raise PageRefused(f"{peer_zone} sent {many}, asked for were at most {request.ends_max + 1} digests")
+        raise PageRefused(f"{peer_node} sent {many}, asked for were at most {request.ends_max + 1} digests")
     if answer.ends and not first <= answer.ends[0][0] <= answer.ends[-1][0] <= last:
-        raise PageRefused(f"{peer_zone} sent digests outside of {first} to {last}")
+        raise PageRefused(f"{peer_node} sent digests outside of {first} to {last}")
     return answer
 
 

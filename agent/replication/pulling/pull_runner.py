@@ -64,7 +64,7 @@ class PullSettings:
     """What to pull from which peer. `origins` are the zones whose facts this peer may send: its own and those that it
     relays."""
 
-    peer_zone: str
+    peer_node: str
     stream: str
     consumer_name: str
     origins: frozenset[str]
@@ -102,7 +102,7 @@ class PullRunner:
         self._expected: tuple[type[Exception], ...] = (ReplicationError, *store_errors)
         self.artifacts = ArtifactPull(requester, store.artifacts, store_errors)
         self._definitions = DefinitionPull(requester, store.inbound)
-        at = settings.peer_zone, settings.stream
+        at = settings.peer_node, settings.stream
         trail = store.inbound.trail(*at)
         self.core = make_receiver(settings.receiver, trail, bandwidth)
         self.spans = PullSpans(telemetry or Telemetry(), *at, is_new=not trail)
@@ -111,7 +111,7 @@ class PullRunner:
 
     def answered(self, fetch_id: int, arrived: ArrivedAnswer) -> PageArrived | FetchFailed:
         """What an answer means for the receiver."""
-        found = read_page(fetch_id, arrived, self.settings.peer_zone, self.settings.stream)
+        found = read_page(fetch_id, arrived, self.settings.peer_node, self.settings.stream)
         return found if isinstance(found, FetchFailed) else PageArrived(fetch_id, found[0], ArrivedContent(found[1]))
 
     def handle(self, event: Event, now_ms: int, chance: float) -> list[Fetch | Append]:
@@ -175,7 +175,7 @@ class PullRunner:
 
     def _begin_check(self, content: PageContent) -> Awaitable[JudgedPage]:
         settings = self.settings
-        check = partial(self._judge.check, settings.peer_zone, settings.stream, settings.origins, content)
+        check = partial(self._judge.check, settings.peer_node, settings.stream, settings.origins, content)
         # Certificates count too: a page of few facts may contain hundreds to parse.
         return self._start_check(check, sum(map(len, [*content.sealed, *content.signers])))
 
@@ -183,7 +183,7 @@ class PullRunner:
         """Pass a checked page to the store, with the position after it."""
         *passed, position = append.page.lives
         return self._store.inbound.put_batches(
-            self.settings.peer_zone,
+            self.settings.peer_node,
             self.settings.stream,
             judged.batches,
             position,
@@ -201,10 +201,10 @@ class PullRunner:
         if note.kind in _FOR_OPERATOR:
             with contextlib.suppress(*self._expected):  # the store is full: log and status still report it
                 settings = self.settings
-                self._store.inbound.note("pull_stands", settings.stream, settings.peer_zone, note.reason)
+                self._store.inbound.note("pull_stands", settings.stream, settings.peer_node, note.reason)
 
     def _about(self) -> dict[str, object]:
-        return {"peer": self.settings.peer_zone, "stream": self.settings.stream}
+        return {"peer": self.settings.peer_node, "stream": self.settings.stream}
 
 
 def not_sent(fetch_id: int, error: TransportError) -> FetchFailed:

@@ -64,7 +64,7 @@ class Pacing:
 class PullStatistics:
     """The state of a pull, and its counters since the start."""
 
-    peer_zone: str
+    peer_node: str
     stream: str
     asking: Asking
     lost_reason: str | None
@@ -118,7 +118,7 @@ class Puller:
     def statistics(self) -> PullStatistics:
         runner, core = self._runner, self._runner.core
         return PullStatistics(
-            peer_zone=runner.settings.peer_zone,
+            peer_node=runner.settings.peer_node,
             stream=runner.settings.stream,
             asking=core.asking,
             lost_reason=core.contact.lost_reason,

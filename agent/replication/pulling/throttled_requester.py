@@ -33,9 +33,9 @@ class ThrottledRequester:
         self._priority = priority
 
     @property
-    def peer_zone(self) -> str:
+    def peer_node(self) -> str:
         """The zone that receives the requests."""
-        return self._requester.peer_zone
+        return self._requester.peer_node
 
     def page_bytes(self, bytes_max: int) -> int:
         """How many bytes to request at once, at most `bytes_max`."""
@@ -52,7 +52,7 @@ class ThrottledRequester:
     async def ask(self, request: Request, timeout_s: float) -> Reply:
         """As `Requester.ask`; `timeout_s` starts after the wait for bandwidth."""
         await self._wait_for_bandwidth()
-        span = self._telemetry.start(Span.ASK, Side.ASKING, operation_of(request), peer=self.peer_zone)
+        span = self._telemetry.start(Span.ASK, Side.ASKING, operation_of(request), peer=self.peer_node)
         try:
             reply = await self._requester.ask(request, timeout_s)
         except ReplicationError as error:

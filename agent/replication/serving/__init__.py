@@ -1,4 +1,4 @@
-"""The serving side of a node: which zone may ask, in which order a request is served, and what goes into a page.
+"""The serving side of a node: which node may ask, in which order a request is served, and what goes into a page.
 
 `server` takes requests from the broker; `operations` answers them; `consumer_core`, `admission` and `page` decide,
 without IO.
@@ -7,5 +7,5 @@ without IO.
 from agent.replication.serving.admission import Caller
 from agent.replication.serving.latest_page import LatestValues, LookUp, TagFilter, TagSortKey
 from agent.replication.serving.operations import Consumers, Context, Turns, handlers
-from agent.replication.serving.outcomes import Drop, Refuse
+from agent.replication.serving.outcomes import Drop, Refuse, store_name_of
 from agent.replication.serving.server import Server

@@ -1,4 +1,4 @@
-"""Answers that wait for the connection of a link: it gets one of each zone in turn while it has little to write."""
+"""Answers that wait for the connection of a link: it gets one of each node in turn while it has little to write."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agent.replication.serving.limits import (
 _Answer = tuple[str, str, bytes, bytes]
 """Zone, topic, payload, correlation."""
 OUTGOING_BYTES_ENOUGH = 256 * 1024
-"""The connection gets no further answer while it has this much to send: its queue does not let zones take turns."""
+"""The connection gets no further answer while it has this much to send: its queue does not let nodes take turns."""
 SEND_AGAIN_S = 0.002
 
 
@@ -50,47 +50,47 @@ class AnswerQueue:
         self._link, self._call_later, self._on_sent = link, call_later, on_sent
         self._waiting: FairQueue[_Answer] = FairQueue(1, 1)
         self._bytes: Counter[str] = Counter()
-        self.on_lost: Callable[[str, TransportError], None] = lambda _zone, _error: None
-        """Called with zone and reason for an answer that was not sent."""
+        self.on_lost: Callable[[str, TransportError], None] = lambda _node, _error: None
+        """Called with node and reason for an answer that was not sent."""
 
     @property
     def packet_bytes_max(self) -> int:
         """The largest packet that the broker accepts now. Raises ConnectionLost."""
         return self._link.require().packet_bytes_max
 
-    def accepts_request(self, zone: str) -> bool:
-        """Whether another request of a zone is accepted: not while it leaves too many answers unread."""
-        return not self._waits(zone, UNREAD_BYTES_MAX, UNREAD_OF_LINK_BYTES_MAX)
+    def accepts_request(self, node: str) -> bool:
+        """Whether another request of a node is accepted: not while it leaves too many answers unread."""
+        return not self._waits(node, UNREAD_BYTES_MAX, UNREAD_OF_LINK_BYTES_MAX)
 
-    def are_behind(self, zone: str) -> bool:
-        """Whether enough answers to a zone wait, so that nothing more is read for it."""
-        return self._waits(zone, UNSENT_BYTES_MAX, UNSENT_OF_LINK_BYTES_MAX)
+    def are_behind(self, node: str) -> bool:
+        """Whether enough answers to a node wait, so that nothing more is read for it."""
+        return self._waits(node, UNSENT_BYTES_MAX, UNSENT_OF_LINK_BYTES_MAX)
 
-    def _waits(self, zone: str, of_zone: int, of_link: int) -> bool:
-        """Whether `of_zone` bytes of answers to the zone wait, or `of_link` bytes to all zones with this one among
+    def _waits(self, node: str, of_node: int, of_link: int) -> bool:
+        """Whether `of_node` bytes of answers to the node wait, or `of_link` bytes to all nodes with this one among
         them."""
-        waiting = self._bytes[zone]
-        return waiting >= of_zone or (waiting > 0 and self._bytes.total() >= of_link)
+        waiting = self._bytes[node]
+        return waiting >= of_node or (waiting > 0 and self._bytes.total() >= of_link)
 
-    def add(self, zone: str, topic: str, payload: bytes, correlation: bytes) -> None:
-        """Send an answer when it is the zone's turn."""
-        answer = zone, topic, payload, correlation
-        is_first = not self._waiting.zones_waiting()
+    def add(self, node: str, topic: str, payload: bytes, correlation: bytes) -> None:
+        """Send an answer when it is the node's turn."""
+        answer = node, topic, payload, correlation
+        is_first = not self._waiting.nodes_waiting()
         if is_first and not self._is_connection_full():
             self._publish(answer)
             return
-        self._waiting.add(zone, answer)
-        self._bytes[zone] += len(payload)
+        self._waiting.add(node, answer)
+        self._bytes[node] += len(payload)
         if is_first:  # else a call is due already
             self._call_later(SEND_AGAIN_S, self._send)
 
     def _send(self) -> None:
         while not self._is_connection_full() and (answer := self._waiting.take()) is not None:
-            zone, _, payload, _ = answer
-            self._waiting.end(zone)
-            self._bytes[zone] -= len(payload)
+            node, _, payload, _ = answer
+            self._waiting.end(node)
+            self._bytes[node] -= len(payload)
             self._publish(answer)
-        if self._waiting.zones_waiting():
+        if self._waiting.nodes_waiting():
             self._call_later(SEND_AGAIN_S, self._send)
         self._on_sent()
 
@@ -102,8 +102,8 @@ class AnswerQueue:
             return False
 
     def _publish(self, answer: _Answer) -> None:
-        zone, topic, payload, correlation = answer
+        node, topic, payload, correlation = answer
         try:
             self._link.require().publish_answer(topic, payload, correlation)
         except TransportError as error:
-            self.on_lost(zone, error)
+            self.on_lost(node, error)

@@ -1,6 +1,7 @@
 """Checks the appends of another zone and turns them into messages for the store. A core: values in, values out.
 
-The broker has proven the asking zone. Messages must name it as their sender, producers must have its name as prefix,
+The broker has proven the asking node. Messages must name it, or the zone for which it records, as their sender, and
+producers must have one of these as prefix,
 and it may append only to the streams that the configuration allows. The store checks everything else, as for local
 messages.
 """
@@ -24,22 +25,22 @@ class ParsedAppend:
     preconditions: list[Precondition]
 
 
-def not_allowed(stream: str, asking_zone: str) -> Refuse:
-    """The refusal of a stream to which this zone may not append. It does not reveal whether the stream exists."""
-    return Refuse("append_not_allowed", f"{asking_zone} may not append to stream {stream!r}")
+def not_allowed(stream: str, asking_node: str) -> Refuse:
+    """The refusal of a stream to which this node may not append. It does not reveal whether the stream exists."""
+    return Refuse("append_not_allowed", f"{asking_node} may not append to stream {stream!r}")
 
 
-def parse_append(request: AppendFact, zone: str, *, is_local: bool = False) -> ParsedAppend | Refuse:
-    """The messages of a request; or a refusal that names the first message that the zone may not append, or whose
-    object is not JSON. Programs of this machine (`is_local`) act for its zone, and name their producers as they
-    like."""
+def parse_append(request: AppendFact, *zones: str, is_local: bool = False) -> ParsedAppend | Refuse:
+    """The messages of a request; or a refusal that names the first message that a node of these zones may not append,
+    or whose object is not JSON. Programs of this machine (`is_local`) act for its zone, and name their producers as
+    they like."""
     messages = []
     for place, asked in enumerate(request.messages):
         try:
             message = _message(asked)
-            check_from_zone(message, zone)
+            check_from_zone(message, *zones)
             if not is_local:
-                check_producer(asked.producer, zone)
+                check_producer(asked.producer, *zones)
         except MessageError as error:
             return _refused(place, error)
         messages.append(message)

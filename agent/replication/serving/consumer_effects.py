@@ -45,11 +45,11 @@ class Confirming(Protocol):
 
 
 class StreamState(NamedTuple):
-    """A stream at one moment: the lives of the stream's log, how many fetches of the zone are
+    """A stream at one moment: the lives of the stream's log, how many fetches of the node are
     parked, and the monotonic clock in ms."""
 
     log: LogLives
-    parked_of_zone: int
+    parked_of_node: int
     now_ms: int
 
 
@@ -69,10 +69,10 @@ class FindConsumer(Effect[Consumer | None]):
 
 @dataclass(frozen=True, slots=True)
 class GetStreamState(Effect[StreamState]):
-    """Look at a stream and at the parked fetches of a zone. From memory."""
+    """Look at a stream and at the parked fetches of a node. From memory."""
 
     stream: str
-    zone: str
+    node: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,25 +80,25 @@ class Resolve(Effect[tuple[tuple[Position, Resolved], ...]]):
     """What positions mean in the log of a stream. At the end of the log from memory, else it reads the disk."""
 
     stream: str
-    zone: str
+    node: str
     positions: tuple[Position, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ReportRestored(Effect[None]):
-    """Record that a zone has read a log of this store that is not the one here, or further, with a limited
+    """Record that a node has read a log of this store that is not the one here, or further, with a limited
     frequency."""
 
-    zone: str
+    node: str
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class RegisterConsumer(Effect[Consumer]):
-    """Register a consumer, durably. The store raises an error if the zone may not have another one."""
+    """Register a consumer, durably. The store raises an error if the node may not have another one."""
 
     name: str
-    zone: str
+    node: str
     stream: str
     start: Literal["oldest", "end"] | int
 
@@ -109,7 +109,7 @@ class Unregister(Effect[bool]):
     fenced caller."""
 
     name: str
-    zone: str
+    node: str
     claim: LeaseClaim
 
 
@@ -118,7 +118,7 @@ class HoldLease(Effect[Lease]):
     """Let the store decide a claim to a consumer's lease, durably. The store raises an error for a fenced caller."""
 
     name: str
-    zone: str
+    node: str
     claim: LeaseClaim
 
 
@@ -127,7 +127,7 @@ class AnnounceLease(Effect[None]):
     """Another instance holds the lease now: log it, and end the wait of a parked fetch of the consumer."""
 
     name: str
-    zone: str
+    node: str
     before: Lease
     lease: Lease
 
@@ -137,17 +137,17 @@ class StartConfirm(Effect[Confirming]):
     """Pass a confirmation to the store without waiting until it is durable."""
 
     name: str
-    zone: str
+    node: str
     confirm: Confirm
     claim: LeaseClaim
 
 
 @dataclass(frozen=True, slots=True)
 class AwaitConfirm(Effect[int]):
-    """The frontier after a confirmation of a zone, once it is durable."""
+    """The frontier after a confirmation of a node, once it is durable."""
 
     confirming: Confirming
-    zone: str
+    node: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ class Park(Effect[Parked]):
     """Wait until a stream grows beyond an offset, until `until_ms`, or until a newer fetch of the consumer arrives."""
 
     name: str
-    zone: str
+    node: str
     stream: str
     after_offset: int
     until_ms: int
@@ -175,7 +175,7 @@ class ReadPage(Effect[PageRead | Refuse]):
     """Read a page. Reads the disk."""
 
     plan: ReadPlan
-    asking_zone: str
+    asking_node: str
     signers_known: tuple[str, ...] | None = None
 
 

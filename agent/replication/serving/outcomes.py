@@ -14,6 +14,12 @@ class StoreName(TypedDict):
 
     store_zone: str
     life: str
+    store_node: str | None
+
+
+def store_name_of(zone: str, node: str, life: bytes) -> StoreName:
+    """The first fields of every answer."""
+    return {"store_zone": zone, "life": life.hex(), "store_node": None if node == zone else node}
 
 
 class Reply(NamedTuple):

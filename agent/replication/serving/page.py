@@ -3,7 +3,8 @@
 - A batch is sent whole. Only the first one is sliced, where the limit falls inside it or a range begins or ends inside
   it. A node requests with a limit above the largest batch and never receives a slice.
 - Facts that were released or are damaged are named as holes. A page never skips offsets silently.
-- Facts of the asking zone are left out and named as omitted; after a restore they come home by comparison.
+- Facts that the requester holds are left out and named as omitted: its own, which after a restore come home by
+  comparison.
 - A page stays within the requester's `bytes_max` and within the broker's packet size.
 """
 
@@ -44,6 +45,17 @@ class ReadPlan(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class HeldThere:
+    """What the requester holds and is not sent: the facts of its own zones."""
+
+    zones: frozenset[str] = frozenset()
+
+    def has(self, batch: StoredBatch) -> bool:
+        """Whether it holds all of a batch."""
+        return batch.origin.zone in self.zones
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
     """A batch of the page, and the offsets to send of it."""
 
@@ -75,7 +87,7 @@ class Selection:
 def select_page(
     plan: ReadPlan,
     page: Page,
-    asking_zone: str,
+    held: HeldThere,
     packet_bytes_max: int,
     signers: Mapping[bytes, int] | None = None,
 ) -> Selection | Refuse:
@@ -91,7 +103,7 @@ def select_page(
     for batch in batches:
         while holes and holes[-1].first_offset < batch.first_offset:
             selection.add_hole(holes.pop())
-        if batch.origin.zone == asking_zone:
+        if held.has(batch):
             selection.omit(batch)
             taken += 1
             continue

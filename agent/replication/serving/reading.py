@@ -22,7 +22,7 @@ from agent.replication.protocol.messages import (
 )
 from agent.replication.protocol.ports import ServingStore
 from agent.replication.serving.outcomes import Refuse
-from agent.replication.serving.page import Piece, ReadPlan, select_page
+from agent.replication.serving.page import HeldThere, Piece, ReadPlan, select_page
 from agent.signing.records import key_id_in
 
 RUN_BYTES, LENGTH_BYTES = 160, 6
@@ -38,10 +38,10 @@ five-hundredth of its time in slow reads."""
 
 @dataclass(frozen=True, slots=True)
 class PageQuery:
-    """What to read, and for which zone: the signers that it knows, and the largest packet."""
+    """What to read, for a requester that holds some already and knows some signers; and the largest packet."""
 
     plan: ReadPlan
-    asking_zone: str
+    held: HeldThere
     packet_bytes_max: int
     signers_known: Sequence[str] | None = None
 
@@ -132,7 +132,7 @@ def _select(
     """What is sent of a page of the store. `lives`: those of the log, up to the end of the page."""
     signers = _read_signers(store, page.batches, asked)
     sizes = {key_id: sum(len(one) * 4 // 3 + 8 for one in certificates) for key_id, certificates in signers.items()}
-    chosen = select_page(plan, page, asked.asking_zone, asked.packet_bytes_max, sizes)
+    chosen = select_page(plan, page, asked.held, asked.packet_bytes_max, sizes)
     if isinstance(chosen, Refuse):
         return chosen
     entries, batches, key_ids = list[tuple[int, int, int]](), list[bytes](), dict[bytes, None]()
@@ -180,7 +180,7 @@ def _read_signers(
     if asked.signers_known is None:
         return {}
     known = {bytes.fromhex(key_id) for key_id in asked.signers_known}
-    signed = [one.batch for one in batches if one.batch.header.is_signed and one.origin.zone != asked.asking_zone]
+    signed = [one.batch for one in batches if one.batch.header.is_signed and not asked.held.has(one)]
     key_ids = {key_id_in(one.record) for one in signed}
     return {key_id: store.reader.signers([key_id]) for key_id in sorted(key_ids - known)}
 

@@ -1,6 +1,6 @@
 """The serving shell: receives the requests of peers from the broker and answers each in a task of its own.
 
-A request with a wrong response topic, or from a zone that is no peer, gets no answer and is counted; any other gets an
+A request with a wrong response topic, or from a node that is no peer, gets no answer and is counted; any other gets an
 answer, which may be an error of the table. `operations` decides the answer. A restart of the server loses nothing.
 """
 
@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -64,10 +65,11 @@ class ServerStatistics:
 class Server:
     """Serves the peers of one link.
 
-    `exports` maps each peer zone to the streams it may read, `appends` to those it may append to. `look_up` finds
-    latest values. `refuses_request` says why no signature proves the zone of a request that changes something.
+    `exports` maps each peer node to the streams it may read, `appends` to those it may append to. `look_up` finds
+    latest values. `refuses_request` says why no signature proves the node of a request that changes something.
     `signer` signs the answers. `refusals` maps the store's errors to codes; any other of `store_errors` is answered
-    `store_unavailable`. `turns` are shared by the servers of a node.
+    `store_unavailable`. `turns` are shared by the servers of a node. `zones`: for which a peer records, if they are not
+    its name alone.
     """
 
     def __init__(
@@ -84,15 +86,16 @@ class Server:
         refuses_request: RefusesRequest = accept_every_request,
         limits: Mapping[str, PeerLimits] | None = None,
         turns: Turns | None = None,
+        zones: Mapping[str, AbstractSet[str]] | None = None,
     ) -> None:
         self._refused_as = dict(refusals or {})
         self._refuses_request = refuses_request
         self._store = store
         self._store_errors = store_errors
         self._telemetry = telemetry or Telemetry()
-        exported = {zone: exports.get(zone, frozenset()) for zone in frozenset([*exports, *(appends or {})])}
+        exported = {node: exports.get(node, frozenset()) for node in frozenset([*exports, *(appends or {})])}
         self._context = Context(
-            *(link, store, exported, self._telemetry, appends or {}, limits or {}),
+            *(link, store, exported, self._telemetry, appends or {}, limits or {}, zones or {}),
             turns=turns or Turns(),
         )
         self._context.answers.on_lost = self._not_sent
@@ -104,8 +107,8 @@ class Server:
         self._group: TaskGroup | None = None
         self._counts = ServerStatistics()
         self._of_other_version = set[str]()
-        for zone in exported:
-            link.route(request_topic(store.zone, zone), self._arrived)
+        for node in exported:
+            link.route(request_topic(store.node, node), self._arrived)
 
     def statistics(self) -> ServerStatistics:
         counts = self._counts
@@ -132,19 +135,19 @@ class Server:
     # --------------------------------------------------------------------------------------------------------- arrivals
 
     def _arrived(self, incoming: Incoming) -> None:
-        caller = check_arrival(incoming, self._store.zone, self._context.exports.keys())
+        caller = check_arrival(incoming, self._store.node, self._context.exports.keys())
         if isinstance(caller, Drop):
             self._drop(caller.reason, incoming.topic)
-        elif self._group is None or not self._arrivals.accepts(caller.zone):
+        elif self._group is None or not self._arrivals.accepts(caller.node):
             self._drop(DropReason.TOO_MANY_REQUESTS, incoming.topic)
-        elif not self._context.answers.accepts_request(caller.zone):
+        elif not self._context.answers.accepts_request(caller.node):
             self._drop(DropReason.ANSWERS_NOT_READ, incoming.topic)
         else:
             self._arrivals.add(Arrival(caller, incoming))
 
     def _begin(self, arrival: Arrival) -> None:
         if self._group is not None:  # else the server is being stopped
-            self._group.create_task(self._handle(*arrival), name=f"serve {arrival.caller.zone}")
+            self._group.create_task(self._handle(*arrival), name=f"serve {arrival.caller.node}")
 
     def _drop(self, reason: DropReason, topic: str) -> None:
         if not self._counts.drops[reason.value]:
@@ -152,12 +155,12 @@ class Server:
         self._counts.drops[reason.value] += 1
 
     async def _handle(self, caller: Caller, incoming: Incoming) -> None:
-        self._arrivals.begun(caller.zone)
+        self._arrivals.begun(caller.node)
         payload, proof = split_request(incoming.payload)
         request = _decoded(payload)
         operation = "" if isinstance(request, MalformedMessage) else operation_of(request)
         known: Sequence[str] = getattr(request, "signers_known", None) or ()
-        span = self._telemetry.start(Span.SERVE, Side.SERVING, operation, peer=caller.zone)
+        span = self._telemetry.start(Span.SERVE, Side.SERVING, operation, peer=caller.node)
         try:
             if isinstance(request, MalformedMessage):
                 raise request
@@ -175,22 +178,22 @@ class Server:
         except self._store_errors as error:
             outcome = self._store_refused(caller, error)
         except TransportError as error:
-            self._not_sent(caller.zone, error)
+            self._not_sent(caller.node, error)
             self._telemetry.fail(span, "answer_not_sent")
             return
         except asyncio.CancelledError:
             self._telemetry.discard(span, "the node is being stopped")
             raise
         finally:
-            self._arrivals.ended(caller.zone)
+            self._arrivals.ended(caller.node)
         match outcome:
             case Drop(reason):
                 self._counts.drops[reason.value] += 1
                 self._telemetry.discard(span, reason.value)
             case Refuse(code, message):
                 self._counts.refusals[code] += 1
-                own = self._store.zone, self._store.life.hex()
-                refusal = encode_error(*own, operation, code, message)
+                own = self._context.store_name
+                refusal = encode_error(**own, operation=operation, code=code, message=message)
                 self._send(caller, [refusal], known)
                 self._telemetry.fail(span, code)
             case (answer, attachment, facts, waited_ns):
@@ -199,14 +202,14 @@ class Server:
                 self._telemetry.stop(span, waited_ns, facts=facts)
 
     def _unproven(self, caller: Caller, request: Request, payload: bytes, proof: MessageProof | None) -> str | None:
-        """Why no signature proves the zone of a request that changes something; None if one does or none is
+        """Why no signature proves the node of a request that changes something; None if one does or none is
         required."""
         if type(request) not in CHANGING:
             return None
         return self._refuses_request(self._place(caller), payload, proof, is_writing=type(request) in WRITING)
 
     def _place(self, caller: Caller) -> MessagePlace:
-        return MessagePlace(self._store.zone, caller.zone, caller.instance, caller.correlation)
+        return MessagePlace(self._store.node, caller.node, caller.instance, caller.correlation)
 
     async def _carry_out(self, caller: Caller, request: Request) -> Outcome:
         handler = self._handlers.get(type(request))
@@ -216,31 +219,31 @@ class Server:
 
     def _malformed(self, caller: Caller, error: MalformedMessage) -> None:
         """Log a peer with another protocol version once; the peer gets the error with each request."""
-        if error.code == "unsupported_version" and caller.zone not in self._of_other_version:
-            self._of_other_version.add(caller.zone)
+        if error.code == "unsupported_version" and caller.node not in self._of_other_version:
+            self._of_other_version.add(caller.node)
             hint = ERRORS[error.code].hint
-            _log.warning("peer_version_unsupported", extra={"peer": caller.zone, "reason": error.why, "hint": hint})
+            _log.warning("peer_version_unsupported", extra={"peer": caller.node, "reason": error.why, "hint": hint})
 
     def _store_refused(self, caller: Caller, error: Exception) -> Refuse:
         if (code := self._refused_as.get(type(error))) is not None:
             # The code says what to do (errors.py); the store's own hint is for local callers.
             return Refuse(code, str(error).removesuffix(f"; {getattr(error, 'hint', '')}"))
-        _log.warning("store_error_while_serving", extra={"peer": caller.zone, "reason": str(error)})
+        _log.warning("store_error_while_serving", extra={"peer": caller.node, "reason": str(error)})
         return Refuse("store_unavailable", "the store cannot answer now")
 
     def _send(self, caller: Caller, answer: list[bytes], signers_known: Sequence[str]) -> None:
-        """Send an answer, given in parts, when it is the zone's turn, signed if this node has a key."""
+        """Send an answer, given in parts, when it is the node's turn, signed if this node has a key."""
         if (signer := self._store.signer) is not None:
             payload = sign_answer(signer, self._place(caller), answer, signers_known)
         else:
             payload = b"".join(answer)
         self._counts.bytes_sent += len(payload)
-        self._context.send(caller.zone, caller.answer_to, payload, caller.correlation)
+        self._context.send(caller.node, caller.answer_to, payload, caller.correlation)
 
-    def _not_sent(self, zone: str, error: TransportError) -> None:
+    def _not_sent(self, node: str, error: TransportError) -> None:
         """Count an answer that was not sent; the requester asks again."""
         self._counts.drops["answer_not_sent"] += 1
-        _log.debug("answer_not_sent", extra={"peer": zone, "reason": str(error)})
+        _log.debug("answer_not_sent", extra={"peer": node, "reason": str(error)})
 
 
 def _decoded(payload: bytes) -> Request | MalformedMessage:

@@ -135,10 +135,10 @@ def _by_day_and_zone(facts: Any) -> Iterator[tuple[date, str, Any]]:
         yield distinct_days[0], distinct_zones[0], facts
         return
     for zone in distinct_zones:
-        is_zone = pc.equal(facts["zone"], zone)
-        own = pc.unique(days.filter(is_zone)).to_pylist()
+        is_node = pc.equal(facts["zone"], zone)
+        own = pc.unique(days.filter(is_node)).to_pylist()
         for day in own:
-            yield day, zone, facts.filter(pc.and_(is_zone, pc.equal(days, pa.scalar(day, pa.date32()))))
+            yield day, zone, facts.filter(pc.and_(is_node, pc.equal(days, pa.scalar(day, pa.date32()))))
 
 
 @dataclass(slots=True)

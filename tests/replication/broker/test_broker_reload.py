@@ -19,7 +19,7 @@ from agent.cli import bsfg
 from agent.replication import pki
 from agent.replication.broker.config import BrokerPlan, PeerLink, parse_config
 from agent.replication.broker.diagnosis import Diagnostic, Outcome
-from agent.replication.broker.folder import deny_zones, write_broker
+from agent.replication.broker.folder import deny_nodes, write_broker
 from agent.replication.broker.reload import check_broker_files, check_config, end_broker, find_brokers, reload_broker
 from agent.replication.protocol.errors import NotAuthorized
 from agent.replication.protocol.messages import ListStreams
@@ -253,7 +253,7 @@ def test_a_zone_is_shut_out_at_once(tmp_path: Path, how: str) -> None:
                 await plant.append(1, 100)
                 await enterprise.wait_end(100)
                 if how == "denied":
-                    deny_zones(broker.files.config_file, ["enterprise"])
+                    deny_nodes(broker.files.config_file, ["enterprise"])
                 else:
                     pki.revoke(broker.pki_folder, "enterprise", NOW, reason="key-compromise")
                     shutil.copy(broker.pki_folder / "ca.crl", broker.files.crl_file)

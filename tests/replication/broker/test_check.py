@@ -56,7 +56,7 @@ def test_check_makes_a_round_trip(zones: Zones) -> None:
                 "tls_version": "tlsv1.2",
             },
             {
-                "idmz may send requests in another zone's name (accepted, no subscriber)",
+                "idmz may send requests in another node's name (accepted, no subscriber)",
                 "idmz may read requests made to plant-a",
                 "the broker keeps retained messages",
                 "the broker accepts packets of any size",

@@ -77,7 +77,7 @@ def test_rights_are_those_of_the_links_and_nothing_else(links: list[PeerLink], r
 @given(_links, st.sets(_zones))
 def test_a_denied_zone_has_no_role(links: list[PeerLink], denied: set[str]) -> None:
     """Denied zones are clients without a role; their links stay, and both can be read back."""
-    known = denied & set(plan.zones_of(links))
+    known = denied & set(plan.nodes_of(links))
     text = plan.render_rights(links, denied)
     assert {client["username"] for client in json.loads(text)["clients"] if not client["roles"]} == known
     assert plan.read_rights(text) == (tuple(sorted(set(links))), tuple(sorted(known)))

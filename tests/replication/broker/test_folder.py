@@ -16,7 +16,7 @@ from agent.cli import bsfg
 from agent.replication import pki
 from agent.replication.broker import config as plan
 from agent.replication.broker.config import BrokerPlan, PeerLink, TopologyError
-from agent.replication.broker.folder import BrokerFolder, deny_zones, find_plugin, write_broker
+from agent.replication.broker.folder import BrokerFolder, deny_nodes, find_plugin, write_broker
 from tests.replication.broker.zones import (
     BROKER,
     LINKS,
@@ -112,11 +112,11 @@ def test_a_denied_zone_is_restored_only_when_a_link_of_it_is_named(authority: Pa
     _config("--user", own_user(), "--link", "plant-a:idmz", "--link", "idmz:enterprise")
     files = BrokerFolder(authority / "etc/idmz")
     files.rights_file.chmod(0o640)
-    deny_zones(files.config_file, ["enterprise"])
+    deny_nodes(files.config_file, ["enterprise"])
     assert files.rights() == ((PeerLink("idmz", "enterprise"), PeerLink("plant-a", "idmz")), ("enterprise",))
     assert files.rights_file.stat().st_mode & 0o777 == 0o640
     with pytest.raises(TopologyError, match="stranger: not in"):
-        deny_zones(files.config_file, ["stranger"])
+        deny_nodes(files.config_file, ["stranger"])
     for words in ((), ("--link", "plant-b:idmz")):
         said = _config(*words)[1]
         assert ("without rights until one of their links is named again: enterprise" in said) is True

@@ -48,7 +48,7 @@ def test_a_good_answer_names_versions_and_store() -> None:
         (b"", "cannot be read"),
         (b"rubbish", "cannot be read"),
         (encode_answer(streams_answer(), []).replace(b'"version":"1.', b'"version":"2.'), "2."),
-        (encode_answer(streams_answer(zone="plant-b"), []), "has the store of plant-b"),
+        (encode_answer(streams_answer(zone="plant-b"), []), "is plant-b"),
         (encode_answer(UnregisterAnswer(store_zone="plant-a", life=LIFE, was_registered=True), []), "in place of"),
         (encode_error("plant-a", LIFE, "ListStreams", "busy", "too much in hand"), "busy: too much in hand"),
     ],

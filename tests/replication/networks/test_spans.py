@@ -236,7 +236,7 @@ def test_how_a_confirm_span_ends_on_the_serving_side() -> None:
             return ended[at]
 
     class Store:
-        life, zone, consumers = b"", "plant-a", Confirmed()
+        life, zone, node, consumers = b"", "plant-a", "plant-a", Confirmed()
 
     telemetry = Telemetry()
     effect = StartConfirm("idmz.a", "idmz", Confirm(last_offset=1, life="0" * 32), LeaseClaim("5f3a"))

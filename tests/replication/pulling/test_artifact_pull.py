@@ -63,7 +63,7 @@ class Files:
 class Peer:
     """Serves one artifact; `answers` come before its own."""
 
-    peer_zone = "plant"
+    peer_node = "plant"
 
     def __init__(self, blob: bytes = BLOB, answers: Sequence[Exception] = ()) -> None:
         self.blob = blob

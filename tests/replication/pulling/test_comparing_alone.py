@@ -67,7 +67,7 @@ class Peer:
     """Sends the requests of idmz to the server of plant-a's store, without a broker. `spoil` changes answers on the
     way."""
 
-    peer_zone = "plant-a"
+    peer_node = "plant-a"
     packet_bytes_max = 1_000_000
     outgoing_bytes = 0
 
@@ -86,7 +86,7 @@ class Peer:
         await wait_until_async(lambda: correlation in self.answers, "an answer")
         answer, batches = decode_answer(self.answers[correlation])
         if isinstance(answer, ErrorAnswer):
-            raise peer_refused(self.peer_zone, answer)
+            raise peer_refused(self.peer_node, answer)
         return Reply(answer, batches, len(self.answers[correlation]))
 
     def publish_answer(self, _topic: str, payload: bytes, correlation: bytes) -> None:
@@ -103,13 +103,13 @@ def put(store: FactStore, origin: Elsewhere, sealed: Sequence[bytes], position: 
 async def comparing(
     plant: FactStore,
     idmz: FactStore,
-    peer_zone: str = "plant-a",
+    peer_node: str = "plant-a",
     begun_late: frozenset[str] = frozenset(),
     policy: TrustPolicy | None = None,
 ) -> AsyncIterator[tuple[AntiEntropy, Peer]]:
     """The comparison of idmz with plant-a, which may send its own facts."""
     peer = Peer(plant)
-    settings = AntiEntropySettings(peer_zone, (STREAM,), frozenset({"plant-a"}), begun_late)
+    settings = AntiEntropySettings(peer_node, (STREAM,), frozenset({"plant-a"}), begun_late)
     async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as group:
         serving = group.create_task(peer.server.run())
         await wait_until_async(lambda: peer.server._group is not None, "the server")
@@ -488,7 +488,7 @@ async def test_facts_that_a_restore_lost_are_asked_for_until_every_stream_is_com
     """A stream that cannot be compared keeps no other from it. All are compared again ten minutes later, and once they
     are equal, no more before the next day."""
     store: Any = SimpleNamespace(zone="idmz", times_restored=1, artifacts=None, inbound=None)
-    requester: Any = Mock(peer_zone="plant-a")
+    requester: Any = Mock(peer_node="plant-a")
     settings = AntiEntropySettings("plant-a", ("one", "two"), frozenset({"plant-a"}), every_hours=24)
     comparer = AntiEntropy(requester, store, settings, COMPARISON_ERRORS, chance=lambda: 0.5, judge=Mock())
     now_s, slept_s, compared, failures = 0.0, list[float](), list[str](), ["one"]
@@ -524,7 +524,7 @@ async def test_every_start_compares_within_ten_minutes(
     """What a lost disk has taken is known to no table. Nodes that start together do not compare together."""
     store: Any = SimpleNamespace(zone="idmz", times_restored=0, artifacts=None, inbound=None)
     settings = AntiEntropySettings("plant-a", ("one",), frozenset({"plant-a"}), every_hours=24)
-    requester: Any = Mock(peer_zone="plant-a")
+    requester: Any = Mock(peer_node="plant-a")
     comparer = AntiEntropy(requester, store, settings, COMPARISON_ERRORS, chance=lambda: chance, judge=Mock())
     now_s, compared = 0.0, list[float]()
 
@@ -639,7 +639,7 @@ async def test_a_page_before_the_requested_position_is_refused(tmp_path: Path) -
 class Inventor:
     """A peer that answers each request at once from given ranges, digests and sequences."""
 
-    peer_zone = "plant-a"
+    peer_node = "plant-a"
 
     def __init__(
         self, ranges: Sequence[tuple[str, int, int, str, str]], pages: Callable[[int], dict[str, Any]]

@@ -162,7 +162,7 @@ def test_a_value_that_is_no_json_is_refused_and_the_others_stay(
         return Reply(answer, [])
 
     async def run() -> None:
-        requester: Any = SimpleNamespace(ask=ask, peer_zone="plant-a", page_bytes=lambda size: size)
+        requester: Any = SimpleNamespace(ask=ask, peer_node="plant-a", page_bytes=lambda size: size)
         begun = asyncio.Event()
         begun.set()
         zones = frozenset({"plant-a"})
@@ -203,7 +203,7 @@ async def test_values_are_asked_for_until_they_are_kept(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(latest_seed, "backoff_ms", backoff_ms)
     monkeypatch.setattr(latest_seed, "time", SimpleNamespace(time_ns=lambda: int(now_s * 1e9)))
-    requester: Any = SimpleNamespace(ask=ask, peer_zone="plant-a", page_bytes=lambda size: size)
+    requester: Any = SimpleNamespace(ask=ask, peer_node="plant-a", page_bytes=lambda size: size)
     begun = asyncio.Event()
     seeding = asyncio.create_task(LatestSeed(requester, STREAM, frozenset({"plant-a"}), begun, keep).run())
     await asyncio.sleep(0)
@@ -227,7 +227,7 @@ async def test_the_values_kept_of_a_peer_are_bounded_in_bytes() -> None:
         answers.append(LatestAnswer(**own, end_offset=3, queue_depth=0, depth_facts=1, values=values, more=True))
         return Reply(answers[-1], [], HEADER_BYTES_MAX)
 
-    requester: Any = SimpleNamespace(ask=ask, peer_zone="plant-a", page_bytes=lambda size: size)
+    requester: Any = SimpleNamespace(ask=ask, peer_node="plant-a", page_bytes=lambda size: size)
     seed = LatestSeed(requester, STREAM, frozenset({"plant-a"}), asyncio.Event(), lambda _: None)
     with pytest.raises(MalformedMessage, match="more than 32 MiB of last values"):
         await seed._ask()
@@ -246,7 +246,7 @@ async def test_values_of_zones_that_a_peer_may_not_send_are_bounded_too(monkeypa
         values = [odd(0, subject=f"tag:{len(asked):03}", zone="north")]
         return Reply(LatestAnswer(**own, end_offset=3, queue_depth=0, depth_facts=1, values=values, more=True), [], 300)
 
-    requester: Any = SimpleNamespace(ask=ask, peer_zone="plant-a", page_bytes=lambda size: size)
+    requester: Any = SimpleNamespace(ask=ask, peer_node="plant-a", page_bytes=lambda size: size)
     seed = LatestSeed(requester, STREAM, frozenset({"plant-a"}), asyncio.Event(), lambda _: None)
     with pytest.raises(MalformedMessage, match="more than 10 last values"):
         await seed._ask()

@@ -90,7 +90,7 @@ def lying(batch: Batch) -> bytes:
 @pytest.mark.parametrize(
     "data, fields, said",
     [
-        (sealed().sealed, {"store_zone": "plant-b"}, "answer of zone plant-b"),
+        (sealed().sealed, {"store_zone": "plant-b"}, "answer of plant-b"),
         (sealed().sealed, {"stream": "facts.audit"}, "page of stream 'facts.audit'"),
         (sealed(stream="facts.audit").sealed, {}, "is of stream 'facts.audit'"),
         (cut(sealed(count=12), 0, 10).sealed, {}, "the peer's store is an old copy"),

@@ -264,7 +264,7 @@ def test_whose_requests_are_taken(store: FactStore) -> None:
     ]
     assert said(judge_of(store), None, unknown, wrong, good) == [False, False, False, True]
     assert said(judge_of(store, rule="off"), None, unknown, wrong) == [True, True, True]
-    other = place._replace(asking_zone="mill")
+    other = place._replace(asking_node="mill")
     assert "not one of mill" in str(judge_of(store).refuses_request(other, request, good, is_writing=True))
 
 
@@ -281,7 +281,7 @@ def test_a_wrong_signature_is_refused_whatever_the_key(store: FactStore) -> None
             assert judge.refuses_request(place, request, wrong, is_writing=False) is not None
     judge = judge_of(store, rule="if_present")
     assert {judge.refuses_request(place, request, proof, is_writing=False) for _ in range(100)} == {None}
-    answers = place._replace(asking_zone="idmz", serving_zone="plant")
+    answers = place._replace(asking_node="idmz", serving_node="plant")
     named = proof._replace(certificate=KEY.key_id)  # in an answer it may be the id of a key that is not trusted here
     assert {judge.refuses_answer(answers, b"an answer", named) for _ in range(100)} == {None}
 
@@ -299,7 +299,7 @@ def test_whose_answers_are_taken(store: FactStore) -> None:
     assert judge.refuses_answer(place, answer, good) is None
     assert "did not sign" in str(judge.refuses_answer(place, answer, None))
     assert "did not sign" in str(judge.refuses_request(asked, b"{}", None, is_writing=True))
-    for other in (place._replace(correlation=b"d" * 16), place._replace(instance="j"), place._replace(asking_zone="x")):
+    for other in (place._replace(correlation=b"d" * 16), place._replace(instance="j"), place._replace(asking_node="x")):
         assert "not that of plant" in str(judge.refuses_answer(other, answer, good))
     assert "not that of plant" in str(judge.refuses_answer(place, b"another", good))
     named = good._replace(certificate=KEY.key_id)  # as it is sent where the request has named the key
@@ -307,7 +307,7 @@ def test_whose_answers_are_taken(store: FactStore) -> None:
     assert "unknown" in str(judge.refuses_answer(place, answer, named._replace(certificate=bytes(8))))
     assert "unknown" in str(judge_of(store).refuses_answer(place, answer, named))
     assert "not that of plant" in str(judge.refuses_request(asked, answer, good, is_writing=True))
-    assert "not one of mill" in str(judge.refuses_answer(place._replace(serving_zone="mill"), answer, good))
+    assert "not one of mill" in str(judge.refuses_answer(place._replace(serving_node="mill"), answer, good))
     assert judge_of(store, rule="off").refuses_answer(place, answer, None) is None
     assert judge_of(store).refuses_answer(place, answer, None) is not None
 
@@ -333,8 +333,8 @@ def test_changing_certificates_are_looked_at_so_often(store: FactStore, monkeypa
     assert list(judge._accepted) == [("plant", PLANT.der)], "false certificates of its key displace it never"
     read.clear()
     assert judge.refuses_answer(place, answer, good) is None
-    other = sign_answer(ZoneSigner(signing_key(MILL), MILL.der), place._replace(serving_zone="mill"), answer)
-    assert judge.refuses_answer(place._replace(serving_zone="mill"), answer, split_answer(other)[1]) is None
+    other = sign_answer(ZoneSigner(signing_key(MILL), MILL.der), place._replace(serving_node="mill"), answer)
+    assert judge.refuses_answer(place._replace(serving_node="mill"), answer, split_answer(other)[1]) is None
 
 
 def test_a_message_is_looked_at_last(store: FactStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,7 +348,7 @@ def test_a_message_is_looked_at_last(store: FactStore, monkeypatch: pytest.Monke
     judge = judge_of(store)
     for bad in (None, good._replace(certificate=bytes(300)), good._replace(certificate=bytes(8))):
         assert judge.refuses_answer(place, answer, bad) is not None
-        assert judge.refuses_request(place._replace(asking_zone="plant"), answer, bad, is_writing=False) is not None
+        assert judge.refuses_request(place._replace(asking_node="plant"), answer, bad, is_writing=False) is not None
     assert judge_of(store, rule="off").refuses_answer(place, answer, good) is None
 
 

@@ -82,7 +82,7 @@ class Put:
 class HandStore:
     """A store that does nothing by itself."""
 
-    zone = "idmz"
+    zone = node = "idmz"
 
     def __init__(self, position: Position | None = None) -> None:
         self.position = position
@@ -135,7 +135,7 @@ class HandStore:
 class HandPeer:
     """The requester's link and the peer behind it: requests are kept until the test answers them."""
 
-    peer_zone = "plant"
+    peer_node = "plant"
 
     def __init__(self) -> None:
         self.requests: list[FetchFacts] = []

@@ -29,7 +29,7 @@ PEERS = (
 class Peer:
     """Answers each request at once with half a second's worth; records when it was asked."""
 
-    peer_zone = "plant"
+    peer_node = "plant"
 
     def __init__(self, clock: "Clock") -> None:
         self.clock = clock

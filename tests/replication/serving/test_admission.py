@@ -16,6 +16,7 @@ from agent.replication.serving.outcomes import Drop, DropReason, Refuse
 from agent.replication.serving.page import (
     ANSWER_OVERHEAD_BYTES,
     BATCH_OVERHEAD_BYTES,
+    HeldThere,
     ReadPlan,
     Selection,
     select_page,
@@ -117,7 +118,7 @@ def test_a_consumer_is_used_by_its_own_zone_alone() -> None:
         (10, 0, 500, 0, None),
         (10, 0, 500, 500, ReadPlan(STREAM, 10, 100, 262_144)),
         (10, 0, 0, 0, ReadPlan(STREAM, 10, 100, 262_144)),
-        (10, admission.PARKED_PER_ZONE_MAX, 500, 0, Refuse("busy", "32 fetches of your zone are waiting already")),
+        (10, admission.PARKED_PER_NODE_MAX, 500, 0, Refuse("busy", "32 of your fetches are waiting already")),
     ],
 )
 def test_when_a_fetch_waits(end_offset: int, parked: int, until_ms: int, now_ms: int, decision: object) -> None:
@@ -140,7 +141,7 @@ def page(
     holes: Sequence[Hole] = (),
 ) -> Selection:
     """The page selected for idmz."""
-    chosen = select_page(plan, Page(batches, 1_000, tuple(holes)), "idmz", packet)
+    chosen = select_page(plan, Page(batches, 1_000, tuple(holes)), HeldThere(frozenset({"idmz"})), packet)
     assert isinstance(chosen, Selection), chosen
     return chosen
 
@@ -183,7 +184,9 @@ def test_a_page_keeps_to_its_limit_in_bytes() -> None:
 
 def test_batch_larger_than_a_packet() -> None:
     """A batch that can never be sent is an error, and is not tried."""
-    refused = select_page(ReadPlan(STREAM, 0, 30, 10_000), Page([batch(1, 10, 5_000)], 10), "idmz", 4_000)
+    refused = select_page(
+        ReadPlan(STREAM, 0, 30, 10_000), Page([batch(1, 10, 5_000)], 10), HeldThere(frozenset({"idmz"})), 4_000
+    )
     assert isinstance(refused, Refuse)
     assert refused.code == "batch_exceeds_packet"
 
@@ -252,7 +255,7 @@ def test_page_after_page_sends_every_fact_once(parts: list[tuple[int, int, str]]
         ]
         plan = ReadPlan(STREAM, position, limit, bytes_max)
         read = Page(left, batches[-1].last_offset, tuple(holes))
-        chosen = select_page(plan, read, "idmz", PACKET)
+        chosen = select_page(plan, read, HeldThere(frozenset({"idmz"})), PACKET)
         assert isinstance(chosen, Selection)
         runs = sorted(
             [(one.first_offset, one.last_offset) for one in (*chosen.pieces, *chosen.holes)] + list(chosen.omitted)

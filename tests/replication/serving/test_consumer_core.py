@@ -40,13 +40,15 @@ from agent.replication.serving.consumer_effects import (
     Steps,
     StreamState,
 )
-from agent.replication.serving.outcomes import Drop, DropReason, Outcome, Refuse, Reply
+from agent.replication.serving.outcomes import Drop, DropReason, Outcome, Refuse, Reply, store_name_of
 from agent.replication.serving.page import ReadPlan
 from agent.replication.serving.reading import PageRead
 from tests.replication.consumers import Registered
 
 STREAM, NAME, LIFE, OTHER = "facts.telemetry", "idmz.facts.telemetry", "a1" * 16, "b2" * 16
-CORE = ConsumerCore(Caller("idmz", "one", b"12345678"), frozenset({STREAM}), "plant-a", LIFE)
+CORE = ConsumerCore(
+    Caller("idmz", "one", b"12345678"), frozenset({STREAM}), store_name_of("plant-a", "plant-a", bytes.fromhex(LIFE))
+)
 PAGE = PageRead([(11, 20, 4)], [b"body" * 8], [], [], 20, 30)
 EMPTY = PageRead([], [], [], [], 30, 30)
 CONFIRMING: Any = object()
@@ -91,7 +93,7 @@ class Shell:
             case GetStreamState():
                 return StreamState(self.log, 0, self.now_ms)
             case RegisterConsumer():
-                self.consumer = Registered(effect.zone, effect.stream, 0)
+                self.consumer = Registered(effect.node, effect.stream, 0)
                 return self.consumer
             case Resolve():
                 return tuple((one, self.log.resolve(one, lambda *_: False)) for one in effect.positions)

@@ -55,7 +55,8 @@ class FencedError(Exception):
 class Store:
     """Records its calls in order; the test resolves every future."""
 
-    zone, life, signer = "plant-a", bytes.fromhex(LIFE), None
+    zone = node = "plant-a"
+    life, signer = bytes.fromhex(LIFE), None
 
     def __init__(self) -> None:
         self.asked: list[tuple[Any, ...]] = []
@@ -322,7 +323,7 @@ async def test_waiting_fetches_are_named_until_none_waits() -> None:
 
         context.call_later = call_later  # type: ignore[method-assign]
         waits, tasks = fetch(after=at(20), wait_ms=60_000), list[asyncio.Task[Outcome]]()
-        again = Caller(ONE.zone, ONE.instance, b"abcdefgh", ONE.answer_to)
+        again = Caller(ONE.node, ONE.instance, b"abcdefgh", ONE.answer_to)
         for caller, name in ((ONE, NAME), (TWO, "idmz.b"), (again, "idmz.c")):
             store.held = Registered("idmz", STREAM, 10, Lease(3, caller.instance))
             asked = msgspec.structs.replace(waits, consumer_name=name)

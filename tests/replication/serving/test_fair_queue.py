@@ -57,7 +57,7 @@ def test_a_zone_that_may_not_begin_delays_no_other() -> None:
     queue.add("evil", "evil 0")
     queue.add("idmz", "idmz 0")
     assert [queue.take(), queue.take()] == ["idmz 0", None]
-    assert queue.zones_waiting() == ["evil"]
+    assert queue.nodes_waiting() == ["evil"]
     allowed.add("evil")
     assert queue.take() == "evil 0"
 
@@ -73,7 +73,7 @@ def test_work_that_is_not_wanted_any_more_is_withdrawn() -> None:
     queue.end("evil")
     queue.add("evil", "c")
     assert queue.withdraw("evil", "c")
-    assert queue.zones_waiting() == []
+    assert queue.nodes_waiting() == []
 
 
 @given(st.lists(st.tuples(st.sampled_from(ZONES), st.booleans()), max_size=60), st.integers(1, 4), st.integers(1, 4))
@@ -88,7 +88,7 @@ def test_no_work_is_lost_and_the_zone_with_least_under_way_goes_first(
     def take_all() -> None:
         while (work := queue.take()) is not None:
             zone = work[0]
-            waiting = [other for other in queue.zones_waiting() if other != zone]
+            waiting = [other for other in queue.nodes_waiting() if other != zone]
             assert all(under_way[other] >= under_way[zone] for other in waiting)
             taken.append(work)
             under_way[zone] += 1

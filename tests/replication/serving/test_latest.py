@@ -131,7 +131,7 @@ async def test_later_pages_are_of_the_search_that_answered_the_first(tmp_path: P
 def empty_context(packet_bytes_max: int = 1_000_000) -> Context:
     """The context of a server with an empty store, without a connection."""
     link: Any = SimpleNamespace(require=lambda: SimpleNamespace(packet_bytes_max=packet_bytes_max))
-    store: Any = SimpleNamespace(zone="plant-a", life=bytes(16), signer=None, end_offset=lambda _: 0)
+    store: Any = SimpleNamespace(zone="plant-a", node="plant-a", life=bytes(16), signer=None, end_offset=lambda _: 0)
     return Context(link, store, {"idmz": frozenset({STREAM})})
 
 

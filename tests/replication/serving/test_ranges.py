@@ -12,7 +12,7 @@ from agent.replication.protocol.errors import MalformedMessage
 from agent.replication.protocol.messages import FetchRange
 from agent.replication.serving.admission import admit_range
 from agent.replication.serving.outcomes import Refuse
-from agent.replication.serving.page import ReadPlan, select_page
+from agent.replication.serving.page import HeldThere, ReadPlan, select_page
 from tests.replication.nodes import STREAM
 from tests.replication.stored import stored
 
@@ -69,7 +69,7 @@ def test_pages_of_a_range_cover_it_exactly(parts: list[tuple[int, str]], data: s
             for one in gone
             if one.last_offset > position and one.first_offset <= last
         ]
-        page = select_page(plan, Page(left, at, tuple(holes)), "idmz", 10_000)
+        page = select_page(plan, Page(left, at, tuple(holes)), HeldThere(frozenset({"idmz"})), 10_000)
         assert not isinstance(page, Refuse)
         runs = [(one.first_offset, one.last_offset) for one in (*page.pieces, *page.holes)] + list(page.omitted)
         for first, end in sorted(runs):

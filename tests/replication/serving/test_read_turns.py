@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from agent.replication.protocol.token_bucket import SAVED_MS_MAX
 from agent.replication.serving.limits import (
     READ_MS_PER_SECOND,
-    READS_OF_ZONE_MAX,
+    READS_OF_NODE_MAX,
     SHARED_MS,
     UNSENT_BYTES_MAX,
 )
@@ -118,11 +118,11 @@ def test_a_zone_that_is_alone_gets_all_that_it_asks_for(reads: list[int]) -> Non
             node.pass_ms()
         return node.took_ms["evil"] - before_ms
 
-    under_way_ms = READS_OF_ZONE_MAX * LONGEST_MS
-    assert taken_until(1000) >= 1000 * READS_OF_ZONE_MAX - under_way_ms
+    under_way_ms = READS_OF_NODE_MAX * LONGEST_MS
+    assert taken_until(1000) >= 1000 * READS_OF_NODE_MAX - under_way_ms
     node.ask(HONEST, 1)
     assert taken_until(1000 + SHARED_MS) <= SHARED_MS // 2
-    assert taken_until(2000 + SHARED_MS) >= 1000 * READS_OF_ZONE_MAX - 2 * under_way_ms
+    assert taken_until(2000 + SHARED_MS) >= 1000 * READS_OF_NODE_MAX - 2 * under_way_ms
 
 
 def test_a_zone_that_is_alone_again_pays_no_debt() -> None:

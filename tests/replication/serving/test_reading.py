@@ -14,7 +14,7 @@ from agent.replication.protocol.definition_fetch import DefinitionFetch
 from agent.replication.protocol.errors import DefinitionsUnavailable
 from agent.replication.protocol.messages import DefinitionRun, DefinitionsAnswer
 from agent.replication.serving.outcomes import Refuse
-from agent.replication.serving.page import ReadPlan
+from agent.replication.serving.page import HeldThere, ReadPlan
 from agent.replication.serving.reading import (
     PageQuery,
     PageRead,
@@ -50,7 +50,7 @@ class Rotten:
 
 def asked(limit: int) -> PageQuery:
     """A page of at most `limit` facts for idmz."""
-    return PageQuery(ReadPlan("facts", 0, limit, 10_000), "idmz", 1_000_000)
+    return PageQuery(ReadPlan("facts", 0, limit, 10_000), HeldThere(frozenset({"idmz"})), 1_000_000)
 
 
 def test_damage_is_named_when_a_batch_must_be_opened() -> None:
@@ -82,7 +82,7 @@ def test_no_more_is_read_than_a_packet_takes() -> None:
     """For a request of eight megabytes, only one packet's worth is read and digested; a smaller limit is kept."""
     store = Measured()
     for bytes_max in (8_000_000, 10_000):
-        query = PageQuery(ReadPlan("facts", 0, 10, bytes_max), "idmz", 1_000_000)
+        query = PageQuery(ReadPlan("facts", 0, 10, bytes_max), HeldThere(frozenset({"idmz"})), 1_000_000)
         for read in (read_page, read_whole):
             read(store, query)  # type: ignore[arg-type]
     assert store.bytes_max == [1_000_000, 1_000_000, 10_000, 10_000]
@@ -188,7 +188,7 @@ def test_a_first_batch_is_whole_wherever_the_range_begins(*, is_by_sequence: boo
     and cannot be stored."""
     store: Any = Repaired()
     store.reader = store
-    query = PageQuery(ReadPlan("facts", 4, 1, 10_000), "idmz", 1_000_000)
+    query = PageQuery(ReadPlan("facts", 4, 1, 10_000), HeldThere(frozenset({"idmz"})), 1_000_000)
     page = read_sequences(store, ORIGIN, query) if is_by_sequence else read_whole(store, query)
     assert isinstance(page, PageRead)
     assert [(first, last) for first, last, _ in page.entries] == [(1, 10)]

@@ -32,7 +32,7 @@ from agent.replication.serving import answer_queue, arrivals
 from agent.replication.serving.limits import (
     CHANGES_PER_SECOND_MAX,
     READS_MAX,
-    READS_OF_ZONE_MAX,
+    READS_OF_NODE_MAX,
     REQUESTS_OPEN_MAX,
     STARTS_MAX,
 )
@@ -134,7 +134,7 @@ async def test_answers_for_a_lost_link_are_given_up(tmp_path: Path) -> None:
         for _ in range(2):
             peer.send(ListStreams())
         await wait_until_async(
-            lambda: len(server._context.answers._waiting.zones_waiting()) and not server._arrivals.open["idmz"],
+            lambda: len(server._context.answers._waiting.nodes_waiting()) and not server._arrivals.open["idmz"],
             "two answers",
         )
         peer.link.connection = None
@@ -186,14 +186,14 @@ async def test_what_takes_time_takes_its_turn(tmp_path: Path, request_of: Callab
         end = context.turns.end
         context.turns.end = lambda zone, *given: (ended.append(zone), end(zone, *given))[1]  # type: ignore[method-assign]
         async with AsyncExitStack() as places:
-            for _ in range(READS_OF_ZONE_MAX):
+            for _ in range(READS_OF_NODE_MAX):
                 await places.enter_async_context(context.reading("idmz"))
             peer.send(request)
             await wait_until_async(lambda: context.turns._queue.waiting("idmz") == 1, "its turn")
             assert len(peer.answers) == count
         await wait_until_async(lambda: len(peer.answers) > count, "its answer")
         assert not isinstance(peer.answers[-1], ErrorAnswer)
-        assert ended == ["idmz"] * (READS_OF_ZONE_MAX + 1)
+        assert ended == ["idmz"] * (READS_OF_NODE_MAX + 1)
 
 
 @pytest.mark.parametrize("is_consumer", [True, False])

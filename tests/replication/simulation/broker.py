@@ -55,6 +55,6 @@ class TakenOverBroker:
         else:
             life, code = chance.choice((answer.life, "ab" * 16)), chance.choice(CODES)
             operation = answer.operation if isinstance(answer, ErrorAnswer) else operation_of(answer)
-            forged = encode_error(place.serving_zone, life, operation, code, "forged")
+            forged = encode_error(place.serving_node, life, operation, code, "forged")
         world.injected["taken_over_broker"] += 1
-        return forged if chance.random() < 0.5 else sign_answer(signer_of(place.asking_zone), place, forged)
+        return forged if chance.random() < 0.5 else sign_answer(signer_of(place.asking_node), place, forged)

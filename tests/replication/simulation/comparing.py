@@ -101,7 +101,7 @@ class PeerRequester:
 
     def __init__(self, pull: Pull) -> None:
         self._pull = pull
-        self.peer_zone = pull.peer.zone
+        self.peer_node = pull.peer.zone
 
     def page_bytes(self, bytes_max: int) -> int:
         return min(bytes_max, PAGE_BYTES_MAX)
@@ -125,7 +125,7 @@ class PeerRequester:
 
         def give_up() -> None:
             if life == node.life and not answered.done():  # the tasks of an earlier life have ended with it
-                answered.set_exception(TransportError(self.peer_zone, "no answer", ""))
+                answered.set_exception(TransportError(self.peer_node, "no answer", ""))
 
         def arrive() -> None:
             if peer.serving is not None:
@@ -136,5 +136,5 @@ class PeerRequester:
         sent = await Waiting(answered)
         found, batches = ArrivedAnswer(sent, place, node.judge.refuses_answer).open()
         if isinstance(found, ErrorAnswer):
-            raise peer_refused(self.peer_zone, found)
+            raise peer_refused(self.peer_node, found)
         return Reply(found, batches, len(sent))

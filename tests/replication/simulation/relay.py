@@ -108,7 +108,7 @@ class TakenOver:
     def spoiled(self, place: MessagePlace, payload: bytes) -> bytes:
         """The answer to a zone's request as the attacker sends it, signed with the relay's key."""
         message, _ = split_answer(payload)
-        found = self._spoiled(place.asking_zone, message)
+        found = self._spoiled(place.asking_node, message)
         return payload if found is message else sign_answer(signer_of(self.node.zone), place, found)
 
     def _spoiled(self, zone: str, payload: bytes) -> bytes:

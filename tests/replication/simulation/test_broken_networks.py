@@ -36,7 +36,7 @@ from agent.replication.serving.consumer_effects import Effect, GetStreamState, P
 from agent.replication.serving.operations import context
 from agent.replication.serving.operations.consumers import Consumers
 from agent.replication.serving.outcomes import Refuse
-from agent.replication.serving.page import Selection, select_page
+from agent.replication.serving.page import HeldThere, Selection, select_page
 from agent.replication.serving.reading import PageQuery, PageRead, read_page
 from agent.signing import messages
 from tests.replication.simulation import node, stepped
@@ -82,7 +82,7 @@ def server_continues_after_what_it_sent(patch: pytest.MonkeyPatch) -> None:
                 effect = replace(effect, after_offset=max(effect.after_offset, sent.get((id(self), zone), 0)))
         result = await carry_out(self, effect)
         if isinstance(effect, ReadPage) and isinstance(result, PageRead):
-            sent[id(self), effect.asking_zone] = result.last_offset
+            sent[id(self), effect.asking_node] = result.last_offset
         return result
 
     def decide(key: tuple[int, str], request: FetchFacts, stream: str, position: int, *rest: int) -> object:
@@ -247,7 +247,7 @@ def proof_counts_for_any_request(patch: pytest.MonkeyPatch) -> None:
 
 def server_echoes(patch: pytest.MonkeyPatch) -> None:
     """A server that sends a zone's own facts back to it."""
-    patch.setattr(reading, "select_page", lambda plan, page, _, *rest: select_page(plan, page, "nobody", *rest))
+    patch.setattr(reading, "select_page", lambda plan, page, _, *rest: select_page(plan, page, HeldThere(), *rest))
 
 
 def store_inserts_duplicates(patch: pytest.MonkeyPatch) -> None:

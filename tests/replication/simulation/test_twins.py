@@ -34,7 +34,7 @@ from agent.replication.pulling.receiving.receiver import Receiver
 from agent.replication.serving import consumer_effects as effects
 from agent.replication.serving.admission import Caller
 from agent.replication.serving.consumer_core import ConsumerCore
-from agent.replication.serving.outcomes import Outcome, Refuse
+from agent.replication.serving.outcomes import Outcome, Refuse, store_name_of
 from agent.replication.serving.reading import PageRead
 from tests.replication.consumers import Registered
 from tests.sim import first_seed, patient, scaled
@@ -146,7 +146,11 @@ class World:
 
     def request_arrives(self, machine: Machine, life: int, instance: str, fetch: Fetch) -> None:
         """The product's core serves it, up to its answer."""
-        core = ConsumerCore(Caller("idmz", instance, b"12345678"), frozenset({STREAM}), PULL.peer_zone, LIFE)
+        core = ConsumerCore(
+            Caller("idmz", instance, b"12345678"),
+            frozenset({STREAM}),
+            store_name_of(PULL.peer_node, PULL.peer_node, bytes.fromhex(LIFE)),
+        )
         steps = core.fetch(fetch_request(fetch, PULL), self.now_ms)
         self._serve(Served(steps, machine, life, fetch.fetch_id), None)
 
@@ -190,7 +194,7 @@ class World:
             case Refuse(code, message):
                 event = FetchFailed(one.fetch_id, code, message, is_retryable=False)
             case (answer, attachment, *_):
-                page, _ = check_page(answer, attachment, PULL.peer_zone, STREAM)
+                page, _ = check_page(answer, attachment, PULL.peer_node, STREAM)
                 event = PageArrived(one.fetch_id, page)
         if not self.loses():
             self.at(self.delay_ms(), lambda: one.machine.life == one.life and one.machine.tell(event))

@@ -23,9 +23,10 @@ _log = logging.getLogger(__name__)
 async def append(context: Context, caller: Caller, request: AppendFact) -> Outcome:
     """The outcome of each message, once `acks` is reached or its time-out has passed."""
     if not _may_append(context, caller, request.stream):
-        return not_allowed(request.stream, caller.zone)
-    is_local = caller.zone == LOCAL_ZONE
-    parsed = parse_append(request, context.store.zone if is_local else caller.zone, is_local=is_local)
+        return not_allowed(request.stream, caller.node)
+    is_local = caller.node == LOCAL_ZONE
+    zones = {context.store.zone} if is_local else context.zones_of(caller.node)
+    parsed = parse_append(request, *sorted(zones), is_local=is_local)
     if isinstance(parsed, Refuse):
         return parsed
     try:
@@ -41,13 +42,13 @@ async def append(context: Context, caller: Caller, request: AppendFact) -> Outco
 async def acquire_lease(context: Context, caller: Caller, request: AcquireLease) -> Outcome:
     """A new lease epoch; or the one in force, if the caller named another one in `lease_after`."""
     if not _may_append(context, caller, request.stream):
-        return not_allowed(request.stream, caller.zone)
+        return not_allowed(request.stream, caller.node)
     try:
-        if caller.zone != LOCAL_ZONE:
-            check_producer(request.producer, caller.zone)
+        if caller.node != LOCAL_ZONE:
+            check_producer(request.producer, *sorted(context.zones_of(caller.node)))
     except MessageError as error:
         return Refuse("bad_request", str(error))
-    context.changed(caller.zone)
+    context.changed(caller.node)
     store, stream, producer = context.store, request.stream, request.producer
     if request.lease_after is None:
         epoch: int | None = await context.wrap(store.appends.acquire_lease(stream, producer))
@@ -56,10 +57,10 @@ async def acquire_lease(context: Context, caller: Caller, request: AcquireLease)
     if epoch is None:
         in_force = store.appends.lease_epoch(stream, producer)
         return Reply(LeaseAnswer(**context.store_name, lease_in_force=in_force), [])
-    fields = {"peer": caller.zone, "stream": request.stream, "producer": request.producer, "lease_epoch": epoch}
+    fields = {"peer": caller.node, "stream": request.stream, "producer": request.producer, "lease_epoch": epoch}
     _log.info("lease_acquired", extra=fields)
     return Reply(LeaseAnswer(**context.store_name, lease_epoch=epoch), [])
 
 
 def _may_append(context: Context, caller: Caller, stream: str) -> bool:
-    return stream in context.appends.get(caller.zone, frozenset())
+    return stream in context.appends.get(caller.node, frozenset())

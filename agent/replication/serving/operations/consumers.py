@@ -30,7 +30,7 @@ from agent.telemetry import Side, Span, Started, Telemetry
 _log = logging.getLogger(__name__)
 
 REPORTED_MS = 600_000
-"""Between two reports that a zone has read another log. Each is a commit, and a peer repeats it with each request."""
+"""Between two reports that a node has read another log. Each is a commit, and a peer repeats it with each request."""
 
 Key = tuple[str, str]
 """Zone and consumer."""
@@ -45,7 +45,7 @@ class Consumers:
         self._bootstraps = BootstrapSpans(context.telemetry)
         self._reported_ms: dict[str, int] = {}
         self._are_heartbeats_due = False
-        self._hastening = set[str]()  # zones that wait for their next commit
+        self._hastening = set[str]()  # nodes that wait for their next commit
 
     def parked(self) -> int:
         """How many fetches wait for facts."""
@@ -78,7 +78,7 @@ class Consumers:
     # --------------------------------------------------------------------------------------------------------- internal
 
     def _core(self, caller: Caller) -> ConsumerCore:
-        return ConsumerCore(caller, self._context.exports[caller.zone], **self._context.store_name)
+        return ConsumerCore(caller, self._context.exports[caller.node], self._context.store_name)
 
     async def _run(self, steps: Steps) -> Outcome:
         """Carry out one effect after another until the core says how the request ends."""
@@ -97,12 +97,14 @@ class Consumers:
         match effect:
             case effects.FindConsumer(name):
                 return store.consumers.get(name)
-            case effects.GetStreamState(stream, zone):
-                return StreamState(store.log(stream), self._waiters.count(zone), context.now_ms())
-            case effects.Resolve(stream, zone, positions):
-                return await context.resolve(zone, stream, positions)
-            case effects.ReadPage(plan, zone, signers):
-                return await context.page(zone, PageQuery(plan, zone, context.packet_bytes_max, signers))
+            case effects.GetStreamState(stream, node):
+                return StreamState(store.log(stream), self._waiters.count(node), context.now_ms())
+            case effects.Resolve(stream, node, positions):
+                return await context.resolve(node, stream, positions)
+            case effects.ReadPage(plan, node, signers):
+                return await context.page(
+                    node, PageQuery(plan, context.held_by(node), context.packet_bytes_max, signers)
+                )
             case effects.NoteServed(name, is_at_end):
                 store.consumers.seen(name, is_at_end=is_at_end)
                 return self._bootstraps.reached_end(name) if is_at_end else None
@@ -110,51 +112,51 @@ class Consumers:
                 return await self._park(effect)
             case effects.StartConfirm():
                 return self._start_confirm(effect)
-            case effects.AwaitConfirm(confirming, zone):
+            case effects.AwaitConfirm(confirming, node):
                 if not confirming.done():
-                    self._hasten(zone)
+                    self._hasten(node)
                 return await confirming
             case effects.CheckConfirm(confirming):
                 return confirming.result() if confirming.done() else None
-            case effects.ReportRestored(zone, why):
-                if self._is_due(zone):
-                    _log.warning("peer_read_more", extra={"peer": zone, "reason": why})
-                    store.peer_reads_more(zone, why)
+            case effects.ReportRestored(node, why):
+                if self._is_due(node):
+                    _log.warning("peer_read_more", extra={"peer": node, "reason": why})
+                    store.peer_reads_more(node, why)
                 return None
             case effects.RegisterConsumer():
                 return await self._register(effect)
-            case effects.Unregister(name, zone, claim):
-                context.changed(zone)
-                was_registered = await context.wrap(store.consumers.unregister(name, zone, claim))
-                self._waiters.supersede((zone, name))
-                _log.info("consumer_unregistered", extra={"consumer": name, "peer": zone})
+            case effects.Unregister(name, node, claim):
+                context.changed(node)
+                was_registered = await context.wrap(store.consumers.unregister(name, node, claim))
+                self._waiters.supersede((node, name))
+                _log.info("consumer_unregistered", extra={"consumer": name, "peer": node})
                 return was_registered
-            case effects.HoldLease(name, zone, claim):
-                context.changed(zone)
+            case effects.HoldLease(name, node, claim):
+                context.changed(node)
                 return await context.wrap(store.consumers.hold_lease(name, claim))
-            case effects.AnnounceLease(name, zone, before, lease):
+            case effects.AnnounceLease(name, node, before, lease):
                 was = {"lease_before": before.epoch, "lease": lease.epoch, "instance": lease.holder}
-                _log.info("lease_taken", extra={"consumer": name, "peer": zone, **was})
-                return self._waiters.supersede((zone, name))  # the parked instance asks again and is fenced
+                _log.info("lease_taken", extra={"consumer": name, "peer": node, **was})
+                return self._waiters.supersede((node, name))  # the parked instance asks again and is fenced
         raise AssertionError(effect)
 
-    def _is_due(self, zone: str) -> bool:
-        """Whether a report about a zone is due: the last one was made long enough ago."""
+    def _is_due(self, node: str) -> bool:
+        """Whether a report about a node is due: the last one was made long enough ago."""
         now_ms = self._context.now_ms()
-        is_due = now_ms - self._reported_ms.get(zone, -REPORTED_MS) >= REPORTED_MS
+        is_due = now_ms - self._reported_ms.get(node, -REPORTED_MS) >= REPORTED_MS
         if is_due:
-            self._reported_ms[zone] = now_ms
+            self._reported_ms[node] = now_ms
         return is_due
 
     async def _register(self, effect: effects.RegisterConsumer) -> Consumer:
-        self._context.changed(effect.zone)
-        zone_max = self._context.limits_of(effect.zone).consumers_max
+        self._context.changed(effect.node)
+        zone_max = self._context.limits_of(effect.node).consumers_max
         registering = self._context.store.consumers.register(
-            effect.name, effect.zone, effect.stream, effect.start, zone_max=zone_max
+            effect.name, effect.node, effect.stream, effect.start, zone_max=zone_max
         )
         consumer = await self._context.wrap(registering)
-        self._bootstraps.began(effect.name, effect.zone, effect.stream)
-        fields = {"consumer": effect.name, "peer": effect.zone, "stream": effect.stream}
+        self._bootstraps.began(effect.name, effect.node, effect.stream)
+        fields = {"consumer": effect.name, "peer": effect.node, "stream": effect.stream}
         _log.info("consumer_registered", extra=fields)
         return consumer
 
@@ -172,31 +174,31 @@ class Consumers:
             )
         )
         span = telemetry.start(
-            Span.CONFIRM, Side.SERVING, consumer=effect.name, peer=effect.zone, offset=confirm.last_offset
+            Span.CONFIRM, Side.SERVING, consumer=effect.name, peer=effect.node, offset=confirm.last_offset
         )
         # The callback also takes the exception of a confirmation that is not awaited, because the page failed before.
         confirming.add_done_callback(partial(_end_confirm_span, telemetry, span))
         return confirming
 
-    def _hasten(self, zone: str) -> None:
-        """Commit the awaited confirmations at once, at a limited rate for each zone; its further confirmations share
+    def _hasten(self, node: str) -> None:
+        """Commit the awaited confirmations at once, at a limited rate for each node; its further confirmations share
         the next commit."""
         context, now_ms = self._context, self._context.now_ms()
-        at_ms = context.pacer.confirm_ready_ms(zone, now_ms)
+        at_ms = context.pacer.confirm_ready_ms(node, now_ms)
         if at_ms <= now_ms:
-            context.pacer.confirms(zone, now_ms)
+            context.pacer.confirms(node, now_ms)
             context.store.consumers.hasten()
-        elif zone not in self._hastening:
-            self._hastening.add(zone)
-            context.call_later((at_ms - now_ms) / 1000, partial(self._hasten_later, zone))
+        elif node not in self._hastening:
+            self._hastening.add(node)
+            context.call_later((at_ms - now_ms) / 1000, partial(self._hasten_later, node))
 
-    def _hasten_later(self, zone: str) -> None:
-        self._hastening.remove(zone)
-        self._hasten(zone)
+    def _hasten_later(self, node: str) -> None:
+        self._hastening.remove(node)
+        self._hasten(node)
 
     async def _park(self, effect: effects.Park) -> Parked:
         context, store, waiters = self._context, self._context.store, self._waiters
-        key, began_ns = (effect.zone, effect.name), context.now_ns()
+        key, began_ns = (effect.node, effect.name), context.now_ns()
         wait_ms = max(0, effect.until_ms - began_ns // 1_000_000)
         store.consumers.seen(effect.name, is_at_end=True, waits_ms=wait_ms)
         ended = context.future()
@@ -220,8 +222,8 @@ class Consumers:
 
     def _send_heartbeats(self) -> None:
         """Name the parked fetches to their requesters: one message to each, however many streams it reads."""
-        for (zone, answer_to), correlations in self._waiters.requesters().items():
-            self._context.send(zone, answer_to, encode_heartbeat(correlations), b"")
+        for (node, answer_to), correlations in self._waiters.requesters().items():
+            self._context.send(node, answer_to, encode_heartbeat(correlations), b"")
         self._are_heartbeats_due = False
         if self._waiters.has_any():
             self._begin_heartbeats()
@@ -236,28 +238,28 @@ class Waiters:
 
     def __init__(self) -> None:
         self._waits: dict[Key, tuple[effects.Park, asyncio.Future[bool]]] = {}
-        self._by_zone: Counter[str] = Counter()
+        self._by_node: Counter[str] = Counter()
 
-    def count(self, zone: str | None = None) -> int:
-        """How many wait, in all or of one zone."""
-        return len(self._waits) if zone is None else self._by_zone[zone]
+    def count(self, node: str | None = None) -> int:
+        """How many wait, in all or of one node."""
+        return len(self._waits) if node is None else self._by_node[node]
 
     def has_any(self) -> bool:
         """Whether any fetch waits. May be called from any thread."""
         return bool(self._waits)
 
     def requesters(self) -> dict[tuple[str, str], list[bytes]]:
-        """The correlations of the parked fetches, by zone and the topic of its answers."""
+        """The correlations of the parked fetches, by node and the topic of its answers."""
         found = dict[tuple[str, str], list[bytes]]()
         for park, _ in self._waits.values():
-            found.setdefault((park.zone, park.answer_to), []).append(park.correlation)
+            found.setdefault((park.node, park.answer_to), []).append(park.correlation)
         return found
 
     def add(self, key: Key, park: effects.Park, ended: asyncio.Future[bool]) -> None:
         """Park a fetch; `ended` is resolved when the wait is over."""
         self.supersede(key)
         self._waits[key] = park, ended
-        self._by_zone[key[0]] += 1
+        self._by_node[key[0]] += 1
 
     def wake(self, ends: Mapping[str, int]) -> None:
         """End the waits for these streams, which have grown."""
@@ -275,7 +277,7 @@ class Waiters:
         """Remove a wait, unless another has replaced it."""
         if key in self._waits and self._waits[key][1] is ended:
             del self._waits[key]
-            self._by_zone[key[0]] -= 1
+            self._by_node[key[0]] -= 1
 
 
 def end_wait(ended: asyncio.Future[bool], *, is_superseded: bool = False) -> None:
@@ -285,7 +287,7 @@ def end_wait(ended: asyncio.Future[bool], *, is_superseded: bool = False) -> Non
 
 
 BOOTSTRAPS_MAX = 1_000
-"""Open at the same time. A zone that keeps registering and removing consumers leaves one open for each."""
+"""Open at the same time. A node that keeps registering and removing consumers leaves one open for each."""
 
 
 class BootstrapSpans:

@@ -1,4 +1,4 @@
-"""The context of all operations of one link: the store, the rights and limits of each zone, the clock, the reader
+"""The context of all operations of one link: the store, the rights and limits of each node, the clock, the reader
 threads. Zones take turns: a read needs a place (`reading`), an answer waits for the connection (`answers`).
 """
 
@@ -19,8 +19,9 @@ from agent.replication.protocol.messages import LogPosition
 from agent.replication.protocol.pacing import Alarm
 from agent.replication.protocol.ports import ServingStore
 from agent.replication.serving.answer_queue import AnswerQueue, Carrier
-from agent.replication.serving.outcomes import Refuse, StoreName
+from agent.replication.serving.outcomes import Refuse, StoreName, store_name_of
 from agent.replication.serving.pacing import Pacer
+from agent.replication.serving.page import HeldThere
 from agent.replication.serving.read_turns import ReadTurns
 from agent.replication.serving.reading import InlineReads, PageQuery, PageRead, read_page
 from agent.settings.peers import PeerLimits
@@ -54,8 +55,8 @@ class Meter:
 
 @dataclass
 class Context:
-    """One link's side of a serving node. `exports`: each peer zone and the streams it may read; `appends`: those it may
-    append to.
+    """One link's side of a serving node. `exports`: each peer node and the streams it may read; `appends`: those it may
+    append to; `zones`: those for which it records, if they are not its name alone.
 
     Everything that operations wait for goes through the methods below, so a simulation can put its own clock and event
     loop here.
@@ -67,10 +68,11 @@ class Context:
     telemetry: Telemetry = field(default_factory=Telemetry)
     appends: Mapping[str, Container[str]] = field(default_factory=dict)
     limits: Mapping[str, PeerLimits] = field(default_factory=dict)
+    zones: Mapping[str, AbstractSet[str]] = field(default_factory=dict)
     readers: Executor | None = None  # while the server runs
     inline_reads: InlineReads = field(default_factory=InlineReads)
     turns: Turns = field(default_factory=Turns)
-    """Shared by all links of a node: each pair of zones may have a broker of its own."""
+    """Shared by all links of a node: each pair of nodes may have a broker of its own."""
 
     def __post_init__(self, link: Carrier) -> None:
         self.pacer = Pacer(self.limits_of)
@@ -78,17 +80,26 @@ class Context:
         self._page_ends: dict[tuple[str, Position], None] = {}  # of the pages read last, with their streams
         self._alarm = Alarm(self.call_later, self._give_places)
 
-    def limits_of(self, zone: str) -> PeerLimits:
-        """The limits of a zone."""
-        return self.limits.get(zone, DEFAULT_LIMITS)
+    def limits_of(self, node: str) -> PeerLimits:
+        """The limits of a node."""
+        return self.limits.get(node, DEFAULT_LIMITS)
+
+    def zones_of(self, node: str) -> AbstractSet[str]:
+        """The zones for which a peer records."""
+        return self.zones.get(node, frozenset({node}))
+
+    def held_by(self, node: str) -> HeldThere:
+        """What a peer needs not be sent: its own facts. Those of our own zone are no other's alone: they go to our
+        partner, which may lack them."""
+        return HeldThere(frozenset(self.zones_of(node) - {self.store.zone}))
 
     @property
     def store_name(self) -> StoreName:
         """The first fields of every answer."""
-        return {"store_zone": self.store.zone, "life": self.store.life.hex()}
+        return store_name_of(self.store.zone, self.store.node, self.store.life)
 
     async def resolve(
-        self, zone: str, stream: str, positions: Sequence[Position]
+        self, node: str, stream: str, positions: Sequence[Position]
     ) -> tuple[tuple[Position, Resolved], ...]:
         """What positions mean in the log of a stream. At its end, and where a page ended that was read last, from
         memory, else in a reader thread."""
@@ -102,21 +113,21 @@ class Context:
         ends = self._page_ends
         for one in positions:
             if one.digest and (stream, one) not in ends and one.offset < self.store.end_offset(stream):
-                return await self.in_thread(zone, resolved)
+                return await self.in_thread(node, resolved)
         return resolved()
 
-    async def refuse_position(self, zone: str, stream: str, position: LogPosition | None) -> Refuse | None:
+    async def refuse_position(self, node: str, stream: str, position: LogPosition | None) -> Refuse | None:
         """The refusal of a position that is not in this log as it is; None if it is."""
         if position is None:
             return None
-        ((named, here),) = await self.resolve(zone, stream, [position.position])
+        ((named, here),) = await self.resolve(node, stream, [position.position])
         if here.how == "exact":
             return None
         return Refuse("life_unknown", f"{stream} up to {named.offset} of life {named.life.hex()} is not in this log")
 
-    def changed(self, zone: str) -> None:
-        """Count a commit without a fact against the request rate of a zone."""
-        self.pacer.changed(zone, self.now_ms())
+    def changed(self, node: str) -> None:
+        """Count a commit without a fact against the request rate of a node."""
+        self.pacer.changed(node, self.now_ms())
 
     @property
     def packet_bytes_max(self) -> int:
@@ -147,14 +158,14 @@ class Context:
         """The processor time of this thread."""
         return time.thread_time_ns()
 
-    async def in_thread(self, zone: str, call: Callable[..., _T], *arguments: object) -> _T:
-        """Run a call that reads the disk for a zone: in a reader thread, when it is the zone's turn."""
-        async with self.reading(zone) as meter:
+    async def in_thread(self, node: str, call: Callable[..., _T], *arguments: object) -> _T:
+        """Run a call that reads the disk for a node: in a reader thread, when it is the node's turn."""
+        async with self.reading(node) as meter:
             return await self.in_executor(meter.run, call, *arguments)
 
-    async def in_turn(self, zone: str, call: Callable[..., _T], *arguments: object) -> _T:
-        """Run a call that takes only processor time for a zone: in the event loop, when it is the zone's turn."""
-        async with self.reading(zone) as meter:
+    async def in_turn(self, node: str, call: Callable[..., _T], *arguments: object) -> _T:
+        """Run a call that takes only processor time for a node: in the event loop, when it is the node's turn."""
+        async with self.reading(node) as meter:
             return meter.run(call, *arguments)
 
     async def in_executor(self, call: Callable[..., _T], *arguments: object) -> _T:
@@ -162,10 +173,10 @@ class Context:
         return await asyncio.get_running_loop().run_in_executor(self.readers, call, *arguments)
 
     @contextlib.asynccontextmanager
-    async def reading(self, zone: str) -> AsyncIterator[Meter]:
-        """Wait for a place to read for a zone. Reads run in the meter, so that their time counts against the zone."""
+    async def reading(self, node: str) -> AsyncIterator[Meter]:
+        """Wait for a place to read for a node. Reads run in the meter, so that their time counts against the node."""
         place, meter = self.future(), Meter(self.cpu_ns)
-        self.turns.ask(zone, place, partial(self._answer_ready_ms, zone), self.now_ms())
+        self.turns.ask(node, place, partial(self._answer_ready_ms, node), self.now_ms())
         self._give_places()
         try:
             if not place.done():
@@ -173,33 +184,33 @@ class Context:
             yield meter
         finally:
             # Also if the request is cancelled just after it got the place.
-            self.turns.end(zone, place, meter.used_ns // 1000, self.now_ms())
+            self.turns.end(node, place, meter.used_ns // 1000, self.now_ms())
             self._give_places()
 
-    def _answer_ready_ms(self, zone: str, now_ms: int) -> int | None:
-        """When more may be read for a zone: its answers are sent, and its byte rate allows more. None: not known."""
-        if self.answers.are_behind(zone):
+    def _answer_ready_ms(self, node: str, now_ms: int) -> int | None:
+        """When more may be read for a node: its answers are sent, and its byte rate allows more. None: not known."""
+        if self.answers.are_behind(node):
             return None  # `answers` gives places when some are sent
-        return self.pacer.answer_ready_ms(zone, now_ms)
+        return self.pacer.answer_ready_ms(node, now_ms)
 
     def _give_places(self) -> None:
-        # One time for turns and alarm: a zone that becomes ready in between would otherwise get no alarm.
+        # One time for turns and alarm: a node that becomes ready in between would otherwise get no alarm.
         now_ms = self.now_ms()
         while (place := self.turns.take(now_ms)) is not None:
             if not place.done():  # else its request is being cancelled, and gives the place back
                 place.set_result(False)
         self._alarm.set(self.turns.due_ms(now_ms), now_ms)
 
-    def send(self, zone: str, topic: str, payload: bytes, correlation: bytes) -> None:
-        """Send an answer when it is the zone's turn."""
-        self.pacer.answered(zone, len(payload), self.now_ms())
-        self.answers.add(zone, topic, payload, correlation)
+    def send(self, node: str, topic: str, payload: bytes, correlation: bytes) -> None:
+        """Send an answer when it is the node's turn."""
+        self.pacer.answered(node, len(payload), self.now_ms())
+        self.answers.add(node, topic, payload, correlation)
 
-    async def page(self, zone: str, asked: PageQuery) -> PageRead | Refuse:
-        """The page that `asked` describes, read for a zone, inline or in a reader thread (`InlineReads`)."""
+    async def page(self, node: str, asked: PageQuery) -> PageRead | Refuse:
+        """The page that `asked` describes, read for a node, inline or in a reader thread (`InlineReads`)."""
         plan = asked.plan
         facts = min(plan.limit, plan.until(self.store.end_offset(plan.stream)) - plan.after_offset)
-        async with self.reading(zone) as meter:
+        async with self.reading(node) as meter:
             began_ns = self.now_ns()
             if self.inline_reads.allows(facts, began_ns):
                 try:

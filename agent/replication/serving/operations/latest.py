@@ -1,7 +1,7 @@
 """GetLatest: the latest values of an exported stream, searched for on request.
 
 One search of a link runs at a time, because a search opens batches; no other operation does. Zones take turns, and a
-zone that has used much search time waits longer. A few requests of a zone may wait; more are refused as busy. The later
+node that has used much search time waits longer. A few requests of a node may wait; more are refused as busy. The later
 pages of a query come from the search that answered the first page, while it is kept.
 """
 
@@ -38,24 +38,24 @@ class Latest:
     async def get_latest(self, caller: Caller, request: GetLatest) -> Outcome:
         """A page of values."""
         context = self._context
-        if request.stream not in context.exports[caller.zone]:
-            return not_exported(request.stream, caller.zone)
-        zone = caller.zone
+        if request.stream not in context.exports[caller.node]:
+            return not_exported(request.stream, caller.node)
+        node = caller.node
         # Requests whose answer waits to be sent count too: each keeps its result, some megabytes.
-        if self._open[zone] > SEARCHES_WAITING_MAX:
-            return Refuse("busy", f"{SEARCHES_WAITING_MAX} searches for latest values of your zone are waiting already")
-        self._open[zone] += 1
+        if self._open[node] > SEARCHES_WAITING_MAX:
+            return Refuse("busy", f"{SEARCHES_WAITING_MAX} of your searches for latest values are waiting already")
+        self._open[node] += 1
         try:
-            return await self._page(zone, request)
+            return await self._page(node, request)
         finally:
-            self._open[zone] -= 1
+            self._open[node] -= 1
 
-    async def _page(self, zone: str, request: GetLatest) -> Outcome:
-        context, searched = self._context, await self._searched(zone, request)
+    async def _page(self, node: str, request: GetLatest) -> Outcome:
+        context, searched = self._context, await self._searched(node, request)
         room = context.packet_bytes_max - HEAD_BYTES
         after = None if request.after is None else request.after.order
         page = searched.found, after, request.limit, min(request.bytes_max, room)
-        values, more = await context.in_thread(zone, page_of, *page)
+        values, more = await context.in_thread(node, page_of, *page)
         answer = LatestAnswer(
             **context.store_name,
             stream=request.stream,
@@ -67,14 +67,14 @@ class Latest:
         )
         return Reply(answer, [])
 
-    async def _searched(self, zone: str, request: GetLatest) -> Search:
+    async def _searched(self, node: str, request: GetLatest) -> Search:
         """The search for a request: a new one for the first page, and for a later page if it is no longer kept."""
         context, query = self._context, LatestQuery.of(request)
-        searched = None if request.after is None else self._kept.get(zone, query, context.now_ms())
+        searched = None if request.after is None else self._kept.get(node, query, context.now_ms())
         if searched is not None:
             return searched
         turn = context.future()
-        self._turns.add(zone, turn)
+        self._turns.add(node, turn)
         self._begin_next()
         try:
             if not turn.done():
@@ -82,17 +82,17 @@ class Latest:
             began_ms, end_offset = context.now_ms(), context.store.end_offset(request.stream)
             asked = request.stream, query.is_about, request.fresh_ms, request.depth_facts
             searched = Search(await context.in_executor(self._look_up, *asked), end_offset, context.now_ms())
-            context.pacer.searched(zone, searched.at_ms - began_ms, searched.at_ms)
+            context.pacer.searched(node, searched.at_ms - began_ms, searched.at_ms)
         finally:
-            if not self._turns.withdraw(zone, turn):
-                self._turns.end(zone)
+            if not self._turns.withdraw(node, turn):
+                self._turns.end(node)
             self._begin_next()
-        self._kept.put(zone, query, searched)
+        self._kept.put(node, query, searched)
         context.call_later(KEPT_MS / 1000, lambda: self._kept.forget(context.now_ms()))
         return searched
 
-    def _may_search(self, zone: str) -> bool:
-        return self._context.pacer.search_ready_ms(zone, self._begins_ms) <= self._begins_ms
+    def _may_search(self, node: str) -> bool:
+        return self._context.pacer.search_ready_ms(node, self._begins_ms) <= self._begins_ms
 
     def _begin_next(self) -> None:
         # One time for turns and alarm, as in `Context._give_places`.
@@ -100,5 +100,5 @@ class Latest:
         while (turn := self._turns.take()) is not None:
             if not turn.done():  # else its request is being cancelled
                 turn.set_result(False)
-        due = [self._context.pacer.search_ready_ms(zone, now_ms) for zone in self._turns.zones_waiting()]
+        due = [self._context.pacer.search_ready_ms(node, now_ms) for node in self._turns.nodes_waiting()]
         self._alarm.set(min((at_ms for at_ms in due if at_ms > now_ms), default=None), now_ms)

@@ -1,6 +1,6 @@
 """GetObject and PutObject: artifacts, chunk by chunk, in the reader threads.
 
-A zone that may read a fact that refers to an artifact may read the artifact; a zone that may append may put one. The
+A node that may read a fact that refers to an artifact may read the artifact; a node that may append may put one. The
 side that receives the last bytes compares the digest: the requester of a read, the store of a write.
 """
 
@@ -18,8 +18,8 @@ from agent.replication.serving.page import ANSWER_OVERHEAD_BYTES
 async def get_object(context: Context, caller: Caller, request: GetObject) -> Outcome:
     """Bytes from an offset on, as many as are asked for and fit the broker's packet."""
     room = context.packet_bytes_max - ANSWER_OVERHEAD_BYTES
-    exports = context.exports[caller.zone]
-    return await context.in_thread(caller.zone, _read, context, request, min(request.bytes_max, room), exports)
+    exports = context.exports[caller.node]
+    return await context.in_thread(caller.node, _read, context, request, min(request.bytes_max, room), exports)
 
 
 def _read(context: Context, request: GetObject, length: int, exports: AbstractSet[str]) -> Outcome:
@@ -33,12 +33,12 @@ def _read(context: Context, request: GetObject, length: int, exports: AbstractSe
 
 async def put_object(context: Context, caller: Caller, request: PutObject) -> Outcome:
     """Store the bytes of the request; returns how many are here."""
-    if not context.appends.get(caller.zone):
+    if not context.appends.get(caller.node):
         return Refuse(
-            "append_not_allowed", f"{caller.zone} may not append here, so none of its facts can refer to artifacts"
+            "append_not_allowed", f"{caller.node} may not append here, so none of its facts can refer to artifacts"
         )
     put = context.store.artifacts.put_chunk
     held = await context.in_thread(
-        caller.zone, put, caller.zone, request.digest, request.size, request.offset, request.data
+        caller.node, put, caller.node, request.digest, request.size, request.offset, request.data
     )
     return Reply(PutAnswer(**context.store_name, received=held.received, is_complete=held.is_complete), [])

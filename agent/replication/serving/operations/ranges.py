@@ -20,21 +20,21 @@ from agent.replication.protocol.messages import (
 from agent.replication.serving.admission import Caller, admit_range, admit_sequences
 from agent.replication.serving.operations.context import Context
 from agent.replication.serving.outcomes import Outcome, Refuse, Reply
-from agent.replication.serving.page import ANSWER_OVERHEAD_BYTES
+from agent.replication.serving.page import ANSWER_OVERHEAD_BYTES, HeldThere
 from agent.replication.serving.reading import PageQuery, read_definitions, read_sequences, read_whole
 
 
 async def fetch_sequences(context: Context, caller: Caller, request: FetchSequences) -> Outcome:
     """The page from `first_sequence` on. Nothing is omitted: a caller that asks for its own facts wants them
     back."""
-    plan = admit_sequences(request, caller.zone, context.exports[caller.zone])
+    plan = admit_sequences(request, caller.node, context.exports[caller.node])
     if isinstance(plan, Refuse):
         return plan
-    if refusal := await context.refuse_position(caller.zone, request.stream, request.position):
+    if refusal := await context.refuse_position(caller.node, request.stream, request.position):
         return refusal
-    asked = PageQuery(plan, "", context.packet_bytes_max, request.signers_known)
+    asked = PageQuery(plan, HeldThere(), context.packet_bytes_max, request.signers_known)
     origin = origin_named(request.origin)
-    read = await context.in_thread(caller.zone, read_sequences, context.store, origin, asked)
+    read = await context.in_thread(caller.node, read_sequences, context.store, origin, asked)
     if isinstance(read, Refuse):
         return read
     answer = SequencesAnswer(
@@ -51,17 +51,17 @@ async def fetch_sequences(context: Context, caller: Caller, request: FetchSequen
 
 async def fetch_range(context: Context, caller: Caller, request: FetchRange) -> Outcome:
     """The page from `first_offset` on."""
-    plan = admit_range(request, caller.zone, context.exports[caller.zone])
+    plan = admit_range(request, caller.node, context.exports[caller.node])
     if isinstance(plan, Refuse):
         return plan
     last = LogPosition(offset=request.last_offset, life=request.life, digest=request.digest)
-    if refusal := await context.refuse_position(caller.zone, request.stream, last):
+    if refusal := await context.refuse_position(caller.node, request.stream, last):
         return refusal
-    asked = PageQuery(plan, caller.zone, context.packet_bytes_max, request.signers_known)
+    asked = PageQuery(plan, context.held_by(caller.node), context.packet_bytes_max, request.signers_known)
     if request.whole_batches:
-        read = await context.in_thread(caller.zone, read_whole, context.store, asked)
+        read = await context.in_thread(caller.node, read_whole, context.store, asked)
     else:
-        read = await context.page(caller.zone, asked)
+        read = await context.page(caller.node, asked)
     if isinstance(read, Refuse):
         return read
     answer = RangeAnswer(
@@ -79,8 +79,8 @@ async def fetch_range(context: Context, caller: Caller, request: FetchRange) -> 
 
 async def get_definitions(context: Context, caller: Caller, request: GetDefinitions) -> Outcome:
     """Tag definitions. Only a batch that the caller has names their digest, so no stream is asked for."""
-    if not context.exports[caller.zone]:
-        return Refuse("stream_not_exported", f"no stream is exported to {caller.zone}")
+    if not context.exports[caller.node]:
+        return Refuse("stream_not_exported", f"no stream is exported to {caller.node}")
     limit = min(request.bytes_max, context.packet_bytes_max - ANSWER_OVERHEAD_BYTES)
-    runs, bodies = await context.in_thread(caller.zone, read_definitions, context.store, request.wanted, limit)
+    runs, bodies = await context.in_thread(caller.node, read_definitions, context.store, request.wanted, limit)
     return Reply(DefinitionsAnswer(**context.store_name, runs=runs), bodies)

@@ -47,7 +47,7 @@ async def get_bounds(context: Context, caller: Caller, request: GetBounds) -> Ou
             first, end = entry.first_offset, entry.end_offset
             resolved = None
             if request.position is not None:
-                ((named, here),) = await context.resolve(caller.zone, entry.name, [request.position.position])
+                ((named, here),) = await context.resolve(caller.node, entry.name, [request.position.position])
                 resolved = None if here.how == "unknown" else LogPosition.of(Position(named.life, here.offset))
             answer = BoundsAnswer(
                 **context.store_name,
@@ -58,14 +58,14 @@ async def get_bounds(context: Context, caller: Caller, request: GetBounds) -> Ou
                 resolved=resolved,
             )
             return Reply(answer, [])
-    return not_exported(request.stream, caller.zone)
+    return not_exported(request.stream, caller.node)
 
 
 def _exported(context: Context, caller: Caller) -> list[StreamEntry]:
     """A stream that is exported but holds nothing yet is listed as empty."""
     bounds = {stream.name: stream for stream in context.store.streams()}
     entries = []
-    for name in sorted(context.exports[caller.zone]):
+    for name in sorted(context.exports[caller.node]):
         stream = bounds.get(name)
         first, end = (stream.first_offset, stream.end_offset) if stream is not None else (1, 0)
         entries.append(StreamEntry(name=name, first_offset=max(first, 1), end_offset=end))
@@ -75,18 +75,18 @@ def _exported(context: Context, caller: Caller) -> list[StreamEntry]:
 async def get_digests(context: Context, caller: Caller, request: GetDigests) -> Outcome:
     """Digests of what is held, or of batches in a range."""
     stream = request.stream
-    if stream not in context.exports[caller.zone]:
-        return not_exported(stream, caller.zone)
-    if refusal := await context.refuse_position(caller.zone, stream, request.position):
+    if stream not in context.exports[caller.node]:
+        return not_exported(stream, caller.node)
+    if refusal := await context.refuse_position(caller.node, stream, request.position):
         return refusal
     if request.origin is None or request.first_sequence is None or request.last_sequence is None:
         if request.zone is None or request.below is None:
-            return Reply(await context.in_turn(caller.zone, _zones, context, stream, request.after_zone or ""), [])
+            return Reply(await context.in_turn(caller.node, _zones, context, stream, request.after_zone or ""), [])
         span = bytes.fromhex(request.below), bytes.fromhex(request.down_to or "")
-        return Reply(await context.in_turn(caller.zone, _lives, context, stream, request.zone, *span), [])
+        return Reply(await context.in_turn(caller.node, _lives, context, stream, request.zone, *span), [])
     targets = spread(request.first_sequence, request.last_sequence, request.ends_max)
     origin = origin_named(request.origin)
-    found = await context.in_thread(caller.zone, context.store.reader.batch_ends, stream, origin, targets)
+    found = await context.in_thread(caller.node, context.store.reader.batch_ends, stream, origin, targets)
     ends = [(one.last_sequence, one.digest.hex()) for one in found if one.last_sequence <= request.last_sequence]
     end = context.store.log(stream).end
     named = DigestsAnswer(
