@@ -76,6 +76,15 @@ def test_the_store_of_another_zone(bsfg: Bsfg, tmp_path: Path) -> None:
     assert (refused.returncode, "is the store of zone 'plant-b'" in refused.stderr) == (1, True)
 
 
+def test_the_store_of_another_node_of_the_zone(bsfg: Bsfg, tmp_path: Path) -> None:
+    """Is refused by the name that node.toml gives."""
+    (tmp_path / "node.toml").write_text(NODE)
+    (tmp_path / "state").mkdir()
+    FactStore.open(tmp_path / "state" / "facts.db", "plant-a", node="plant-a-2").close()
+    (found,) = problems(bsfg)
+    assert "is the store of node 'plant-a-2' of zone 'plant-a', this node is 'plant-a'; correct the name" in found
+
+
 def test_a_file_that_is_no_store(bsfg: Bsfg, tmp_path: Path) -> None:
     """A damaged file is no problem, because the node sets it aside; the note says so."""
     (tmp_path / "node.toml").write_text(NODE)

@@ -35,6 +35,7 @@ from agent.ingest import TagMapError, load_tag_maps
 from agent.ingest.opcua.security.file_check import FileFinding as Finding
 from agent.ingest.opcua.security.file_check import check_source_files
 from agent.replication.pki import WARN_DAYS, check_identity, describe, load_certificates
+from agent.settings.node import IdentitySettings
 from agent.settings.store import StoreSettings
 from agent.signing.certificates import Signer, describe_signer
 from agent.signing.errors import SigningError
@@ -120,7 +121,7 @@ def check_state(sections: Sections) -> Iterator[Finding]:
         yield from _check_room(existing, sections)
         if (file := sections.node.store_file).exists():
             yield from _check_modes(folder)  # before reading, which makes files of the store's mode
-            yield from _check_store(file, sections.node.zone)
+            yield from _check_store(file, sections.node)
 
 
 def _check_room(folder: Path, sections: Sections) -> Iterator[Finding]:
@@ -133,16 +134,13 @@ def _check_room(folder: Path, sections: Sections) -> Iterator[Finding]:
         yield Finding(f"{text}; free disk space, or set it lower", is_problem=True)
 
 
-def _check_store(file: Path, zone: str) -> Iterator[Finding]:
+def _check_store(file: Path, node: IdentitySettings) -> Iterator[Finding]:
     if not os.access(file, os.R_OK | os.W_OK):
         yield Finding(f"{file}: this user may not write it; run as the node's user", is_problem=True)
         return
     try:
         with closing(StoreReader(file)) as reader:
-            if reader.zone != zone:
-                why = f"is the store of zone {reader.zone!r}, this node is {zone!r}"
-                hint = "correct the zone in node.toml, or name another state_dir"
-                yield Finding(f"{file}: {why}; {hint}", is_problem=True)
+            reader.check_names(node.zone, node.name)
     except (StoreForeign, StoreTooNew) as error:
         yield Finding(f"{error.why}; {error.hint}" if error.hint else error.why, is_problem=True)
     except StoreDamaged as error:

@@ -41,7 +41,9 @@ from agent.fact_store.sqlite import (
     QUERIES,
     Connect,
     StoredLives,
+    StoreNames,
     check_known,
+    check_names,
     connect,
     connect_reader,
     file_bytes,
@@ -110,6 +112,10 @@ class StoreReader:
                     )
                 self.zone, self.node = identity(connection, path)
             on_error.pop_all()
+
+    def check_names(self, zone: str, node: str) -> None:
+        """Raise StoreForeign unless this is the store of a node of a zone."""
+        check_names(StoreNames(self.zone, self.node), StoreNames(zone, node), self.path)
 
     def read(
         self,
