@@ -7,15 +7,20 @@ A new tag map waits here (`offer_map`) until the source takes it over (`take_ove
 that records, after everything that was read under the old map. Tags that stay keep their number and sampling state. A
 value held back by a rule that ends is recorded. A tag that is removed is recorded once as out of service: otherwise its
 last value would look current forever.
+
+Where two gateways of a zone read the same source, one stands by (`Standby`): its source is connected and warm, and
+delivers nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from itertools import compress
 from typing import Any
 
 from agent.columns import SampleColumns
+from agent.concurrency import timeout
 from agent.ingest import quality as status
 from agent.ingest.clock import mark_doubted
 from agent.ingest.completeness import Stored
@@ -27,12 +32,59 @@ from agent.ingest.tags.tag_map import Tag
 from agent.message import Sample
 
 
+class Standby:
+    """The standby of one source. Where one gateway records alone, it is over before the first life. Once it is over, it
+    does not come back: a source that is to stop recording is stopped in order and made anew.
+
+    `on_warm` is called while the source waits, `on_begin` once, before anything is recorded."""
+
+    def __init__(self, on_warm: Callable[[], None], on_begin: Callable[[], Awaitable[None]]) -> None:
+        self._on_warm, self._on_begin = on_warm, on_begin
+        self._begun = asyncio.Event()
+        self.is_over = False
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether recording has begun, even if the source does not record yet."""
+        return self._begun.is_set()
+
+    def begin(self) -> None:
+        """Recording begins."""
+        self._begun.set()
+
+    async def wait(self, seconds: float) -> None:
+        """Called by a source that is warm, again and again until `is_over`: returns after this time at the latest, so
+        that the source can look after its connection."""
+        if not self.has_begun:
+            self._on_warm()
+        try:
+            async with timeout(seconds):
+                await self._begun.wait()
+        except TimeoutError:
+            return
+        await self.end()
+
+    async def end(self) -> None:
+        """Recording has begun: the source records from now on."""
+        if not self.is_over:
+            await self._on_begin()
+            self.is_over = True
+
+
 class Delivery:
     """Passes the samples of one source to the store."""
 
-    def __init__(self, source: str, tags: Sequence[Tag], numbers: Sequence[int], recorder: Recorder) -> None:
+    def __init__(
+        self,
+        source: str,
+        tags: Sequence[Tag],
+        numbers: Sequence[int],
+        recorder: Recorder,
+        standby: Standby | None = None,
+    ) -> None:
         self.source = source
         self.recorder = recorder
+        self._standby = standby
         self.sampler = Sampler()
         self.tags: dict[int, Tag] = {}
         self.points: dict[int, Any] = {}
@@ -58,6 +110,17 @@ class Delivery:
             self.sampler.seed(number, sample, good_ns)
 
     @property
+    def is_standby(self) -> bool:
+        """Whether another gateway records. The source then keeps its connection, and delivers and declares nothing."""
+        return self._standby is not None and not self._standby.is_over
+
+    async def stand_by(self, seconds: float) -> None:
+        """The source is connected and warm: wait until recording begins, at most for this time."""
+        assert self._standby is not None, "it stands by"
+        self.turns_total += 1
+        await self._standby.wait(seconds)
+
+    @property
     def has_pending_map(self) -> bool:
         """Whether a new tag map is waiting."""
         return self._wanted is not None
@@ -72,6 +135,9 @@ class Delivery:
         wanted, self._wanted = self._wanted, None
         if wanted is None:
             return False
+        if self.is_standby:  # the other gateway records what ends
+            self._assign(wanted)
+            return True
         subjects = {tag.definition.subject: number for number, tag in wanted.items()}
         ended = {n: subjects.get(self.tags[n].definition.subject) for n in self.points if n not in wanted}
         gone = [number for number, later in ended.items() if later is None]

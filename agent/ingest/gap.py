@@ -21,9 +21,10 @@ SERVER_QUEUE_OVERFLOW = "server_queue_overflow"  # the OPC UA server discarded v
 NOT_DELIVERED = "not_delivered"  # the server ended a subscription, or what it sent did not arrive or cannot be read
 ITEM_GONE = "item_gone"  # a tag had no item that publishes: refused, dead or changed, or its node did not exist
 AGENT_STOPPED = "agent_stopped"  # values since the end of the previous process of this node
+LEADER_CHANGED = "leader_changed"  # values since another gateway of the zone was last known to record
 SOURCE_LOST = "source_lost"  # values since the last sign of life of a lost source
 CLOCK_SET_BACK = "clock_set_back"  # a gap, in the times that the server's clock shows twice because it was set back
-OUTAGE_REASONS = frozenset({AGENT_STOPPED, SOURCE_LOST})
+OUTAGE_REASONS = frozenset({AGENT_STOPPED, LEADER_CHANGED, SOURCE_LOST})
 GAP_INTERVAL_S = 10.0  # gaps are merged for this long before they become a fact
 EVENTS_PART = "events"  # what is complete by itself (`completeness`), beside the values of a source
 FILL_PREDICATE = "history_backfilled"  # the values of some outages were read from the source's own records
@@ -66,7 +67,7 @@ class TagGap:
     tags: tuple[int, ...]
 
 
-_APART = frozenset({SOURCE_LOST, CLOCK_SET_BACK, ITEM_GONE})  # one gap would cover the time between
+_APART = frozenset({LEADER_CHANGED, SOURCE_LOST, CLOCK_SET_BACK, ITEM_GONE})  # one gap would cover the time between
 OUTAGES_OPEN_MAX = 100  # beyond it outages are merged too: a source may flap while the store refuses for days
 
 

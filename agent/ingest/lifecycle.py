@@ -2,6 +2,8 @@
 
     idle --start--> connecting --up--> connected --down--> waiting --start--> connecting
                     connecting --down--> waiting
+                    connecting --warm--> standby --up--> connected
+                                         standby --down--> waiting
     any of them --stop--> stopped
 
 Core. A transition that is not in the table raises AssertionError, because it is a bug of the supervisor.
@@ -24,6 +26,7 @@ class State(Enum):
 
     IDLE = "idle"
     CONNECTING = "connecting"
+    STANDBY = "standby"  # connected and warm; another gateway of the zone records
     CONNECTED = "connected"
     WAITING = "waiting"
     STOPPED = "stopped"
@@ -33,6 +36,7 @@ class Event(Enum):
     """What happens to a source."""
 
     START = "start"
+    WARM = "warm"
     UP = "up"
     DOWN = "down"
     STOP = "stop"
@@ -42,10 +46,14 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.IDLE, Event.START): State.CONNECTING,
     (State.CONNECTING, Event.UP): State.CONNECTED,
     (State.CONNECTING, Event.DOWN): State.WAITING,
+    (State.CONNECTING, Event.WARM): State.STANDBY,
+    (State.STANDBY, Event.UP): State.CONNECTED,
+    (State.STANDBY, Event.DOWN): State.WAITING,
     (State.CONNECTED, Event.DOWN): State.WAITING,
     (State.WAITING, Event.START): State.CONNECTING,
     (State.IDLE, Event.STOP): State.STOPPED,
     (State.CONNECTING, Event.STOP): State.STOPPED,
+    (State.STANDBY, Event.STOP): State.STOPPED,
     (State.CONNECTED, Event.STOP): State.STOPPED,
     (State.WAITING, Event.STOP): State.STOPPED,
 }

@@ -214,8 +214,7 @@ class Recorder:
         """Store up to when a part is complete before its first fact, if nothing is stored of it: a process that is
         killed in its first seconds leaves a gap, too."""
         if part not in self._complete.parts:
-            await self._retry_while_refused(lambda: self._store.set_completeness(self.source, {part: known}))
-            self._complete.parts[part] = known
+            await self._store_complete({part: known})
 
     async def note_complete(self, parts: Mapping[str, Stored]) -> None:
         """Store up to when the parts of the source are complete, as soon as everything that was handed in until now is
@@ -229,11 +228,21 @@ class Recorder:
                 self._complete.store(changed, self._store.set_completeness(self.source, changed))
 
     async def end(self) -> None:
-        """Wait until everything handed in is committed, and up to when the source is complete by what was noted
+        """Wait until everything handed in is committed. Then store up to when the source is complete by what was noted
         last."""
         await self.drain()
         if changed := self._complete.last():
-            await self._retry_while_refused(lambda: self._store.set_completeness(self.source, changed))
+            await self._store_complete(changed)
+
+    async def _store_complete(self, changed: dict[str, Stored | None]) -> None:
+        """Returns when the store has taken it. It is committed with the next fact at the latest, and within a second,
+        which is too long to wait for."""
+        while True:
+            try:
+                return self._complete.store(changed, self._store.set_completeness(self.source, changed))
+            except self._refusals:
+                self.refused_total += 1
+                await asyncio.sleep(REFUSED_WAIT_S)
 
     async def append_fact(self, message: Message) -> None:
         """Append an operational fact. Returns when it is committed. Waits while the store refuses."""

@@ -153,6 +153,7 @@ class Sampler:
         self._states: dict[int, _State] = {}  # for a tag in `_current`, only the rule is valid
         self._current = _Current()
         self._timed: list[int] = []
+        self._queued_until_ns = 0  # what arrives by then may have waited in a queue of the source
         self._lags_ns: dict[int, int] = {}  # of tags whose last change had a time far behind the source's clock
         self.counts = SamplingCounts()
 
@@ -182,6 +183,11 @@ class Sampler:
         state.is_seeded = True
         state.seen = newest._replace(source_time_ns=good_ns) if is_lost else newest
         state.value, state.quality, state.recorded_ns = newest.value, newest.quality, newest.source_time_ns
+
+    def skip_recorded(self, until_ns: int) -> None:
+        """What arrives up to this time of the source may have waited there while another gateway recorded: skip what is
+        not newer than what it recorded. Later, an older value says that the clock was set back."""
+        self._queued_until_ns = until_ns
 
     def rule(self, tag: int) -> SamplingRule:
         """The rule of a tag."""
@@ -380,6 +386,9 @@ class Sampler:
 
     def _judge(self, state: _State, sample: Sample, now_ns: int, returned_ns: int) -> Sample | None:
         """The sample to record for this one, or None."""
+        if state.is_seeded and now_ns < self._queued_until_ns and _is_older(sample, state.seen):
+            self.counts.duplicates += 1
+            return None
         seen, state.seen = state.seen, sample
         was_live = state.condition == _LIVE and not state.is_seeded
         if not was_live:
@@ -439,6 +448,10 @@ def _is_ahead(state: _State, sample: Sample, now_ns: int) -> bool:
     """Whether the last fact of a tag has a time that has not come, unlike this sample of it: the clock that gave it was
     set back since."""
     return state.recorded_ns > now_ns + LAG_NS_MIN >= sample.source_time_ns
+
+
+def _is_older(sample: Sample, seen: Sample | None) -> bool:
+    return seen is not None and sample.source_time_ns <= seen.source_time_ns
 
 
 def _is_repeated(sample: Sample, seen: Sample) -> bool:

@@ -30,9 +30,9 @@ from agent.file_watch import PATIENT, WatchTimes
 from agent.ingest import quality
 from agent.ingest.clock import Span
 from agent.ingest.completeness import Moment, Stored
-from agent.ingest.delivery import Delivery
+from agent.ingest.delivery import Delivery, Standby
 from agent.ingest.errors import NoHistory, NotConnected, Problem, SourceBusy, UnknownSource
-from agent.ingest.gap import AGENT_STOPPED, CLOCK_SET_BACK, EVENTS_PART, SOURCE_LOST
+from agent.ingest.gap import AGENT_STOPPED, CLOCK_SET_BACK, EVENTS_PART, LEADER_CHANGED, SOURCE_LOST
 from agent.ingest.lifecycle import (
     Backoff,
     Event,
@@ -107,7 +107,7 @@ class SourceStatistics:
 
     @property
     def connected(self) -> bool:
-        return self.state is State.CONNECTED
+        return self.state in (State.CONNECTED, State.STANDBY)
 
 
 def source_maker(
@@ -145,6 +145,13 @@ def source_maker(
     return make
 
 
+def _undelivered_ns(settings: SourceSettings) -> int:
+    """How old a value may be that a gateway which ends has not received."""
+    if isinstance(settings, ModbusSourceSettings) or settings.mode == "poll":
+        return 0
+    return (settings.sampling_interval_ms + 2 * settings.publishing_interval_ms) * 1_000_000
+
+
 class SourceSupervisor:
     """Runs one source: starts it, waits for its end, and starts it again."""
 
@@ -166,6 +173,8 @@ class SourceSupervisor:
         self._stop = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
         self._outage: Outage | None = None  # from a loss to the first value after it
+        self._standby = Standby(self._became_warm, self._continue)
+        self._led_ns: int | None = None  # until when another gateway recorded, on our clock
         self._retry = asyncio.Event()
         self._connects_total = self._errors_total = 0
         self._last_error = ""
@@ -210,7 +219,7 @@ class SourceSupervisor:
         self._become(Event.STOP)
         try:
             async with timeout(DRAIN_S):
-                if self._source is not None:
+                if self._source is not None and self._standby.is_over:
                     await self._source.finish()
                     if not was_away and self._end_outage():
                         await self._source.finish()  # it is complete up to a later time now
@@ -230,6 +239,19 @@ class SourceSupervisor:
         self._tags = tags
         self._has_tags.set()
         self._offered.set()
+
+    def begin_recording(self, since_ns: int | None) -> None:
+        """Record from now on; another gateway was last known to record at `since_ns`."""
+        if not self._standby.has_begun:
+            self._led_ns = since_ns
+            self._standby.begin()
+            self._failures.forget()
+            self._retry.set()
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether it records, or will as soon as it can."""
+        return self._standby.has_begun
 
     def note_file_problems(self, problems: Sequence[Problem]) -> None:
         """Note the problems of the tag file on disk; an empty sequence clears them."""
@@ -271,6 +293,8 @@ class SourceSupervisor:
         events = self._source.events if self._source is not None else None
         ahead_ns = self._source.clock.ahead_ns if self._source is not None else None
         tally = self._delivery.sampler.tally() if self._delivery is not None else Tally(0, len(self._tags.tags))
+        if self._state is State.STANDBY:
+            tally = Tally(0, 0)  # none is expected to have a value here
         return SourceStatistics(
             name=self.settings.name,
             kind=self.kind,
@@ -348,6 +372,8 @@ class SourceSupervisor:
             self._source = await self._prepare()
         assert self._delivery is not None, "made with the source"
         self._delivery.expect_value(self._got_value)
+        if self._standby.has_begun:
+            await self._standby.end()
         await self._source.run(self._came_up)
 
     async def _prepare(self) -> Source:
@@ -358,27 +384,43 @@ class SourceSupervisor:
             numbers = await self._recorder.define([tag.definition for tag in tags])
             if offered is self._tags:  # otherwise a new map was offered meanwhile
                 break
-        self._delivery = Delivery(self.settings.name, tags, numbers, self._recorder)
-        stored: Mapping[str, Stored] = {}
-        if self._stored is not None:
-            stored = await self._resume(self._delivery, self._stored)
-        source = self._source_from(self._delivery)
-        source.continue_from(stored)
-        return source
+        self._delivery = Delivery(self.settings.name, tags, numbers, self._recorder, self._standby)
+        return self._source_from(self._delivery)
 
-    async def _resume(self, delivery: Delivery, stored: StoredFacts) -> Mapping[str, Stored]:
-        """Continue where an earlier process of this node ended. The time since then is an outage. Returns up to when
-        the parts of the source are complete."""
-        parts = await asyncio.to_thread(stored.completeness, self.settings.name)
-        self._recorder.continue_from({part: known for part, known in parts.items() if part != EVENTS_PART})
-        for stream, numbers in delivery.numbers_by_stream().items():
-            newest = await asyncio.to_thread(stored.newest_samples, stream, numbers)
-            delivery.seed(newest)
-            self._recorder.note_stored(max((one.good_ns for one in newest.values()), default=0))
+    async def _continue(self) -> None:
+        """Before anything is recorded: continue where an earlier process of this node ended, or another gateway, if
+        that recorded later. The time since then is an outage."""
+        source, delivery, parts = self._source, self._delivery, dict[str, Stored]()
+        assert source is not None, "made in its first life"
+        assert delivery is not None, "made with the source"
+        if self._stored is not None:
+            parts |= await asyncio.to_thread(self._stored.completeness, self.settings.name)
+            for stream, numbers in delivery.numbers_by_stream().items():
+                newest = await asyncio.to_thread(self._stored.newest_samples, stream, numbers)
+                delivery.seed(newest)
+                self._recorder.note_stored(max((one.good_ns for one in newest.values()), default=0))
+        own, reason = {part: known for part, known in parts.items() if part != EVENTS_PART}, AGENT_STOPPED
+        led = self._led(source, parts.get(""))
+        if led is not None:
+            parts, reason = {"": led}, LEADER_CHANGED
+            own.pop("", None)  # so that `led` replaces it in the store
+        self._recorder.continue_from(own)
+        if led is not None:
+            await self._recorder.begin_complete("", led)
+        source.continue_from(parts, reason)
+        self._outage, delivery.has_outage = None, "" in parts
         if "" in parts:
-            self._outage = Outage(Moment(parts[""].complete_ns), AGENT_STOPPED)
-            delivery.has_outage = True
-        return parts
+            self._outage = Outage(Moment(parts[""].complete_ns, source.clock.set_back_ns), reason)
+
+    def _led(self, source: Source, own: Stored | None) -> Stored | None:
+        """Until when another gateway recorded, on the clock of the source; None if this one recorded later."""
+        if self._led_ns is None:
+            return None
+        ahead_ns = source.clock.ahead_ns
+        if ahead_ns is None and own is not None:
+            ahead_ns = own.ahead_ns
+        led = Stored(self._led_ns - _undelivered_ns(self.settings) + (ahead_ns or 0), ahead_ns)
+        return led if own is None or own.complete_ns < led.complete_ns else None
 
     async def _number_offers(self) -> None:
         """Number new tag maps at the store and offer them to the source."""
@@ -401,7 +443,7 @@ class SourceSupervisor:
         """Deliver the remaining samples of a life. Then record that no tag has a value since the source was
         complete."""
         source, delivery = self._source, self._delivery
-        if source is None or delivery is None:
+        if source is None or delivery is None or delivery.is_standby:
             return
         await source.finish()
         delivery.has_outage = True
@@ -413,11 +455,21 @@ class SourceSupervisor:
         self._recorder.hand_in_gaps(at_once=True)
         await self._recorder.settle()
 
-    def _came_up(self) -> None:
-        self._become(Event.UP)
+    def _became_warm(self) -> None:
+        """Called again and again while the source stands by."""
+        if self._state is State.STANDBY:
+            return
+        self._become(Event.WARM)
         self._connects_total += 1
+        self._failures.note_value(time.monotonic())
+        self._outage = None
+        log.info("source stands by", extra={"action": "source_stands_by", "source": self.settings.name})
+
+    def _came_up(self) -> None:
+        self._connects_total += self._state is not State.STANDBY
+        self._become(Event.UP)
         assert self._source is not None, "it came up"
-        if self._outage is None or self._outage.reason == AGENT_STOPPED:
+        if self._outage is None or self._outage.reason != SOURCE_LOST:
             log.info("source connected", extra={"action": "source_connected", "source": self.settings.name})
         if self._outage is None:
             self._source.take_missed()  # there was nothing before
@@ -485,16 +537,22 @@ class Ingest:
         problems: Mapping[str, Sequence[Problem]] = MappingProxyType({}),
         keep_files: KeepFiles = lambda _: None,
         doubted: Callable[[], Sequence[Span]] = tuple,
+        *,
+        is_recording: bool = True,
     ) -> None:
         """`problems` are those of the tag files that are not in force; the map of such a source is an earlier one, or
         empty. `keep_files` is called in a thread with the tag files that come into force. `doubted` gives the times of
-        this node's clock that are not believed."""
+        this node's clock that are not believed. `is_recording`: otherwise the sources stand by until
+        `begin_recording`."""
         self._recorder_of = partial(
             Recorder, zone=zone, store=store, refusals=refusals, operational_stream=operational_stream, doubted=doubted
         )
         self._stored, self._watch_times = stored, watch_times
         self._find_removed, self._keep_files = find_removed, keep_files
-        self._by_name = {s.name: self._supervisor(s, tag_maps[s.name]) for s in sources}
+        self._is_recording = is_recording
+        self._led_ns: int | None = None  # until when another gateway recorded
+        self._by_name = dict[str, SourceSupervisor]()
+        self._by_name |= {s.name: self._supervisor(s, tag_maps[s.name]) for s in sources}
         for name, found in problems.items():
             self._by_name[name].note_file_problems(found)
         self._notes = [note for found in tag_maps.values() for note in found.notes]
@@ -502,6 +560,7 @@ class Ingest:
         self._group: TaskGroup | None = None
         self._background: list[asyncio.Task[None]] = []
         self._background_over = asyncio.Event()
+        self._changing = asyncio.Lock()  # held while sources are replaced
 
     async def run(self) -> None:
         """Supervise all sources until `stop`. Returns when everything they delivered is committed."""
@@ -525,19 +584,52 @@ class Ingest:
         """Read these sources from now on. A source with unchanged settings continues undisturbed. Any other stops,
         delivers what it holds, and restarts if it is among `sources`. Call this while `run` runs."""
         assert self._group is not None, "sources are changed while they run"
-        kept = {s.name for s in sources if s.name in self._by_name and self._by_name[s.name].settings == s}
-        ending = [one.stop() for name, one in self._by_name.items() if name not in kept]
-        if ending:
-            await asyncio.wait(ending)
-        before = self._by_name
-        self._by_name = {
-            s.name: before[s.name] if s.name in kept else self._supervisor(s, tag_maps[s.name]) for s in sources
-        }
-        for name, supervisor in self._by_name.items():
-            if name not in kept:
-                supervisor.start(self._group)
-        self._end_background()
-        self._run_background(self._group)
+        async with self._changing:
+            kept = {s.name for s in sources if s.name in self._by_name and self._by_name[s.name].settings == s}
+            ending = [one.stop() for name, one in self._by_name.items() if name not in kept]
+            if ending:
+                await asyncio.wait(ending)
+            before = self._by_name
+            self._by_name = {
+                s.name: before[s.name] if s.name in kept else self._supervisor(s, tag_maps[s.name]) for s in sources
+            }
+            for name, supervisor in self._by_name.items():
+                if name not in kept:
+                    supervisor.start(self._group)
+            self._end_background()
+            self._run_background(self._group)
+
+    def begin_recording(self, since_ns: int | None) -> None:
+        """Record from now on. `since_ns`: when another gateway of the zone was last known to record, on our clock; each
+        source declares a gap from then on, or from where this node was complete if that is later. None: none did."""
+        if self._is_recording:
+            return
+        self._is_recording, self._led_ns = True, since_ns
+        for supervisor in self._by_name.values():
+            supervisor.begin_recording(since_ns)
+        if self._group is not None:
+            self._record_removed(self._group)
+
+    async def end_recording(self) -> None:
+        """Stop recording, and stand by. Returns when everything that arrived is committed. Nothing is recorded as bad
+        or missing, because another gateway goes on."""
+        self._is_recording = False
+        async with self._changing:
+            ending = [one for one in self._by_name.values() if one.is_recording]
+            if self._group is not None and ending:
+                await asyncio.wait([one.stop() for one in ending])
+            if self._stop.is_set():
+                return
+            for before in ending:  # recording may have begun again meanwhile
+                name = before.settings.name
+                after = self._by_name[name] = self._supervisor(before.settings, before.tags)
+                after.note_file_problems(before.file_problems)
+                if self._group is not None:
+                    after.start(self._group)
+
+    def fitness(self) -> int:
+        """How many sources are connected, or warm where they stand by."""
+        return sum(one.connected for one in self.statistics())
 
     def _run_background(self, group: TaskGroup) -> None:
         """Watch the tag files of the sources, and record once the tags that are in none of them any more."""
@@ -558,6 +650,12 @@ class Ingest:
             )
             watching = group.create_permanent(watch.run(), name="tag files", until=self._background_over)
             self._background.append(watching)
+        if self._is_recording:
+            self._record_removed(group)
+
+    def _record_removed(self, group: TaskGroup) -> None:
+        """Record once the tags that are in none of the tag files any more."""
+        maps = self.tag_maps()
         # The tags of a source without a map are not known to be removed.
         if self._find_removed is not None and all(found.tags for found in maps.values()):
             subjects = frozenset(tag.definition.subject for found in maps.values() for tag in found.tags)
@@ -578,7 +676,10 @@ class Ingest:
 
     def _supervisor(self, settings: SourceSettings, tags: TagMap) -> SourceSupervisor:
         recorder = self._recorder_of(settings.name)
-        return SourceSupervisor(settings, tags, recorder, self._stored, lambda: self._endpoints)
+        found = SourceSupervisor(settings, tags, recorder, self._stored, lambda: self._endpoints)
+        if self._is_recording:
+            found.begin_recording(self._led_ns if settings.name in self._by_name else None)
+        return found
 
     def _offer(self, source: str, tags: TagMap) -> None:
         self._by_name[source].offer(tags)

@@ -80,10 +80,11 @@ async def ingesting(
     times: WatchTimes = PATIENT,
     stored: StoredFacts | None = None,
     find_removed: FindRemoved | None = None,
+    is_recording: bool = True,
 ) -> AsyncIterator[Running]:
     """Ingest of these sources into a fake store for the length of a block; stopped in order at its end."""
     kept = store or FakeStore()
-    more = {"watch_times": times, "stored": stored, "find_removed": find_removed}
+    more = {"watch_times": times, "stored": stored, "find_removed": find_removed, "is_recording": is_recording}
     ingest = Ingest("plant-a", sources, load_tag_maps(sources), kept, (Busy,), **more)  # type: ignore[arg-type]
     async with TaskGroup() as group:
         group.create_task(ingest.run(), name="ingest")

@@ -116,3 +116,22 @@ def test_nothing_is_confirmed_for_an_earlier_process() -> None:
     one = sampler(SamplingRule(max_interval_ns=S))
     one.seed(TAG, Sample(TAG, 10 * S, 1.5), 10 * S)
     assert one.due(100 * S) == []
+
+
+@pytest.mark.parametrize("in_columns", [True, False])
+def test_what_a_queue_of_the_source_holds_is_recorded_once(*, in_columns: bool) -> None:
+    """Another gateway recorded until 9 s, and the queue of the source goes back to 7 s: only what is newer is recorded,
+    in its order. Later, and of a tag that nobody recorded, an older value is one of a clock that was set back."""
+    for now_s, known in ((20, True), (31, True), (20, False)):
+        one = sampler()
+        if known:
+            one.seed(TAG, Sample(TAG, 9 * S, 9), 9 * S)
+        one.skip_recorded(30 * S)
+        queued = [Sample(TAG, at_s * S, at_s) for at_s in (7, 8, 9, 10, 11)]
+        if in_columns:
+            found = list(one.select_columns(SampleColumns.of(queued), now_s * S).rows())
+        else:
+            found = one.select(queued, now_s * S)
+        is_skipped = known and now_s < 30
+        assert found == (queued[3:] if is_skipped else queued)
+        assert one.select([Sample(TAG, 8 * S, 1)], now_s * S) == [Sample(TAG, 8 * S, 1)]

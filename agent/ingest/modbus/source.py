@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -26,6 +27,7 @@ from agent.ingest.completeness import Moment, Stored
 from agent.ingest.delivery import Delivery
 from agent.ingest.errors import SourceLost
 from agent.ingest.gap import POLLS_MISSED, STORE_REFUSED
+from agent.ingest.lifecycle import Backoff
 from agent.ingest.modbus.address import Register
 from agent.ingest.modbus.counters import CounterTracker, fall_message
 from agent.ingest.modbus.explore.device import read_tags_over
@@ -45,6 +47,10 @@ FIRST_POLL_NS = 10 * 10**9  # time for the first poll of a life, search included
 MISSES_MAX = 2  # polls in a row without an answer, until a unit counts as silent
 HOLD_PART = 20  # a silent unit that holds the line is asked at most in this part of the time
 UNITS_ASKED_AGAIN = 3  # before all count as silent: each costs a time-out
+STANDBY_TICK_S = 1.0  # between two looks at a line that nothing is asked over
+STANDBY_LINE_S = (
+    60.0  # until it is opened anew: an idle connection does not show that the device or a firewall forgot it
+)
 SEARCH_PART = 0.8  # part of the time up to the next slot that the search may take, so that the next poll begins in time
 
 
@@ -83,7 +89,7 @@ class ModbusSource:
         for unit in self._units:
             unit.suspect_parked()
 
-    def continue_from(self, stored: Mapping[str, Stored]) -> None:
+    def continue_from(self, stored: Mapping[str, Stored], reason: str) -> None:
         """Does nothing, because a device has no clock and keeps nothing for us."""
 
     def take_missed(self) -> bool:
@@ -101,7 +107,10 @@ class ModbusSource:
         self._missing_logged.clear()
         self._is_missing_logged = self._takes_one_line = False
         settings = self._settings
+        if settings.connections_max == 1:  # it is for the gateway that records
+            await self._stand_by(None)
         async with self._line as line:
+            await self._stand_by(line)
             await self._delivery.recorder.begin_complete("", Stored(self.clock.now_ns()))
             # Before the grid begins there is time for the search: most refusals are found here.
             await self._poll_all(line, self._intervals(), time.monotonic_ns() + FIRST_POLL_NS)
@@ -117,6 +126,21 @@ class ModbusSource:
                 grid = PollGrid(self._intervals(), time.monotonic_ns())
                 group.create_permanent(self._poll(line, grid), name=f"{settings.name} poll")
                 group.create_permanent(self._probe(line), name=f"{settings.name} probe")
+
+    async def _stand_by(self, line: Line | None) -> None:
+        """Keep the line open while another gateway records. A connection that the device ends is opened again after
+        pauses that double."""
+        backoff, ends = Backoff(self._settings.reconnect_delay_ms, self._settings.reconnect_delay_max_ms), 0
+        while self._delivery.is_standby:
+            self.alive_s = time.monotonic()
+            await self._take_over_map()
+            is_ended = line is not None and not line.is_open
+            ends += is_ended
+            await self._delivery.stand_by(
+                backoff.wait_ms(ends, random.random()) / 1000 if is_ended else STANDBY_TICK_S  # noqa: S311 jitter
+            )
+            if line is not None and self._delivery.is_standby:  # otherwise the poll opens it
+                await line.keep_open(STANDBY_LINE_S)
 
     async def finish(self) -> None:
         """Deliver what was read."""

@@ -32,6 +32,7 @@ from agent.settings.sources import OpcuaSourceSettings
 
 MS = 1_000_000  # nanoseconds
 _UNREADABLE = {quality.BAD_ENCODING_LIMITS_EXCEEDED, quality.BAD_DECODING_ERROR}
+STANDBY_READ_S = 5.0  # between two readings of the clock, which show that the server is there
 MISSED_MIN = 2  # missed polls in a row that become a gap; a single one is only counted
 
 
@@ -59,7 +60,7 @@ class OpcuaPollSource:
         self.complete: Moment | None = None
         self.polls_missed_total = self.polls_late_total = 0
 
-    def continue_from(self, stored: Mapping[str, Stored]) -> None:
+    def continue_from(self, stored: Mapping[str, Stored], _: str) -> None:
         """Compare the server's clock with what an earlier process saw."""
         if "" in stored:
             self.clock.continue_from(stored[""])
@@ -93,11 +94,9 @@ class OpcuaPollSource:
                     session.library.ending, self._key = Ending.KEEP, session.key
 
     async def _live(self, session: Session, group: TaskGroup, on_up: Callable[[], None]) -> None:
-        if self.backfill is not None:
-            group.create_permanent(self.backfill.run(session), name=f"{self._settings.name} backfill")
         limits = await session.limits()
         self._size = min(self._settings.items_per_call_max, limits.nodes_per_read or self._size)
-        group.create_permanent(self._poll(session, on_up), name=f"{self._settings.name} poll")
+        group.create_permanent(self._poll(session, group, on_up), name=f"{self._settings.name} poll")
         raise await session.lost
 
     async def _take_over_map(self) -> None:
@@ -105,8 +104,15 @@ class OpcuaPollSource:
             self._bad = {tag: status for tag, status in self._bad.items() if tag in self._delivery.points}
             await self._delivery.recorder.settle()
 
-    async def _poll(self, session: Session, on_up: Callable[[], None]) -> None:
-        """Keep the grid."""
+    async def _poll(self, session: Session, group: TaskGroup, on_up: Callable[[], None]) -> None:
+        """Keep the grid, and the session while another gateway records."""
+        while self._delivery.is_standby:
+            await self._take_over_map()
+            await self._read_clock(session)
+            self.alive_s = time.monotonic()
+            await self._delivery.stand_by(STANDBY_READ_S)
+        if self.backfill is not None:
+            group.create_permanent(self.backfill.run(session), name=f"{self._settings.name} backfill")
         interval_s = self._settings.poll_interval_ms / 1000
         start_s, slot = time.monotonic(), 0
         is_up = False

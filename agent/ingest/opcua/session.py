@@ -174,6 +174,7 @@ class Session:
         self.lost: asyncio.Future[SourceLost] = asyncio.get_running_loop().create_future()
         self._ignores_ranges: bool | None = None  # not asked yet
         self.start: object = None  # not read yet, or not given
+        self.is_publishing = True  # whether subscriptions that are created publish
 
     @property
     def key(self) -> SessionKey:
@@ -258,7 +259,7 @@ class Session:
             RequestedLifetimeCount=max(3 * keep_alive, LIFETIME_MS_MIN // interval_ms),
             RequestedMaxKeepAliveCount=keep_alive,
             MaxNotificationsPerPublish=NOTIFICATIONS_PER_PUBLISH_MAX,
-            PublishingEnabled=True,
+            PublishingEnabled=self.is_publishing,
         )
         self.library.creating += 1
         try:
@@ -279,6 +280,14 @@ class Session:
         asked_ms = keep_alive * interval_ms
         slower = publishing_ms_of(result.RevisedMaxKeepAliveCount * publishing_ms, asked_ms) / asked_ms
         return OpenedSubscription(result.SubscriptionId, publishing_ms, max(1.0, slower))
+
+    async def enable_publishing(self, numbers: Sequence[int]) -> None:
+        """Let these subscriptions publish (OPC 10000-4, 5.14.4). Raises SourceLost."""
+        self.is_publishing = True
+        asked = ua.SetPublishingModeParameters(PublishingEnabled=True, SubscriptionIds=list(numbers))
+        statuses = await self._call(self.library.set_publishing_mode(asked))
+        if bad := next((one for one in statuses if not one.is_good()), None):
+            raise SourceLost(f"{self._settings.url} does not enable publishing: {bad.name}")
 
     async def server_start(self) -> object:
         """The server's StartTime; None if it gives none. Read once in a session."""

@@ -59,6 +59,7 @@ TICK_S = 0.25  # interval for what depends on time alone: values held back, hear
 UNREADABLE_EVERY_S = 60.0  # between two log lines about malformed values
 LEVEL_INTERVAL_S = 10.0  # between two readings of the server's ServiceLevel
 STOP_READ_S = 1.0  # for the server's clock, at a stop
+QUEUED_NS = 10 * 10**9  # until the queues of the server have arrived, when it begins to publish
 SEEK_S = 5.0  # for the first notification of a subscription: some publishing intervals
 FIRST_VALUE_S = 5.0  # a source counts as connected with its first value, or after this time
 _NO_VALUE_YET = quality.GONE | {quality.BAD_WAITING_FOR_INITIAL_DATA}  # the node of a created item may not exist
@@ -71,12 +72,13 @@ _ENDINGS = {
 
 class Buffered(NamedTuple):
     """A publication of a subscription. Everything that the server had up to `since` was delivered before it. `back`:
-    tags whose new item has published."""
+    tags whose new item has published. `is_backlog`: it was queued while another gateway recorded."""
 
     subscription_id: int
     publication: Publication
     since: Moment
     back: AbstractSet[int] = frozenset()
+    is_backlog: bool = False
 
 
 class Kept(NamedTuple):
@@ -143,8 +145,10 @@ class OpcuaSource:
         """Try the parked nodes now."""
         self._subscriptions.retry()
 
-    def continue_from(self, stored: Mapping[str, Stored]) -> None:
-        """Continue after an earlier process that was complete up to these times, by part."""
+    def continue_from(self, stored: Mapping[str, Stored], reason: str) -> None:
+        """Continue after an earlier process that was complete up to these times, by part. `reason`: why there was none
+        since."""
+        self._subscriptions.absences.keep((), {})
         if (values := stored.get("")) is not None:
             self.clock.continue_from(values)
         numbers = {tag.definition.subject: number for number, tag in self._delivery.tags.items()}
@@ -152,7 +156,7 @@ class OpcuaSource:
             if part in numbers:
                 self._subscriptions.absences.begin([numbers[part]], Moment(one.complete_ns))
         if self.events is not None:
-            self.events.continue_from(stored)
+            self.events.continue_from(stored, reason)
 
     # --- lives -------------------------------------------------------------------------------------------------------
 
@@ -166,7 +170,7 @@ class OpcuaSource:
         self._is_proven = False
         try:
             async with open_session(replace(self._settings, url=self._servers.url), key=key) as session:
-                self._is_away = False
+                self._is_away, session.is_publishing = False, not self._delivery.is_standby
                 try:
                     await self._begin(session)
                     await self._live(session, on_up)
@@ -204,7 +208,8 @@ class OpcuaSource:
             self._step = next_step(self._step, Outcome.RESTARTED)
         limits = await session.limits()
         now = await self.clock.read(session)  # subscriptions created from now on date losses by it
-        await self._delivery.recorder.begin_complete("", self.clock.stored(now))
+        if not self._delivery.is_standby:
+            await self._delivery.recorder.begin_complete("", self.clock.stored(now))
         if self._step is Step.TRANSFER and not await self._transfer(session):
             self._step = next_step(self._step, Outcome.REFUSED)
         if self._step is Step.REBUILD:
@@ -234,7 +239,8 @@ class OpcuaSource:
 
     def _end(self, session: Session) -> None:
         """Note what the next life can begin with, and what becomes of this session."""
-        if session.url != self._servers.url:  # another server is read from now on
+        # Another server is read from now on, or nothing of this session was recorded.
+        if session.url != self._servers.url or self._delivery.is_standby:
             self._step, self._kept = Step.REBUILD, None
             return
         # If the connection broke, something may have been left at the server.
@@ -265,11 +271,14 @@ class OpcuaSource:
         their own, which end with the life."""
         assert self._publisher is not None, "made in _begin"
         async with TaskGroup() as group:
+            if self._delivery.is_standby:
+                await self._stand_by(session)
             if self.events is not None:
                 await self.events.begin(session, self._publisher, group, is_kept=self._step is not Step.REBUILD)
             if session.is_reactivated and self._kept is not None and self._kept.has_unknown:
                 await self._publisher.seek(SEEK_S)  # each shows itself by its first notification, and is deleted
-            await self._subscriptions.republish()
+            if self._step is not Step.REBUILD:
+                await self._subscriptions.republish()
             await self._subscriptions.maintain()
             await self.clock.read(session)
             await self._wait_for_value()
@@ -285,6 +294,19 @@ class OpcuaSource:
                 self._subscriptions.check_life(is_held_back=self._buffer.full())
                 await self._declare_losses(session)
                 await self._subscriptions.maintain()
+
+    async def _stand_by(self, session: Session) -> None:
+        """Build the subscriptions with publishing disabled, and keep them while another gateway records. Each sends
+        keep-alives (OPC 10000-4, 5.14.1.1), and its items queue what is newest at the server."""
+        while self._delivery.is_standby:
+            if not self._subscriptions.is_settled:
+                raise SourceLost(f"{session.url} ended a subscription")
+            await self._subscriptions.maintain()
+            await self._delivery.stand_by(TICK_S)
+            self._subscriptions.check_life(is_held_back=False)
+        await self._delivery.recorder.begin_complete("", self.clock.stored(await self.clock.read(session)))
+        self._delivery.sampler.skip_recorded(self.clock.now_ns() + QUEUED_NS)
+        await self._subscriptions.begin_publishing()
 
     async def _watch_level(self, session: Session) -> None:
         """Read the server's ServiceLevel now and then, and go to a better server if it is low."""
@@ -356,7 +378,7 @@ class OpcuaSource:
                 await session.delete_subscription(header.subscription_id)
             return
         arrived = self._note_publication(header, publication)
-        if publication.changes or publication.values_lost or one.is_resumed:
+        if (publication.changes or publication.values_lost or one.is_resumed) and not self._delivery.is_standby:
             await self._buffer.put(arrived)
 
     def _note_publication(self, header: Header, publication: Publication) -> Buffered:
@@ -365,7 +387,8 @@ class OpcuaSource:
         if one is None:
             return Buffered(header.subscription_id, publication, Moment(0))
         back = self._subscriptions.absences.among(set(publication.changes.handles))
-        arrived = Buffered(header.subscription_id, publication, one.since, back)
+        arrived = Buffered(header.subscription_id, publication, one.since, back, one.has_backlog)
+        one.has_backlog &= header.more or not header.has_data
         values, clock, clock_moved, seen = len(publication.changes), None, False, one.liveness.seen
         if HEARTBEAT_HANDLE in publication.changes.handles:
             for change in publication.changes:
@@ -378,7 +401,7 @@ class OpcuaSource:
             time.monotonic(),
             self.clock.sent(header.publish_time_ns, seen),
             clock,
-            is_proof=values > 0 or clock_moved,
+            is_proof=values > 0 or clock_moved or self._delivery.is_standby,
             more=header.more or (self._publisher is not None and self._publisher.is_early(header)),
         )
         status = publication.status_change
@@ -421,8 +444,9 @@ class OpcuaSource:
                 await self._deliver(arrived)
             if time.monotonic() >= due_s:
                 await self._take_over_map()
-                await self._deliver_due()
-                await self._note_complete()
+                if not self._delivery.is_standby:
+                    await self._deliver_due()
+                    await self._note_complete()
                 due_s = time.monotonic() + TICK_S
 
     async def _take_over_map(self) -> None:
@@ -499,8 +523,9 @@ class OpcuaSource:
             self._subscriptions.note_gone(one, arrived.since, marked)
 
     def _lose(self, reason: str, arrived: Buffered, tags: Iterable[int]) -> None:
-        """Values of these tags that the server had before this publication may be lost."""
-        if tags := list(tags):
+        """Values of these tags that the server had before this publication may be lost; what a backlog lost was for
+        the other gateway to record."""
+        if (tags := list(tags)) and not arrived.is_backlog:
             self._losses.add(reason, arrived.since, tags, self.clock.now())
 
     def _full(self, one: Subscription, changes: Changes) -> list[int]:

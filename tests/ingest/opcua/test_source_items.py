@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from agent.ingest.completeness import Moment, Stored
-from agent.ingest.gap import ITEM_GONE
+from agent.ingest.gap import AGENT_STOPPED, ITEM_GONE
 from agent.ingest.opcua import source as source_module
 from agent.ingest.opcua.address import TagPoint
 from agent.ingest.opcua.decode import Change
@@ -98,7 +98,7 @@ async def test_a_tag_without_an_item_at_the_end_of_a_process(monkeypatch: pytest
     """Its gap begins where the store says that it was complete."""
     source, _ = await made(FakeStore())
     gaps = gaps_of(source)
-    source.continue_from({"": Stored(50 * S), "tag:a/1": Stored(10 * S), "tag:a/9": Stored(5 * S)})
+    source.continue_from({"": Stored(50 * S), "tag:a/1": Stored(10 * S), "tag:a/9": Stored(5 * S)}, AGENT_STOPPED)
     session = FakeSession()
     async with living(monkeypatch, source, session):
         await wait_until_async(lambda: session.asked, "items")

@@ -36,6 +36,7 @@ class Connection(ModbusProtocol):
     def __init__(self, params: CommParams, receive: Receive) -> None:
         super().__init__(params, is_server=False)
         self.max_buffer_size = CHUNK_BYTES_MAX
+        self._opened_s = self.loop.time()
         self.answers_total = 0
         self.answered_s = 0.0  # when the last answer came
         self.ended_s = 0.0  # when the device ended it
@@ -43,6 +44,11 @@ class Connection(ModbusProtocol):
         self._receive = receive
         self._opened = self.loop.create_future()
         self._answer: asyncio.Future[Frame | None] | None = None
+
+    @property
+    def age_s(self) -> float:
+        """How long ago it was opened."""
+        return self.loop.time() - self._opened_s
 
     async def open(self) -> None:
         """Connect. Raises OSError and termios.error with the reason, which `connect` of the transport only logs."""

@@ -115,7 +115,21 @@ class Line:
                 if self._endpoint.users <= 1:
                     self._endpoint.close()
 
+    async def keep_open(self, age_s_max: float) -> None:
+        """Nothing is asked for a while: open the connection again if it has ended, or is older than this. A serial port
+        stays open."""
+        async with self._endpoint.turn:
+            opened = self._endpoint.connection
+            if opened is not None and not self._is_serial and opened.age_s > age_s_max:
+                self._endpoint.close()
+            await self._ready()
+
     # --- what is known of the device ----------------------------------------------------------------------------------
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the connection stands, as far as is known."""
+        return self._endpoint.connection is not None and self._endpoint.connection.is_open
 
     @property
     def is_shared(self) -> bool:

@@ -24,7 +24,6 @@ from agent.ingest import quality
 from agent.ingest.completeness import Moment, Stored
 from agent.ingest.errors import SourceLost
 from agent.ingest.gap import (
-    AGENT_STOPPED,
     CLOCK_SET_BACK,
     EVENTS_PART,
     NOT_DELIVERED,
@@ -128,12 +127,13 @@ class EventCollector:
         self._plan = ItemPlan(self._nodes, 1, self._settings.parked_retry_ms * MS)
         self._conditions.abandon()
 
-    def continue_from(self, stored: Mapping[str, Stored]) -> None:
-        """No process of this node ran since its events were complete; if that is not known, since its values were."""
+    def continue_from(self, stored: Mapping[str, Stored], reason: str) -> None:
+        """For this reason, nothing was recorded since its events were complete; if that is not known, since its values
+        were."""
         self._recorder.continue_from({EVENTS_PART: stored[EVENTS_PART]} if EVENTS_PART in stored else {})
         known = stored.get(EVENTS_PART, stored.get(""))
         if known is not None:
-            self._missing = Moment(known.complete_ns), AGENT_STOPPED
+            self._missing = Moment(known.complete_ns, self.clock.set_back_ns), reason
 
     @property
     def kept_ids(self) -> list[int]:

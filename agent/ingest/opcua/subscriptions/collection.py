@@ -106,6 +106,18 @@ class Subscriptions:
             if one.unqueued:
                 self._losses.add(NOT_DELIVERED, one.since, one.unqueued, self._clock.now())
 
+    async def begin_publishing(self) -> None:
+        """Recording begins with the subscriptions as they stand. What was absent or refused meanwhile is so from now
+        on. Items that exist end what an earlier process found absent."""
+        self._complete_before, self._unseen = None, set()
+        parked = set(self._groups.unplaced).union(*(one.plan.parked for one in self._all))
+        self._refused = {tag: status for tag, status in self._refused.items() if tag in parked}
+        self.absences.begin(parked, self._clock.now())
+        for one in self._all:
+            self.absences.request(one.plan.live)
+            one.begin_publishing()
+        await self.session.enable_publishing(self.kept_ids)
+
     @property
     def kept_ids(self) -> list[int]:
         """The numbers of the subscriptions that the next session may take over."""

@@ -94,6 +94,7 @@ class Subscription:
         self._slowest_ms = 0.0  # the slower of publishing and of sampling the clock
         self._slower = 1.0  # revised time between keep-alives divided by the requested one
         self.opened = Moment(0)  # on the server's clock as known
+        self.has_backlog = False  # its queues filled at the server while it did not publish, and have not all arrived
         self.clock_least_ns: int | None = None  # lower bound of the next reading of the clock, unless it is set back
 
     async def open(self) -> None:
@@ -102,6 +103,15 @@ class Subscription:
         self.liveness = Liveness(time.monotonic())  # creating it may have been tried before
         self.liveness.open(self.opened)
         self.id, self.publishing_ms, self._slower = await self._session.create_subscription()
+
+    def begin_publishing(self) -> None:
+        """It publishes from now on. What it showed before said nothing about its values."""
+        before, self.liveness = self.liveness, Liveness(time.monotonic())
+        self.liveness.has_clock, self.liveness.sampling_ns = before.has_clock, before.sampling_ns
+        self.opened = self._now()
+        self.liveness.open(self.opened)
+        self.created_ns = self.opened.time_ns
+        self.has_backlog = True
 
     def resume(self, session: Session) -> None:
         """Continue in this session. The server has a few publishing intervals for a sign of life."""

@@ -3,6 +3,7 @@
 import pytest
 
 from agent.ingest.completeness import Stored
+from agent.ingest.gap import AGENT_STOPPED
 from tests.ingest.opcua.events.collecting import BAD_TIMEOUT, LAST_LIFE, Collecting, collecting_again, of
 from tests.ingest.opcua.events.events import S, condition, event
 from tests.waiting import wait_until_async
@@ -54,7 +55,7 @@ async def test_a_second_loss_does_not_hide_the_first() -> None:
 async def test_events_are_missing_while_no_process_ran(stored: dict[str, Stored]) -> None:
     """Since they were complete, or since the values were where that is not known. Then they are complete again."""
     run = Collecting()
-    run.collector.continue_from(stored)
+    run.collector.continue_from(stored, AGENT_STOPPED)
     async with run.collecting():
         await run.server.publish(of(event(message="x")))
         await wait_until_async(run.said, "the event")

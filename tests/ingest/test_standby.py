@@ -1,0 +1,326 @@
+"""One of two gateways of a zone stands by: its sources are warm and record nothing, until it begins to record."""
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from agent.columns import SampleColumns
+from agent.ingest.completeness import Stored
+from agent.ingest.errors import SourceLost
+from agent.ingest.lifecycle import Newest, State
+from agent.ingest.modbus import source as modbus_source
+from agent.ingest.modbus.source import ModbusSource
+from agent.ingest.ports import StoredFacts
+from agent.ingest.quality import BAD_COMMUNICATION_ERROR
+from agent.ingest.tags.file import load_tag_maps
+from agent.message import Message, Sample
+from agent.settings.sources import SourceSettings
+from tests.ingest.fakes import FakeStore, Program, running
+from tests.ingest.lives import TAG, gaps, reasons
+from tests.ingest.modbus.field import field_device
+from tests.ingest.plant import Running, ingesting, modbus, opcua
+from tests.waiting import wait_until_async
+
+S = 1_000_000_000
+TURNS = {"subscribe": 20, "poll": 2, "modbus": 3}  # some seconds, more than `liveness_timeout_ms`
+KINDS = pytest.mark.parametrize("kind", TURNS)
+
+
+def source_of(kind: str, plc: Program, meter: Program, folder: Path) -> SourceSettings:
+    """A quick source of this kind."""
+    return modbus(meter.port, folder) if kind == "modbus" else opcua(plc.port, folder, mode=kind, poll_interval_ms=100)
+
+
+async def stands_by(run: Running, turns: int = 1) -> None:
+    """Until the source has stood by for so many turns."""
+    (source,) = run.ingest.statistics()
+    await run.wait_state(source.name, State.STANDBY)
+    until = run.source(source.name).turns_total + turns
+    await wait_until_async(lambda: run.source(source.name).turns_total >= until, "turns in standby")
+
+
+def has_all_values(store: FakeStore) -> bool:
+    """Whether every tag has a good value."""
+    return len({one.tag for _, one in store.samples if one.quality == 0}) == len(store.definitions)
+
+
+@pytest.mark.system
+@KINDS
+async def test_a_standby_records_nothing_and_begins_at_once(
+    plc: Program, meter: Program, tmp_path: Path, kind: str
+) -> None:
+    """While it stands by, the source is connected and the store stays empty. Then every tag has a value, over the
+    connection that was warm. At its end, what had arrived is committed and nothing is bad or missing. When it begins
+    again, one gap says since when another gateway did not record."""
+    store = FakeStore()
+    async with ingesting(source_of(kind, plc, meter, tmp_path), store=store, is_recording=False) as run:
+        (source,) = run.ingest.statistics()
+        await stands_by(run, TURNS[kind])
+        assert (store.samples, store.messages, store.complete) == ([], {}, {})
+        assert (run.ingest.fitness(), run.source(source.name).tags_silent) == (1, 0)
+        run.ingest.begin_recording(None)
+        await wait_until_async(lambda: has_all_values(store), "a value of each tag")
+        await run.wait_state(source.name, State.CONNECTED)
+        assert (run.source(source.name).connects_total, run.source(source.name).errors_total) == (1, 0)
+        await run.ingest.end_recording()
+        count = len(store.samples)
+        await stands_by(run, 2)
+        assert len(store.samples) == count
+        assert {one.quality for _, one in store.samples} == {0}
+        assert store.messages == {}
+        run.ingest.begin_recording(time.time_ns() - S)
+        await wait_until_async(lambda: len(store.samples) > count and store.messages, "values, and the gap")
+    assert reasons(store) == ["leader_changed"]
+
+
+@pytest.mark.system
+@KINDS
+async def test_a_source_lost_in_standby_is_shown_and_not_recorded(
+    plc: Program, meter: Program, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits with a reason, and stands by again when its server is back."""
+    monkeypatch.setattr(modbus_source, "STANDBY_LINE_S", 0.1)
+    program, module = (meter, "modbus_server") if kind == "modbus" else (plc, "opcua_server")
+    store = FakeStore()
+    async with ingesting(source_of(kind, plc, meter, tmp_path), store=store, is_recording=False) as run:
+        (source,) = run.ingest.statistics()
+        await stands_by(run)
+        program.kill()
+        await run.wait_state(source.name, State.WAITING)
+        assert run.source(source.name).last_error
+        assert run.ingest.fitness() == 0
+        with running(module, port=program.port):
+            await stands_by(run)
+            assert (store.samples, store.messages, store.complete) == ([], {}, {})
+
+
+@pytest.mark.parametrize("connections_max", [1, 2])
+async def test_an_idle_line_is_kept_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, connections_max: int
+) -> None:
+    """A device that ends idle connections is connected again and again, which is no loss. One that accepts a single
+    connection has it for the gateway that records. Either way, polls begin at once."""
+    monkeypatch.setattr(modbus_source, "STANDBY_TICK_S", 0.02)
+    opened = list[float]()
+    ready = modbus_source.Line.keep_open
+
+    async def noted(line: modbus_source.Line, age_s_max: float) -> None:
+        opened.append(0.0 if line.is_open else 1.0)
+        await ready(line, age_s_max)
+
+    monkeypatch.setattr(modbus_source.Line, "keep_open", noted)
+    with field_device("tcp,idle=0.1") as port:
+        source = modbus(port, tmp_path, TAG, connections_max=connections_max, poll_interval_ms=50)
+        async with ingesting(source, is_recording=False) as run:
+            await stands_by(run, 30)
+            if connections_max > 1:
+                await wait_until_async(lambda: sum(opened) > 2, "connections that were opened again")
+            assert (run.source("meter").errors_total, run.ingest.fitness()) == (0, 1)
+            assert bool(opened) == (connections_max > 1)
+            assert not [one for one in caplog.records if one.levelname == "WARNING"]
+            run.ingest.begin_recording(None)
+            await run.wait_good("plant/x")
+
+
+# --- the lives of a source that stands by, with a driver whose fate the test decides -----------------------------------
+
+
+async def obedient(self: ModbusSource, on_up: Callable[[], None]) -> None:
+    """A life that stands by, and then gives a value every now and then."""
+    while self._delivery.is_standby:
+        await self._delivery.stand_by(0.01)
+    on_up()
+    while True:
+        self.complete = now = self.clock.now()
+        (tag,) = self._delivery.points
+        await self._delivery.deliver(SampleColumns.of([Sample(tag, now.time_ns, float(now.time_ns))]), now.time_ns)
+        await asyncio.sleep(0)
+
+
+class Before:
+    """What the store holds: the newest sample of each tag, and up to when this node was complete, if it was."""
+
+    def __init__(self, complete_ns: int | None) -> None:
+        self._complete_ns = complete_ns
+
+    def newest_samples(self, _: str, numbers: Sequence[int]) -> dict[int, Newest]:
+        return {n: Newest(Sample(n, S, 1.0), S) for n in numbers}
+
+    def completeness(self, _: str) -> Mapping[str, Stored]:
+        return {} if self._complete_ns is None else {"": Stored(self._complete_ns)}
+
+
+def before(complete_ns: int | None) -> StoredFacts:
+    """As the port."""
+    return cast(StoredFacts, Before(complete_ns))
+
+
+@pytest.mark.parametrize(
+    "complete_ns, since_ns, expected",
+    [
+        (1 * S, 2 * S, [("leader_changed", "1970-01-01T00:00:02Z")]),
+        (None, 2 * S, [("leader_changed", "1970-01-01T00:00:02Z")]),
+        (3 * S, 2 * S, [("agent_stopped", "1970-01-01T00:00:03Z")]),
+        (3 * S, None, [("agent_stopped", "1970-01-01T00:00:03Z")]),
+        (None, None, []),
+    ],
+)
+async def test_the_gap_begins_where_the_later_of_both_gateways_ended(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    complete_ns: int | None,
+    since_ns: int | None,
+    expected: list[tuple[str, str]],
+) -> None:
+    """The start of a standby declares nothing, whatever its earlier process has left. Up to when it is complete then is
+    stored before the first value, so a kill leaves the same gap to the next process."""
+    monkeypatch.setattr(ModbusSource, "run", obedient)
+    store = FakeStore()
+    async with ingesting(modbus(1, tmp_path, TAG), store=store, stored=before(complete_ns), is_recording=False) as run:
+        await stands_by(run)
+        assert (store.samples, store.messages, store.complete) == ([], {}, {})
+        run.ingest.begin_recording(since_ns)
+        await run.wait_good("plant/x", 2)
+        await wait_until_async(lambda: len(store.messages) == len(expected), "the gap")
+    assert list(zip(reasons(store), [first for first, *_ in gaps(store)], strict=True)) == expected
+
+
+async def test_what_the_next_process_begins_with_is_stored_first(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """If this one is killed after its first value, its gap is in no fact yet."""
+    monkeypatch.setattr(ModbusSource, "run", obedient)
+
+    class Killed(FakeStore):
+        """Holds what was stored when the first value came."""
+
+        first: Mapping[tuple[str, str], Stored] | None = None
+
+        def append_columns(self, stream: str, columns: SampleColumns) -> Future[Any]:
+            self.first = self.first or dict(self.complete)
+            return super().append_columns(stream, columns)
+
+    store = Killed()
+    async with ingesting(modbus(1, tmp_path, TAG), store=store, stored=before(S), is_recording=False) as run:
+        run.ingest.begin_recording(2 * S)
+        await run.wait_good("plant/x", 1)
+    assert store.first == {("meter", ""): Stored(2 * S)}
+
+
+async def test_a_source_that_is_away_when_recording_begins_is_recorded_as_bad(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The value that the other gateway recorded last would look current. It is tried at once, whatever the back-off
+    was."""
+    tries = list[int]()
+
+    async def away(*_: object) -> None:
+        tries.append(1)
+        raise SourceLost("away")
+
+    monkeypatch.setattr(ModbusSource, "run", away)
+    store = FakeStore()
+    slow = modbus(1, tmp_path, TAG, reconnect_delay_ms=50_000, reconnect_delay_max_ms=50_000)
+    async with ingesting(slow, store=store, stored=before(S), is_recording=False) as run:
+        await run.wait_state("meter", State.WAITING)
+        assert store.samples == []
+        run.ingest.begin_recording(2 * S)
+        await run.wait_bad("plant/x", BAD_COMMUNICATION_ERROR)
+        assert store.of("plant/x")[0].source_time_ns == 2 * S
+    assert len(tries) == 2
+
+
+class Watched(FakeStore):
+    """Fails if something is recorded while nothing may be."""
+
+    may_record = False
+
+    def append_columns(self, stream: str, columns: SampleColumns) -> Future[Any]:
+        assert self.may_record
+        return super().append_columns(stream, columns)
+
+    def append_message(self, stream: str, message: Message) -> Future[Any]:
+        assert self.may_record
+        return super().append_message(stream, message)
+
+
+async def test_begin_and_end_in_any_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Also twice, before the first connection, and during a reload: after the last one the source records, or stands
+    by. Nothing is recorded in standby, and nothing as bad."""
+    monkeypatch.setattr(ModbusSource, "run", obedient)
+    for steps in itertools.product(["begin", "end", "change", "turn"], repeat=4):
+        print(steps)
+        await check_steps(steps, tmp_path)
+
+
+async def check_steps(steps: Sequence[str], folder: Path) -> None:
+    """Ingest goes through these steps."""
+    store = Watched()
+    source = modbus(1, folder, TAG)
+    async with asyncio.TaskGroup() as group, ingesting(source, store=store, is_recording=False) as run:
+        is_recording, under_way = False, list[asyncio.Task[None]]()
+        for number, step in enumerate(steps):
+            if step == "begin":
+                store.may_record = is_recording = True
+                run.ingest.begin_recording(time.time_ns())
+            elif step == "end":
+                is_recording = False
+                under_way.append(group.create_task(run.ingest.end_recording()))
+                await asyncio.sleep(0)  # it begins
+            elif step == "change":
+                await asyncio.sleep(0)  # until `run` has begun
+                changed = [modbus(1, folder, TAG, timeout_ms=301 + number)]
+                under_way.append(group.create_task(run.ingest.change(changed, load_tag_maps(changed))))
+            else:
+                await asyncio.sleep(0)
+        if under_way:
+            await asyncio.wait(under_way)
+        store.may_record = is_recording
+        if is_recording:
+            await run.wait_good("plant/x", len(store.samples))
+        else:
+            await stands_by(run)
+    assert {one.quality for _, one in store.samples} <= {0}
+
+
+async def test_a_stop_during_the_end_of_recording(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nothing begins anew."""
+    monkeypatch.setattr(ModbusSource, "run", obedient)
+    async with asyncio.TaskGroup() as group, ingesting(modbus(1, tmp_path, TAG)) as run:
+        await run.wait_good("plant/x")
+        group.create_task(run.ingest.end_recording())
+        await asyncio.sleep(0)
+        run.ingest.stop()
+
+
+async def test_tags_that_are_removed_in_standby_are_recorded_by_the_other_gateway(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A new tag map is taken over without a fact. Those removed before are searched when recording begins."""
+    searches = list[int]()
+
+    async def run_with_map(self: ModbusSource, _: Callable[[], None]) -> None:
+        while self._delivery.is_standby:
+            self._delivery.take_over_map(self.clock.now_ns())
+            await self._delivery.stand_by(0.01)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(ModbusSource, "run", run_with_map)
+    source, store = modbus(1, tmp_path, TAG), FakeStore()
+    finding = {"find_removed": lambda _: searches.append(1) or []}
+    async with ingesting(source, store=store, is_recording=False, **finding) as run:  # type: ignore[arg-type]
+        await stands_by(run)
+        modbus(1, tmp_path, TAG.replace("plant/x", "plant/y"))
+        run.ingest._offer("meter", load_tag_maps([source])["meter"])
+        await wait_until_async(lambda: len(store.definitions) == 2, "the new tag")
+        await stands_by(run, 2)
+        assert (store.samples, searches) == ([], [])
+        run.ingest.begin_recording(None)
+        await wait_until_async(lambda: searches, "the search")
+    assert store.samples == []
