@@ -4,6 +4,14 @@ the field the attacker's processor is not the node's.
 
 It has a valid certificate and keeps to the topics that the broker gives it. Each flood is as fast as the answers;
 requests that are refused or dropped are sent again.
+
+requests   128 GetLatest open at once in four sessions
+ranges     the same with FetchRange for the largest pages
+parked     the same with fetches that wait a minute
+artifacts  the same with PutObject, each a new artifact
+silent     thirty sessions that request large pages and read nothing
+sockets    a hundred connections without a certificate
+page       a thousand visitors of the node's page: half a request, no reading, a wrong host, HTML in names
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class ForeignServer(ServerProcess):
         return await asyncio.to_thread(self._exchange, json.dumps({"do": what, **fields}), what)
 
     async def add(self, *variables: dict[str, Any]) -> None:
-        """Add variables; the fields are in README.md."""
+        """Add variables; the fields are in servers/node_opcua/server.js."""
         await self.command("add", variables=variables)
 
     async def delete(self, name: str) -> None:

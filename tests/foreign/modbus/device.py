@@ -94,7 +94,7 @@ class ModbusDevice(ServerProcess):
         at: tuple[int, int] = ALL,
         times: int = -1,
     ) -> None:
-        """Let reads that touch these addresses meet a fault (README.md), for ever or so many times. Unit -1 is any."""
+        """Let reads that touch these addresses meet a fault (server.c), for ever or so many times. Unit -1 is any."""
         self._do("fault", unit, table, *at, kind, argument, times)
 
     def clear(self) -> None:

@@ -2,6 +2,18 @@
 
 A fault of the network is a probability for each message, or a window in which a link is broken; one of a node or its
 disk happens at a mean interval. A world counts each by name when it is really injected, not when it might have been.
+
+restored_image, _grown, _whole    the store is replaced by an older copy: without its witness; with it, and grown past
+                                  its former end before most readers see it; repeatedly, by any earlier moment
+restored_grown_full, _restarted   the same in streams that drop their oldest, with slow disks; restarted once more
+                                  before a peer reads it
+resumed_memory, wiped, log_lost   the memory of a machine is put back; its disk is replaced by an empty one; its
+                                  write-ahead log is deleted (one of each as a story: test_restored.py)
+fenced_twin                       a second node pulls under the same consumer name; the older lease must stop
+serving_twin, _diverged, _relay   a second machine serves, pulls and records under a zone's name; a clone of a relay,
+                                  with the same batches after different ones
+taken_over_relay, _broker         forged facts and lives with valid chains, changed and replayed pages; three of ten
+                                  answers replaced
 """
 
 from __future__ import annotations

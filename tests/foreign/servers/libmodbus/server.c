@@ -4,7 +4,26 @@
  *     server rtu /dev/pts/5 1 19200    unit 1 on a serial line (libmodbus answers for one unit there)
  *
  * The first line it prints is {"ready": {"port": <port>}}. A command is words with blanks between them, an answer
- * {"ok": ...} or {"error": <text>}. tests/foreign/README.md lists the commands. Ends with standard input.
+ * {"ok": ...} or {"error": <text>}. Ends with standard input. The commands:
+ *
+ *     set 1 holding 10 7 8 9: sets values of unit 1 from address 10 (as on the wire); tables are coil, discrete,
+ *         holding, input
+ *     count 1 holding 0 99: each of these registers counts its reads, starting at its current value
+ *     fault 1 holding 50 50 exception 4 -1: reads of unit 1 (-1: any) in this table (or any) that touch addresses 50
+ *         to 50 fail: kind of fault, its argument, how many times (-1: forever)
+ *     connections_max 1 1: closes connections beyond this number; with 0 as second argument they stay open and are
+ *         not read
+ *     clear, cut, status: removes all faults; closes every connection; prints the numbers of requests and connections
+ *     log 0: prints every read from this number on: time in ns, unit, table, address, count, good or the fault
+ *
+ * The faults, each with its argument and what it does to a read:
+ *
+ *     exception: its number; refused
+ *     longer: registers; refused with exception 3 if it is longer
+ *     late: ms; answered after this delay; only this connection waits
+ *     pieces: ms; answered in two pieces, this far apart
+ *     fewer: an answer with one value fewer than requested
+ *     silent, half, twice, garbage, wrong_unit, wrong_function, wrong_transaction, close: as named
  *
  * Requests are received and answered by modbus_receive and modbus_reply. What a fault changes is the request before it
  * is answered (another unit, another function, fewer registers) or the bytes of the answer (half of them, two pieces).

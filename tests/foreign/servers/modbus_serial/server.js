@@ -4,7 +4,7 @@
 //     node server.js tcp 0 1 2      units 1 and 2 on 127.0.0.1, port found free
 //
 // The commands are `set`, `clear`, `status` and, of the faults, `exception` of the libmodbus server beside it
-// (tests/foreign/README.md). Ends with standard input.
+// (libmodbus/server.c). Ends with standard input.
 "use strict";
 
 const readline = require("node:readline");

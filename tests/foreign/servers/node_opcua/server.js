@@ -3,8 +3,27 @@
 //     node server.js '{"port": 0, "variables": [{"name": "count", "type": "Int32", "period_ms": 100}]}'
 //
 // The first line it prints is {"ready": {"port", "url", "certificate"}}. A command is {"do": <name>, ...}, an answer
-// {"ok": ...} or {"error": <text>}. tests/foreign/server.py has a method for each command, tests/foreign/README.md the
-// options. Ends with standard input.
+// {"ok": ...} or {"error": <text>}. tests/foreign/server.py has a method for each command. Ends with standard
+// input. The options:
+//
+//     policies: ["None"], or of Basic256Sha256, Aes128_Sha256_RsaOaep, Aes256_Sha256_RsaPss (each with Sign and
+//         SignAndEncrypt)
+//     accept_unknown: trust every client's certificate; otherwise an unknown one is refused and put into rejected
+//     only_tokens: the policies are for passwords; connections have none
+//     allow_unencrypted: a password may be sent unencrypted over a connection without security
+//     users: {name: password}; anonymous clients are then refused unless anonymous is set
+//     limits: items_per_call, items, items_per_subscription, sessions, subscriptions, subscriptions_per_session,
+//         connections, nodes_per_read, nodes_per_browse, nodes_per_history_read
+//     limits_untold: the limits of subscriptions and items are enforced but not published
+//     transport: fields of the Acknowledge: receiveBufferSize, sendBufferSize, maxMessageSize, maxChunkCount
+//     tree: a machine in folders, with units, descriptions, a loop and nodes that may not be read
+//         (servers/node_opcua/tree.js)
+//     variables: a list of name, type, value, period_ms (counts up with this period), history (HistoryRead works;
+//         "endless": each answer is the first page, with a continuation point), sampling_ms (0: every change is
+//         reported), length (an array of this length), count (that many variables: name_0000 ...)
+//     event_period_ms: period of events of the Server object; the text of each is a number, recorded as event
+//     record: the file into which the server writes every value it sets; a restarted server continues from it,
+//         history included
 "use strict";
 
 const fs = require("node:fs");

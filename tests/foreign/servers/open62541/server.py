@@ -1,5 +1,7 @@
 """An OPC UA server on open62541, controlled by JSON lines as servers/node_opcua/server.js is, as far as that stack lets
-a program: no alarms, and no structures of a vendor's own. Trouble is in `trouble`.
+a program: no alarms, and no structures of a vendor's own. Trouble is in `trouble`. Of its options these: `port`, `pki`,
+`policies`, `limits` (the first five), `variables`, `first_number`, `record`, and `trusted`, a list of files with client
+certificates in DER (without it every client is trusted).
 
 python server.py '{"port": 0, "pki": "/tmp/pki", "variables": [{"name": "count", "type": "Int32", "period_ms": 100}]}'
 """
