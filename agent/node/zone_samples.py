@@ -104,8 +104,8 @@ class ZoneSamples:
         bounds, lowest = replace(asked.bounds, streams=frozenset({stream})), None
         for facts in self.facts(bounds, Kind.SAMPLES, asked.dictionary, depth_facts):
             header = facts.batch.header
-            rows = _rows(facts, asked.tags_of(facts))
-            found.add((header.origin.life, header.first_sequence), rows)
+            place = header.origin.life, header.first_sequence
+            found.add(place, _rows(facts, found.open_among(asked.tags_of(facts), place)))
             if not found.is_complete:
                 continue
             if lowest is None:
@@ -122,6 +122,7 @@ class NewestSearch:
         self._good_ns: dict[int, tuple[Place, int]] = {}
         self._wanted = set(numbers)
         self._needed: Mapping[int, tuple[Place, object]] = self._good_ns if is_good_needed else self._newest
+        self._lowest: Place | None = None  # of the batches in which a tag was found
 
     @property
     def is_complete(self) -> bool:
@@ -133,6 +134,13 @@ class NewestSearch:
         """The lowest life in which one was found."""
         return min((place[0] for place, _ in self._needed.values()), default=b"")
 
+    def open_among(self, tags: Sequence[int | None], place: Place) -> Sequence[int | None]:
+        """These tags of a batch, with None for those that are found in a later one: while a search for a few goes on,
+        the samples of all others are not looked at."""
+        if self._lowest is None or place >= self._lowest:
+            return tags
+        return [tag if tag in self._wanted else None for tag in tags]
+
     def add(self, place: Place, samples: Sequence[Sample]) -> None:
         """Look at samples of a batch, in the order of recording. Of those of one place, the ones added first are the
         newer ones."""
@@ -143,7 +151,10 @@ class NewestSearch:
                 newest[tag] = place, sample
             if not sample.quality & 0x8000_0000 and ((good := good_ns.get(tag)) is None or good[0] < place):
                 good_ns[tag] = place, sample.source_time_ns
-        self._wanted.difference_update({sample.tag for sample in samples}.intersection(self._needed))
+        done = {sample.tag for sample in samples}.intersection(self._needed)
+        if done and (self._lowest is None or place < self._lowest):
+            self._lowest = place
+        self._wanted -= done
 
     def by_tag(self) -> dict[int, Newest]:
         """What was found, the last one recorded first."""

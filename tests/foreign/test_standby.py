@@ -28,7 +28,7 @@ async def gateway(
     server: ForeignServer, folder: Path, store: TappedStore, *names: str, is_recording: bool = False, **settings: object
 ) -> AsyncIterator[Running]:
     """One of the gateways of a zone. What the other one records is in its store, as after its pull."""
-    stored = StoredSamples(store.reader, store.own_lives)
+    stored = StoredSamples(store.reader)
     source = opcua(server, folder, *names, **settings)
     async with ingesting(source, store=store, stored=stored, is_recording=is_recording) as run:
         yield run
