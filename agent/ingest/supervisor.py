@@ -62,6 +62,7 @@ log = logging.getLogger(__name__)
 
 DRAIN_S = 10.0  # at a stop, for uncommitted facts; systemd waits longer
 BUSY_WAIT_S = 5.0  # longest wait for a server without room: a dead session may end there at any moment
+CONNECTED_STATES = (State.CONNECTED, State.STANDBY)
 NUMBERING_RETRY_S = 10.0  # after the store failed to number a new tag map; the recorder retries refusals
 
 
@@ -107,7 +108,7 @@ class SourceStatistics:
 
     @property
     def connected(self) -> bool:
-        return self.state in (State.CONNECTED, State.STANDBY)
+        return self.state in CONNECTED_STATES
 
 
 def source_maker(
@@ -252,6 +253,11 @@ class SourceSupervisor:
     def is_recording(self) -> bool:
         """Whether it records, or will as soon as it can."""
         return self._standby.has_begun
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether it is connected, or warm where it stands by."""
+        return self._state in CONNECTED_STATES
 
     def note_file_problems(self, problems: Sequence[Problem]) -> None:
         """Note the problems of the tag file on disk; an empty sequence clears them."""
@@ -629,7 +635,7 @@ class Ingest:
 
     def fitness(self) -> int:
         """How many sources are connected, or warm where they stand by."""
-        return sum(one.connected for one in self.statistics())
+        return sum(supervisor.is_connected for supervisor in self._by_name.values())
 
     def _run_background(self, group: TaskGroup) -> None:
         """Watch the tag files of the sources, and record once the tags that are in none of them any more."""
