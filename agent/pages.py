@@ -7,13 +7,14 @@ of its origin; both begin at 1, and 0 means "nothing yet". Ranges include both e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from hashlib import blake2b
 from typing import Literal, NamedTuple, Protocol
 
 from agent.batch import DIGEST_BYTES, Batch, Definitions, Header, Origin
 from agent.lease import Lease
+from agent.positions import Position
 
 Span = tuple[int, int]
 """First and last of a range of integers, both included."""
@@ -132,6 +133,28 @@ class Declined(NamedTuple):
     last_offset: int
     facts: OriginRange
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedPage:
+    """A page of a peer's stream, whose batches were parsed and their content read."""
+
+    peer: str
+    stream: str
+    batches: Sequence[Batch]
+    read: Sequence[Position] = ()
+    """Up to where each life of the peer's log is stored with this page, in order; none for batches from before, which
+    a comparison found missing: then the stored position does not change."""
+    holes: Sequence[tuple[int, int, str]] = ()
+    """First and last offset of facts that the peer says it no longer has, and why; each becomes an incident."""
+    is_backlog: bool = False
+    """The peer had kept the facts for this store, so forecasts do not count them as inflow."""
+    verified: Collection[int] = ()
+    """Positions of batches whose record is that of a trusted signer of their zone."""
+    signers: Sequence[SignerCertificate] = ()
+    """The certificates of the keys of all records."""
+    declined: Sequence[Declined] = ()
+    """What was left out of the page; each becomes an incident and a notice."""
 
 
 @dataclass(frozen=True, slots=True)

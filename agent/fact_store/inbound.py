@@ -7,12 +7,12 @@ definition_repair.py decide what is written.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 
 from agent.batch import Batch
-from agent.fact_store.append import ReceivedPage, check_headers, store_definitions, store_page
+from agent.fact_store.append import check_headers, store_definitions, store_page
 from agent.fact_store.integrity import (
     DamageRegistry,
     damaged_batches,
@@ -26,12 +26,11 @@ from agent.fact_store.writer import Writer
 from agent.message import STREAM, ZONE, check_name
 from agent.pages import (
     ComparedSums,
-    Declined,
     DefinitionChain,
     OriginRange,
     PutResult,
+    ReceivedPage,
     RepairedRange,
-    SignerCertificate,
 )
 from agent.positions import LIFE_BYTES, Position, Trail, last_of
 
@@ -55,49 +54,25 @@ class Inbound:
         trail = self.trail(peer, stream)
         return last_of(trail) if trail else None
 
-    def put_batches(
-        self,
-        peer: str,
-        stream: str,
-        batches: Sequence[Batch],
-        position: Position | None,
-        *,
-        passed: Sequence[Position] = (),
-        holes: Sequence[tuple[int, int, str]] = (),
-        is_backlog: bool = False,
-        verified: Collection[int] = (),
-        signers: Sequence[SignerCertificate] = (),
-        declined: Sequence[Declined] = (),
-    ) -> Future[PutResult]:
-        """Store a peer's batches that are not held yet, and the peer's position: all or nothing. Without `position` the
-        stored position does not change.
+    def put_page(self, page: ReceivedPage) -> Future[PutResult]:
+        """Store a peer's batches that are not held yet, and the peer's position: all or nothing.
 
-        The caller has parsed each batch and read its content. `holes` are (first_offset, last_offset, reason) of facts
-        that the peer says it no longer has; each becomes an incident. `is_backlog`: the peer had kept the facts for
-        this store, so forecasts do not count them as inflow. A batch that overlaps other facts held of its life is
-        skipped and reported as an incident and as `refused` in the result. `verified` are the
-        positions of batches whose records were verified, `signers` the certificates of all records' keys. `declined` is
-        what the caller has left out of the page; each becomes an incident and a notice. The page ends at
-        `position`, and `passed` has the ends of the lives before that one.
+        A batch that overlaps other facts held of its life is skipped and reported as an incident and as `refused` in
+        the result.
 
         At once: BatchError (a slice, another stream), FactsRefused (an invalid position), StoreBusy. Through the
         future: FactsRefused, StoreFull, and DefinitionsMissing, which names all that the page lacks.
         """
-        check_name("peer", peer, ZONE)
-        check_name("stream", stream, STREAM)
-        read = () if position is None else (*passed, position)
-        if any(len(one.life) != LIFE_BYTES or not 0 <= one.offset <= _OFFSET_MAX for one in read):
-            raise FactsRefused(f"{read} has no position", "a life has 16 bytes, an offset is not negative")
-        check_headers(stream, batches)
-        is_strong = self._writer.committer.limits.policy(stream).write_class == "strong"
-        page = ReceivedPage(
-            *(peer, stream, batches, read, tuple(holes), is_backlog, verified, signers, declined, is_strong)
-        )
-        size = sum(len(one.sealed) for one in batches)
-        adds_to = stream if batches else None
-        return self._writer.submit(
-            f"{stream} from {peer}", partial(store_page, page=page), size=size, stream=adds_to, zone=peer
-        )
+        check_name("peer", page.peer, ZONE)
+        check_name("stream", page.stream, STREAM)
+        if any(len(one.life) != LIFE_BYTES or not 0 <= one.offset <= _OFFSET_MAX for one in page.read):
+            raise FactsRefused(f"{page.read} has no position", "a life has 16 bytes, an offset is not negative")
+        check_headers(page.stream, page.batches)
+        size = sum(len(one.sealed) for one in page.batches)
+        adds_to = page.stream if page.batches else None
+        is_strong = self._writer.committer.limits.policy(page.stream).write_class == "strong"
+        run = partial(store_page, page=page, is_strong=is_strong)
+        return self._writer.submit(f"{page.stream} from {page.peer}", run, size=size, stream=adds_to, zone=page.peer)
 
     def damaged(self, stream: str) -> Future[list[OriginRange]]:
         """The batches of a stream that are damaged and not repaired, including all damage found before this call."""

@@ -19,7 +19,7 @@ from agent.batch import Definitions, Origin, seal_samples
 from agent.batch import Link as Chain
 from agent.fact_store import FactStore
 from agent.message import TagDefinition
-from agent.pages import DefinitionChain
+from agent.pages import DefinitionChain, ReceivedPage
 from agent.positions import Position
 from bench.common.measuring import rounded
 from bench.common.testbed import ASKING, SERVING, Testbed, open_testbed
@@ -48,7 +48,7 @@ def fill(file: Path, zones: int, tags: int, batches: int) -> int:
                 page.append(seal_samples(links[zone], rows, chains[zone].wanted))
                 links[zone] = page[-1].link
             position = Position(bytes(16), (at + len(page)) * tags)
-            store.inbound.put_batches("above", STREAM, page, position).result()
+            store.inbound.put_page(ReceivedPage("above", STREAM, page, [position])).result()
         return store.end_offset(STREAM)
 
 

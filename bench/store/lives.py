@@ -19,7 +19,7 @@ from typing import Any
 
 from agent.batch import DIGEST_BYTES, NO_DIGEST, Batch, Link, Origin, seal_messages
 from agent.fact_store import FactStore
-from agent.pages import HeldRange
+from agent.pages import HeldRange, ReceivedPage
 from agent.positions import Position
 from bench.common.measuring import Report, files_bytes, machine, median, peak_rss_mib, rounded
 from bench.common.testbed import ASKING, SERVING, scratch_folder, start_worker
@@ -72,7 +72,8 @@ def fill(options: Options) -> None:
             store._writer.submit("lives", lambda transaction, some=numbers: add_lives(transaction, some)).result()  # noqa: SLF001 - as if they had been pulled
     with closing(FactStore.open(path, ASKING, settings=SETTINGS)) as store:
         for number in range(ZONES):
-            store.inbound.put_batches(_zone(number), STREAM, [_sealed(number, lives)], _position(number, 1)).result()
+            batches, position = [_sealed(number, lives)], _position(number, 1)
+            store.inbound.put_page(ReceivedPage(_zone(number), STREAM, batches, [position])).result()
     emit("RESULT", {"bytes": files_bytes(path.parent)})
 
 
@@ -126,7 +127,7 @@ def _pages(store: FactStore, lives: int) -> Iterator[int]:
         for number, batch in zip(numbers, batches, strict=True):
             links[number] = batch.link
         began_ns = time.perf_counter_ns()
-        store.inbound.put_batches(SERVING, STREAM, batches, _position(ZONES, page + 1)).result()
+        store.inbound.put_page(ReceivedPage(SERVING, STREAM, batches, [_position(ZONES, page + 1)])).result()
         yield time.perf_counter_ns() - began_ns
 
 
@@ -136,7 +137,7 @@ def _births(store: FactStore, lives: int) -> Iterator[int]:
         numbers = [page * PAGE_ZONES + place for place in range(PAGE_ZONES)]
         batches = [_next_life(store, number, lives) for number in numbers]
         began_ns = time.perf_counter_ns()
-        store.inbound.put_batches(SERVING, STREAM, batches, _position(ZONES, PAGES + page + 1)).result()
+        store.inbound.put_page(ReceivedPage(SERVING, STREAM, batches, [_position(ZONES, PAGES + page + 1)])).result()
         yield time.perf_counter_ns() - began_ns
 
 

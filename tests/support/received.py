@@ -9,7 +9,7 @@ from typing import Any
 
 from agent.batch import Batch, Definitions
 from agent.fact_store import FactStore
-from agent.pages import DefinitionChain, PutResult
+from agent.pages import DefinitionChain, PutResult, ReceivedPage
 from agent.positions import Position
 
 
@@ -35,7 +35,20 @@ def put_page(
     """Hand definitions and batches to a store."""
     if chains:
         store.inbound.put_definitions(peer, chains)
-    return store.inbound.put_batches(peer, stream, batches, position, **how)
+    return store.inbound.put_page(page_of(peer, stream, batches, position, **how))
+
+
+def page_of(
+    peer: str,
+    stream: str,
+    batches: Sequence[Batch],
+    position: Position | None,
+    *,
+    passed: Sequence[Position] = (),
+    **how: Any,
+) -> ReceivedPage:
+    """A page that ends at a position, after the lives that end in it."""
+    return ReceivedPage(peer, stream, batches, () if position is None else (*passed, position), **how)
 
 
 def chains_in(store: FactStore) -> list[DefinitionChain]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -42,8 +42,7 @@ from agent.fact_store.log import (
     messages_in,
 )
 from agent.fact_store.sqlite import Transaction
-from agent.pages import Declined, HeldRange, OriginRange, PutResult, SignerCertificate
-from agent.positions import Position
+from agent.pages import HeldRange, OriginRange, PutResult, ReceivedPage
 
 DEFINITIONS_OF_ZONE_MAX = 200_000
 """With those of tags that were changed or removed."""
@@ -54,26 +53,6 @@ REPORTED_MAX = 16
 """Ranges of one page that are named for one reason; each is an incident and a notice, and a page may have 2,048."""
 
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True)
-class ReceivedPage:
-    """A page whose batches have been checked one by one."""
-
-    peer: str
-    stream: str
-    batches: Sequence[Batch]
-    read: Sequence[Position] = ()
-    """Up to where each life of the peer's log is stored with this page, in order; none for batches from before, which
-    a comparison found missing."""
-    holes: Sequence[tuple[int, int, str]] = ()
-    is_backlog: bool = False
-    verified: Collection[int] = ()
-    """Positions of batches whose record is that of a trusted signer of their zone."""
-    signers: Sequence[SignerCertificate] = ()
-    declined: Sequence[Declined] = ()
-    is_strong: bool = False
-    """Whether the newest message about each subject is recorded in the stream."""
 
 
 @dataclass(slots=True)
@@ -107,8 +86,9 @@ def check_headers(stream: str, batches: Iterable[Batch]) -> None:
             raise BatchError(f"stream: a batch of {header.stream!r} cannot be stored in {stream!r}")
 
 
-def store_page(transaction: Transaction, page: ReceivedPage) -> PutResult:
-    """Store what is not held yet and move the peer's position. Raises FactsRefused, and DefinitionsMissing with all
+def store_page(transaction: Transaction, page: ReceivedPage, *, is_strong: bool = False) -> PutResult:
+    """Store what is not held yet and move the peer's position. `is_strong`: the newest message about each subject is
+    recorded in the stream. Raises FactsRefused, and DefinitionsMissing with all
     that the page lacks; then nothing is stored."""
     known = transaction.catalog.streams.get(page.stream)
     plan = _Plan(known.id if known else 0)
@@ -118,7 +98,7 @@ def store_page(transaction: Transaction, page: ReceivedPage) -> PutResult:
     if lacking := lacking_definitions(transaction, plan.definitions):
         zones = ", ".join(one.zone for one in lacking)
         raise DefinitionsMissing(f"{page.stream} from {page.peer}: tag definitions of {zones} are not held", lacking)
-    _write(transaction, page, plan)
+    _write(transaction, page, plan, is_strong=is_strong)
     _report(transaction, page, plan)
     stored_facts = sum(batch.header.count for batch in plan.inserts)
     end_offset = transaction.catalog.streams[page.stream].end_offset
@@ -245,7 +225,7 @@ def _add_range(ranges: list[OriginRange], header: batch_format.Header) -> None:
 # -------------------------------------------------------------------------------------------------------------- writing
 
 
-def _write(transaction: Transaction, page: ReceivedPage, plan: _Plan) -> None:
+def _write(transaction: Transaction, page: ReceivedPage, plan: _Plan, *, is_strong: bool) -> None:
     stream = transaction.stream(page.stream)
     transaction.add_signers(page.signers, page.peer)
     own = {Origin(zone, transaction.catalog.life) for zone in transaction.catalog.own_zones}
@@ -257,7 +237,7 @@ def _write(transaction: Transaction, page: ReceivedPage, plan: _Plan) -> None:
         first_offset = transaction.add_batches(
             *(stream, plan.inserts), verified=plan.verified, is_backlog=page.is_backlog, writer=page.peer
         )
-        _index_messages(transaction, stream, plan.inserts, first_offset, is_strong=page.is_strong)
+        _index_messages(transaction, stream, plan.inserts, first_offset, is_strong=is_strong)
         kept = transaction.catalog.streams[page.stream]
         transaction.add_artifacts(kept, digests_in(messages_in(plan.inserts)), kept.end_offset)
     for origin, ranges in plan.ranges.items():

@@ -31,15 +31,14 @@ from agent.pages import (
     BatchEnd,
     ComparedSums,
     Consumer,
-    Declined,
     DefinitionChain,
     HeldRange,
     HeldSum,
     OriginRange,
     Page,
     PutResult,
+    ReceivedPage,
     RepairedRange,
-    SignerCertificate,
     ZoneHeld,
 )
 from agent.positions import LogLives, Position, Resolved, Trail
@@ -164,47 +163,44 @@ class Appends(Protocol):
     def lease_epoch(self, stream: str, producer: str) -> int: ...
 
 
-class ServingStore(Protocol):
-    """What the serving side needs."""
+class Store(Protocol):
+    """What both sides need."""
 
     @property
     def reader(self) -> StoredFacts: ...
     @property
     def artifacts(self) -> Artifacts: ...
     @property
-    def appends(self) -> Appends: ...
-    @property
-    def consumers(self) -> Consumers: ...
-
-    @property
     def zone(self) -> str: ...
     @property
     def node(self) -> str: ...
     @property
+    def life(self) -> bytes: ...
+    @property
     def signer(self) -> RecordSigner | None: ...
-
-    def streams(self) -> Sequence[StreamBounds]: ...
 
     def end_offset(self, stream: str) -> int: ...
 
+    def read(
+        self, stream: str, after_offset: int, facts_max: int, bytes_max: int, *, until_offset: int | None = None
+    ) -> Page: ...
+
+
+class ServingStore(Store, Protocol):
+    """What the serving side needs."""
+
     @property
-    def life(self) -> bytes: ...
+    def appends(self) -> Appends: ...
+    @property
+    def consumers(self) -> Consumers: ...
+
+    def streams(self) -> Sequence[StreamBounds]: ...
 
     def log(self, stream: str) -> LogLives: ...
 
     def resolve(self, stream: str, position: Position) -> Resolved: ...
 
     def peer_reads_more(self, peer: str, why: str) -> None: ...
-
-    def read(
-        self,
-        stream: str,
-        after_offset: int,
-        facts_max: int,
-        bytes_max: int,
-        *,
-        until_offset: int | None = None,
-    ) -> Page: ...
 
     def on_commit(self, callback: Callable[[Mapping[str, int]], None]) -> Callable[[], None]: ...
 
@@ -214,20 +210,7 @@ class Inbound(Protocol):
 
     def trail(self, peer: str, stream: str) -> Trail: ...
 
-    def put_batches(
-        self,
-        peer: str,
-        stream: str,
-        batches: Sequence[Batch],
-        position: Position | None,
-        *,
-        passed: Sequence[Position] = (),
-        holes: Sequence[tuple[int, int, str]] = (),
-        is_backlog: bool = False,
-        verified: Collection[int] = (),
-        signers: Sequence[SignerCertificate] = (),
-        declined: Sequence[Declined] = (),
-    ) -> Future[PutResult]: ...
+    def put_page(self, page: ReceivedPage) -> Future[PutResult]: ...
 
     def damaged(self, stream: str) -> Future[list[OriginRange]]: ...
 
@@ -244,24 +227,11 @@ class Inbound(Protocol):
     def note(self, kind: str, stream: str, peer: str, why: str) -> Future[None]: ...
 
 
-class ReceivingStore(Protocol):
+class ReceivingStore(Store, Protocol):
     """What the pulling side needs."""
 
     @property
-    def reader(self) -> StoredFacts: ...
-    @property
-    def artifacts(self) -> Artifacts: ...
-    @property
     def inbound(self) -> Inbound: ...
-
-    @property
-    def zone(self) -> str: ...
-    @property
-    def node(self) -> str: ...
-    @property
-    def signer(self) -> RecordSigner | None: ...
-    @property
-    def life(self) -> bytes: ...
 
     def own_lives(self) -> frozenset[bytes]: ...
 
@@ -273,7 +243,3 @@ class ReceivingStore(Protocol):
     def signers(self, key_ids: Iterable[bytes]) -> Sequence[bytes]: ...
 
     def signed_zones(self) -> frozenset[str]: ...
-
-    def end_offset(self, stream: str) -> int: ...
-
-    def read(self, stream: str, after_offset: int, facts_max: int, bytes_max: int) -> Page: ...

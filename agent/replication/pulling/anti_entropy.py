@@ -25,7 +25,16 @@ from itertools import groupby
 import msgspec
 
 from agent.batch import SEQUENCE_MAX, Definitions, Origin
-from agent.pages import ComparedSums, Declined, DefinitionChain, HeldRange, HeldSum, LackingDefinitions, PutResult
+from agent.pages import (
+    ComparedSums,
+    Declined,
+    DefinitionChain,
+    HeldRange,
+    HeldSum,
+    LackingDefinitions,
+    PutResult,
+    ReceivedPage,
+)
 from agent.pages import Span as Sequences
 from agent.positions import NOTHING_READ, Position
 from agent.replication.mqtt import Reply
@@ -588,13 +597,14 @@ class AntiEntropy:
 
     async def _put(self, stream: str, judged: JudgedPage, declined: Sequence[Declined]) -> PutResult:
         """Store batches without a position, which the pull moves."""
-        putting = self._store.inbound.put_batches(
-            *(self._settings.peer_node, stream, judged.batches, None),
+        what = ReceivedPage(
+            *(self._settings.peer_node, stream, judged.batches),
             is_backlog=True,
             verified=judged.verified,
             signers=judged.signers,
             declined=declined,
         )
+        putting = self._store.inbound.put_page(what)
         return await asyncio.wrap_future(putting)
 
     async def _fetch_damaged(self, found: Comparison, origin: Origin, span: Sequences) -> None:

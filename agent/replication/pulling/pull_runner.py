@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 
 from agent.batch import Kind
-from agent.pages import PutResult
+from agent.pages import PutResult, ReceivedPage
 from agent.positions import Position
 from agent.replication.protocol.arrived_answer import ArrivedAnswer
 from agent.replication.protocol.errors import ReplicationError, TransportError
@@ -181,18 +181,12 @@ class PullRunner:
 
     def _put(self, append: Append, content: PageContent, judged: JudgedPage, *, is_backlog: bool) -> Future[PutResult]:
         """Pass a checked page to the store, with the position after it."""
-        *passed, position = append.page.lives
-        return self._store.inbound.put_batches(
-            self.settings.peer_node,
-            self.settings.stream,
-            judged.batches,
-            position,
-            passed=tuple(passed),
-            holes=content.holes,
-            is_backlog=is_backlog,
-            verified=judged.verified,
-            signers=judged.signers,
-            declined=judged.declined,
+        settings = self.settings
+        return self._store.inbound.put_page(
+            ReceivedPage(
+                *(settings.peer_node, settings.stream, judged.batches, append.page.lives, content.holes, is_backlog),
+                *(judged.verified, judged.signers, judged.declined),
+            )
         )
 
     def _note(self, note: Note) -> None:

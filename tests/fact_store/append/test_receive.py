@@ -101,7 +101,7 @@ def test_a_position_is_where_the_last_page_ends(tmp_path: Path) -> None:
     expected = (other, Position(b"m" * 16, 12), Position(LIFE, 4, b"d" * 16))
     with FactStore.open(tmp_path / "idmz.db", "idmz", settings=AT_ONCE) as store:
         origin.put(store, [origin.seal(10)], 10)
-        put = partial(store.inbound.put_batches, "plant", TELEMETRY, [])
+        put = partial(put_page, store, "plant", TELEMETRY, [], [])
         done(put(Position(b"m" * 16, 12), passed=[other]))
         done(put(Position(LIFE, 4, b"d" * 16)))
         assert store.inbound.trail("plant", TELEMETRY) == expected
@@ -155,13 +155,13 @@ def test_facts_released_before_the_first_fetch_are_no_loss(store: FactStore, rea
 def test_facts_released_after_the_first_fetch_are_a_loss(store: FactStore, known: Position) -> None:
     """A log whose beginning is released before this store has read it is an incident; so is what another copy of that
     log has released, although as many offsets of the first one were read."""
-    put, position = store.inbound.put_batches, Position(b"b" * 16, 60)
-    done(put("plant", TELEMETRY, [], known))
-    done(put("plant", TELEMETRY, [], position, holes=[(1, 20, "expired")]))
+    put, position = partial(put_page, store, "plant", TELEMETRY, [], []), Position(b"b" * 16, 60)
+    done(put(known))
+    done(put(position, holes=[(1, 20, "expired")]))
     (incident,) = store.reader.incidents()
     assert incident.kind == "peer_hole"
     assert "its offsets 1 to 20: expired" in incident.detail
-    done(put("plant", TELEMETRY, [], position, holes=[(1, 20, "expired")]))
+    done(put(position, holes=[(1, 20, "expired")]))
     assert store.reader.incidents() == [incident], "the same page came again"
 
 

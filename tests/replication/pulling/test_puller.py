@@ -19,7 +19,7 @@ from unittest.mock import Mock
 import pytest
 
 from agent import batch
-from agent.batch import Batch, Origin
+from agent.batch import Batch, Origin, parse
 from agent.fact_store.log.errors import DefinitionsMissing, FactsRefused, StoreError, StoreFull
 from agent.local_socket.serving.store_errors import STORE_ERRORS
 from agent.pages import (
@@ -29,6 +29,7 @@ from agent.pages import (
     LackingDefinitions,
     OriginRange,
     PutResult,
+    ReceivedPage,
 )
 from agent.positions import Position, Trail
 from agent.replication.mqtt import Reply
@@ -67,16 +68,13 @@ PULL = PullSettings("plant", TELEMETRY, "idmz.facts.telemetry", frozenset({"plan
 class Put:
     """A page that the store got, and the future that the test resolves."""
 
-    batches: Sequence[Batch]
-    position: Position
-    holes: Sequence[tuple[int, int, str]]
-    how: dict[str, Any]
+    page: ReceivedPage
     future: Future[PutResult] = field(default_factory=Future)
 
     @property
     def end(self) -> tuple[str, int]:
         """Life and offset of the position."""
-        return self.position.life.hex(), self.position.offset
+        return self.page.read[-1].life.hex(), self.page.read[-1].offset
 
 
 class HandStore:
@@ -110,20 +108,11 @@ class HandStore:
     def signed_zones(self) -> frozenset[str]:
         return frozenset()
 
-    def put_batches(
-        self,
-        peer: str,
-        stream: str,
-        batches: Sequence[Batch],
-        position: Position,
-        *,
-        holes: Sequence[tuple[int, int, str]],
-        **how: Any,
-    ) -> Future[PutResult]:
-        assert (peer, stream) == ("plant", TELEMETRY)
+    def put_page(self, page: ReceivedPage) -> Future[PutResult]:
+        assert (page.peer, page.stream) == ("plant", TELEMETRY)
         if self.refuses is not None:
             raise self.refuses
-        self.put.append(Put(batches, position, holes, how))
+        self.put.append(Put(page))
         return self.put[-1].future
 
     def note(self, kind: str, stream: str, peer: str, why: str) -> Future[None]:
@@ -328,16 +317,9 @@ async def test_page_goes_to_the_store_as_it_came() -> None:
         )
         await scene.answer(payload)
         (put,) = scene.store.put
-        assert [one.sealed for one in put.batches] == [sealed]
-        assert put.position == Position(bytes.fromhex(ONE), 15, b"\xab" * 16)
-        assert [tuple(one) for one in put.holes] == [(1, 5, "expired")]
-        assert put.how == {
-            "is_backlog": False,
-            "verified": frozenset(),
-            "signers": (),
-            "declined": (),
-            "passed": (Position(bytes.fromhex(TWO), 3),),
-        }
+        read = Position(bytes.fromhex(TWO), 3), Position(bytes.fromhex(ONE), 15, b"\xab" * 16)
+        page = ReceivedPage("plant", TELEMETRY, [parse(sealed)], read, [(1, 5, "expired")], verified=frozenset())
+        assert put.page == page
         put.future.set_result(PutResult(9, 1, 10))
         await settle()
         found = scene.puller.statistics()
@@ -465,7 +447,7 @@ async def test_unproven_answers_neither_fence_nor_skip_nor_restart() -> None:
             scene.store.put[put].future.set_result(result())
             await settle()
         assert [one.end for one in scene.store.put] == [(ONE, 10), (ONE, 15)]
-        assert [one.holes for one in scene.store.put] == [[], []]
+        assert [one.page.holes for one in scene.store.put] == [[], []]
 
 
 def flipped(sealed: bytes, at: int) -> bytes:
@@ -510,10 +492,10 @@ async def test_a_batch_that_cannot_be_opened_is_declined_and_what_is_behind_it_g
         await scene.answer(plant.page(1, 10, sealed=bad))
         await wait_until_async(lambda: len(scene.store.put) == 1, "the page to be stored")
         put = scene.store.put[0]
-        (declined,) = put.how["declined"]
+        (declined,) = put.page.declined
         assert (declined.first_offset, declined.last_offset) == (1, 10)
         assert declined.reason.startswith("unreadable: ")
-        assert (list(put.batches), put.end) == ([], (ONE, 10))
+        assert (list(put.page.batches), put.end) == ([], (ONE, 10))
         put.future.set_result(result())
         await wait_until_async(lambda: len(scene.peer.requests) >= 2, "the next request")
         await settle()
@@ -761,7 +743,7 @@ async def test_far_behind_the_page_is_backlog() -> None:
         assert not scene.puller.begun.is_set()
         await scene.answer(plant.page(1, 10, end_offset=BEHIND_FACTS_MIN))
         found = scene.puller.statistics()
-        assert scene.store.put[0].how["is_backlog"]
+        assert scene.store.put[0].page.is_backlog
         assert (found.peer_end_offset, found.is_caught_up) == (BEHIND_FACTS_MIN, False)
         assert found.catch_up is not None
         assert found.last_answer_ms is not None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from agent.batch import Batch
 from agent.fact_store.log.errors import StoreError
 from agent.local_socket.serving.store_errors import STORE_ERRORS
-from agent.pages import PutResult
+from agent.pages import PutResult, ReceivedPage
 from agent.positions import Position, furthest
 from agent.replication.protocol.arrived_answer import ArrivedAnswer
 from agent.replication.protocol.codec import encode_request
@@ -256,24 +256,16 @@ class _WatchedInbound:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inbound, name)
 
-    def put_batches(
-        self,
-        peer: str,
-        stream: str,
-        batches: _Batches,
-        position: Position,
-        *,
-        holes: Sequence[tuple[int, int, str]],
-        **how: Any,
-    ) -> Future[PutResult]:
-        pull, check = self._pull, self._pull.node.world.check
+    def put_page(self, page: ReceivedPage) -> Future[PutResult]:
+        pull, check, batches = self._pull, self._pull.node.world.check, page.batches
+        assert isinstance(batches, _Batches)
         if batches.version == "major":
             raise Violation(f"version: {pull.node.name} takes a page of another major version")
-        putting = self._inbound.put_batches(peer, stream, batches, position, holes=holes, **how)
-        offered = Offered([one.sealed for one in batches], holes, batches.served)
-        check.page_offered(pull, position, offered)
-        pull.node.world.check.facts_declined(pull.node, how.get("declined", ()))
-        putting.add_done_callback(partial(self._put, (*how["passed"], position), offered))
+        putting = self._inbound.put_page(page)
+        offered = Offered([one.sealed for one in batches], page.holes, batches.served)
+        check.page_offered(pull, page.read[-1], offered)
+        pull.node.world.check.facts_declined(pull.node, page.declined)
+        putting.add_done_callback(partial(self._put, page.read, offered))
         return putting
 
     def _put(self, lives: Sequence[Position], offered: Offered, future: Future[PutResult]) -> None:

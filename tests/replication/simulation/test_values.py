@@ -73,14 +73,14 @@ def test_a_value_recorded_twice_is_found(monkeypatch: pytest.MonkeyPatch, memory
 
 def test_a_value_that_a_receiver_drops_is_found(monkeypatch: pytest.MonkeyPatch, memory: Path) -> None:
     """A store that takes a page without its first batch and answers as for all of it."""
-    put_batches = pulling._WatchedInbound.put_batches
+    put_page = pulling._WatchedInbound.put_page
 
-    def without_first(self: Any, peer: str, stream: str, batches: list[Any], *rest: Any, **named: Any) -> Any:
-        if len(batches) > 1:
-            del batches[0]
-        return put_batches(self, peer, stream, batches, *rest, **named)  # type: ignore[arg-type]
+    def without_first(self: Any, page: Any) -> Any:
+        if len(page.batches) > 1:
+            del page.batches[0]
+        return put_page(self, page)
 
-    monkeypatch.setattr(pulling._WatchedInbound, "put_batches", without_first)
+    monkeypatch.setattr(pulling._WatchedInbound, "put_page", without_first)
     found = judged(1, Faults(append_ms=100), memory, "chain_2").found
     assert found["lost"]
 
