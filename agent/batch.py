@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import zstandard
@@ -105,8 +105,7 @@ class Codec(IntEnum):
     ZSTD = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(NamedTuple):
     """Where a fact was first recorded: a zone, and the life (16 bytes) of its store: the opening that recorded it."""
 
     zone: str

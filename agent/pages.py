@@ -8,7 +8,7 @@ of its origin; both begin at 1, and 0 means "nothing yet". Ranges include both e
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Literal, NamedTuple, Protocol
 
@@ -182,8 +182,7 @@ class RepairedRange(NamedTuple):
 # -------------------------------------------------------------------------------------------------------- what is held
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class HeldRange:
+class HeldRange(NamedTuple):
     """Consecutive sequences held of one stream and origin, and the digests at both ends; retention may have released
     their facts."""
 
@@ -219,7 +218,7 @@ class HeldSum(NamedTuple):
         """The sum of the ranges of one life."""
         digests = [
             blake2b(life + first.to_bytes(8) + last.to_bytes(8) + before + end, digest_size=DIGEST_BYTES).digest()
-            for first, last, before, end in map(astuple, ranges)
+            for first, last, before, end in ranges
         ]
         return cls(len(digests), sum(map(int.from_bytes, digests)) % _SUM_MODULUS)
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -91,7 +90,7 @@ def add_lives(transaction: Any, numbers: range) -> None:
             transaction._execute("INSERT INTO life (stream, first_offset, life) VALUES (?, ?, ?)", own)  # noqa: SLF001
     end_offset = stream.end_offset + len(numbers) * FACTS_OF_LIFE
     transaction._execute("UPDATE stream SET released_offset = ? WHERE id = ?", (end_offset, stream.id))  # noqa: SLF001
-    transaction.catalog.streams[STREAM] = replace(stream, end_offset=end_offset, released_offset=end_offset)
+    transaction.catalog.streams[STREAM] = stream._replace(end_offset=end_offset, released_offset=end_offset)
 
 
 def measure(options: Options) -> None:

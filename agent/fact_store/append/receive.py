@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -86,10 +86,10 @@ def check_headers(stream: str, batches: Iterable[Batch]) -> None:
             raise BatchError(f"stream: a batch of {header.stream!r} cannot be stored in {stream!r}")
 
 
-def store_page(transaction: Transaction, page: ReceivedPage, *, is_strong: bool = False) -> PutResult:
+def store_page(transaction: Transaction, page: ReceivedPage, *, is_strong: bool) -> PutResult:
     """Store what is not held yet and move the peer's position. `is_strong`: the newest message about each subject is
-    recorded in the stream. Raises FactsRefused, and DefinitionsMissing with all
-    that the page lacks; then nothing is stored."""
+    recorded in the stream. Raises FactsRefused, and DefinitionsMissing with all that the page lacks; then nothing is
+    stored."""
     known = transaction.catalog.streams.get(page.stream)
     plan = _Plan(known.id if known else 0)
     for index, batch in enumerate(page.batches):

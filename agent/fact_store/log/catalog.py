@@ -10,7 +10,8 @@ read a consistent state without a lock; when the commit fails, the draft is drop
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from agent.batch import NO_DIGEST, Definitions, Link, Origin
@@ -22,8 +23,7 @@ from agent.pages import BatchEnd
 from agent.positions import LifeRow, LifeRows, LogLives, Trail
 
 
-@dataclass(frozen=True, slots=True)
-class StreamState:
+class StreamState(NamedTuple):
     """The state of one stream. Rows up to the released offset may be deleted. Bytes are sealed bytes since the stream
     began."""
 
@@ -50,7 +50,7 @@ class OwnDefinitions(NamedTuple):
     id: int | None = None
 
 
-@dataclass(slots=True)
+@dataclass
 class Catalog:
     """The state of the whole store. Values are immutable."""
 
@@ -88,10 +88,10 @@ class Catalog:
 
     def draft(self) -> Catalog:
         """A copy that may be changed."""
-        return replace(
-            self, streams=self.streams.copy(), consumers=self.consumers.copy(), zone_uses=self.zone_uses.copy(),
-            trails=self.trails.copy(), tips=self.tips.copy(), tails=self.tails.copy(),
-        )  # fmt: skip
+        draft = copy(self)
+        draft.streams, draft.consumers, draft.tips = self.streams.copy(), self.consumers.copy(), self.tips.copy()
+        draft.zone_uses, draft.trails, draft.tails = self.zone_uses.copy(), self.trails.copy(), self.tails.copy()
+        return draft
 
     @property
     def origin(self) -> Origin:

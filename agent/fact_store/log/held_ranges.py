@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from agent.batch import NO_DIGEST
@@ -92,7 +92,7 @@ def decide_insert(
 
 
 def _join(left: HeldRange, right: HeldRange) -> HeldRange:
-    return replace(left, last_sequence=right.last_sequence, last_digest=right.last_digest)
+    return left._replace(last_sequence=right.last_sequence, last_digest=right.last_digest)
 
 
 # ----------------------------------------------------------------------------------------- what a batch continues

@@ -328,14 +328,14 @@ class Transaction:
         if is_mark_due(stream.mark_ms, self.age_ms, stream.mark_unix_ms, self.now_unix_ms) or (
             is_backlog and not stream.is_backlog
         ):
-            marked = replace(stream, mark_ms=self.age_ms, mark_unix_ms=self.now_unix_ms, is_backlog=is_backlog)
+            marked = stream._replace(mark_ms=self.age_ms, mark_unix_ms=self.now_unix_ms, is_backlog=is_backlog)
             values = (stream.id, stream.end_offset + 1, stream.bytes_total, self.age_ms, self.now_unix_ms, is_backlog)
             self._execute(QUERIES["insert_mark"], values)
         lives = self.catalog.newest_lives
         if stream.name not in lives or lives[stream.name][0] != self.catalog.life:
             self._execute(QUERIES["insert_life"], (stream.id, stream.end_offset + 1, self.catalog.life))
             self.catalog.newest_lives = {**lives, stream.name: (self.catalog.life, stream.end_offset + 1)}
-        self.catalog.streams[stream.name] = replace(marked, end_offset=end_offset, bytes_total=bytes_total)
+        self.catalog.streams[stream.name] = marked._replace(end_offset=end_offset, bytes_total=bytes_total)
         tails = self.catalog.tails
         tails[stream.id] = tails.get(stream.id, TailCache()).extended(batches, end_offset)
         for origin in {batches[index].header.origin for index in verified}:
@@ -490,10 +490,10 @@ class Transaction:
         )
         number = self.origin(first.origin)
         ranges, sealed = self.held(stream.id, number), HeldRange.of(first, last.digest)
-        sealed = replace(sealed, last_sequence=last.header.last_sequence)
+        sealed = sealed._replace(last_sequence=last.header.last_sequence)
         if ranges and ranges[-1].last_sequence + 1 == sealed.first_sequence:  # of this life nothing else is held
             *before, left = ranges
-            sealed = replace(left, last_sequence=sealed.last_sequence, last_digest=sealed.last_digest)
+            sealed = left._replace(last_sequence=sealed.last_sequence, last_digest=sealed.last_digest)
             ranges = tuple(before)
         self.set_held(stream.id, number, (*ranges, sealed))
         self.catalog.tips[at] = BatchEnd(last.header.last_sequence, last.digest)
@@ -613,7 +613,7 @@ class Transaction:
         if row is None or row[0] <= stream.released_offset:
             return stream
         self._execute(QUERIES["update_released"], (*row, stream.id))
-        released = replace(stream, released_offset=row[0], released_bytes=row[1])
+        released = stream._replace(released_offset=row[0], released_bytes=row[1])
         self.catalog.streams[stream.name] = released
         return released
 

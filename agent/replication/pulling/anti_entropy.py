@@ -18,7 +18,7 @@ import logging
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
 
@@ -343,7 +343,7 @@ class AntiEntropy:
             end = Position(bytes.fromhex(answer.end_life), answer.end_offset)
             more = answer.more and bool(answer.before)
             after = answer.before[-1][0] if answer.before else None
-        newest = {one.zone: one.life for one in sorted(theirs, key=astuple, reverse=True)}
+        newest = {one.zone: one.life for one in sorted(theirs, reverse=True)}
         for zone, rest in before.items():
             await self._list_earlier(found, theirs, zone, newest.get(zone, b""), rest)
         trail = self._store.inbound.trail(peer, found.stream)
@@ -404,7 +404,7 @@ class AntiEntropy:
         self, found: Comparison, theirs: Mapping[Origin, list[HeldRange]], *, is_level: bool
     ) -> None:
         """Note what the peer holds and this store does not, the lowest lives of each zone first."""
-        for zone, origins in groupby(sorted(theirs, key=astuple), key=lambda one: one.zone):
+        for zone, origins in groupby(sorted(theirs), key=lambda one: one.zone):
             ranges = {one: theirs[one] for one in origins}
             spans = await asyncio.to_thread(self._missing_of, found.stream, zone, ranges, is_level=is_level)
             for origin, span in spans:

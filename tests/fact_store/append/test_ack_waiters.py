@@ -287,7 +287,7 @@ def test_a_fact_released_unconfirmed_is_not_acknowledged() -> None:
         waiting.answer(append, [AppendOutcome(offset, "applied")], catalog, 0)
 
     def settled(released: int, confirmed: int) -> dict[int, str]:
-        catalog.streams[OPERATIONAL] = dataclasses.replace(stream, released_offset=released)
+        catalog.streams[OPERATIONAL] = stream._replace(released_offset=released)
         catalog.consumers["a"] = dataclasses.replace(consumer, confirmed=Confirmed(confirmed))
         waiting.settle(catalog, 1)
         return {offset: done(append.future)[0].outcome for offset, append in appends.items() if append.future.done()}
