@@ -233,6 +233,9 @@ class ReceivingStore(Store, Protocol):
     @property
     def inbound(self) -> Inbound: ...
 
+    @property
+    def own_zones(self) -> frozenset[str]: ...
+
     def own_lives(self) -> frozenset[bytes]: ...
 
     @property

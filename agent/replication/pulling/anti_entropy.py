@@ -279,7 +279,7 @@ class AntiEntropy:
         await self._note_all_missing(found, theirs, is_level=is_level)
         for one in await asyncio.wrap_future(self._store.inbound.damaged(stream)):
             origin, span = Origin(one.zone, one.life), (one.first_sequence, one.last_sequence)
-            is_allowed = one.zone in {*self._settings.origins, self._store.zone}
+            is_allowed = one.zone in self._allowed
             if (origin, span) not in found.damaged and is_allowed and await self._their_ends(found, origin, span, 1):
                 found.damaged.append((origin, span))
         for origin, why in found.forks[:REFUSED_MAX]:  # each incident is a commit; of each life there is one
@@ -301,13 +301,24 @@ class AntiEntropy:
             found.missing_artifacts = sum([len(some) async for some in self._artifacts.absent(stream)])
         return found
 
+    @property
+    def _own(self) -> frozenset[str]:
+        """The zones whose facts were recorded here and are in no page of the peer. The other node of this zone records
+        for it as well, and sends those facts."""
+        return self._store.own_zones - self._settings.origins
+
+    @property
+    def _allowed(self) -> frozenset[str]:
+        """The zones whose facts the peer may bring: those of its pulls, and what is brought home."""
+        return self._store.own_zones | self._settings.origins
+
     def _unknown(self, found: Comparison) -> set[Origin]:
         """Missing own facts that could be inventions of the peer: no key signs this zone's facts, and the life is not
         in the table of lives, or is the present one. They are fetched by command only."""
         if self._store.signer is not None:
             return set()
         known = self._store.own_lives() - {self._store.life}
-        unknown = {one for one, _ in found.missing if one.zone == self._store.zone and one.life not in known}
+        unknown = {one for one, _ in found.missing if one.zone in self._own and one.life not in known}
         if unknown:
             facts = sum(last - first + 1 for origin, (first, last) in found.missing if origin in unknown)
             found.refuse(
@@ -330,7 +341,7 @@ class AntiEntropy:
         has been pulled."""
         theirs, after, more = dict[Origin, list[HeldRange]](), None, True
         before, end, zones = dict[str, HeldSum](), NOTHING_READ, 0
-        peer, allowed = self._settings.peer_node, {*self._settings.origins, self._store.zone}
+        peer, allowed = self._settings.peer_node, self._allowed
         while more:
             answer = await self._digests(found, GetDigests(stream=found.stream, after_zone=after))
             zones += len(answer.before)
@@ -415,7 +426,7 @@ class AntiEntropy:
     ) -> list[tuple[Origin, Sequences]]:
         """Spans of a zone that the peer holds and this store does not. Reads the store, in a thread."""
         is_own, forgotten, newest = (
-            zone == self._store.zone,
+            zone in self._own,
             self._store.reader.forgotten(zone),
             self._newest_life(stream, zone),
         )
@@ -574,7 +585,7 @@ class AntiEntropy:
         """Fetch missing batches and append them: how many facts, and what is declined, which is reported if this is the
         last attempt."""
         peer, stored, declined = self._settings.peer_node, 0, list[Declined]()
-        is_own = origin.zone == self._store.zone
+        is_own = origin.zone in self._own
         if not is_own and not self._store.inbound.trail(peer, found.stream):
             return 0, []  # nothing has been pulled yet: the pull will fetch everything
         if is_own and self._store.is_nearly_full(found.stream):
@@ -642,8 +653,7 @@ class AntiEntropy:
                 signers_known=self._judge.signers_known(),
             )
             reply = await self._ask(found, request)
-            allowed = self._settings.origins | {self._store.zone}
-            peer = self._settings.peer_node
+            peer, allowed = self._settings.peer_node, self._allowed
             offered, content = await asyncio.to_thread(
                 check_sequences, reply.answer, reply.batches, peer, request, allowed
             )

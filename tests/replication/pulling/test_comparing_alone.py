@@ -223,6 +223,25 @@ async def test_own_facts_that_a_restore_lost_are_fetched(tmp_path: Path) -> None
         assert {origin for origin in idmz.reader.held(STREAM) if origin.zone == "idmz"} == {former}
 
 
+async def test_the_other_node_of_the_zone_is_no_copy_of_this_one(tmp_path: Path) -> None:
+    """Facts of the zone that the other node has recorded are under way until they are pulled, as those of any peer;
+    only what this node has said about itself comes home."""
+    with (
+        FactStore.open(tmp_path / "plant.db", "plant-a") as plant,
+        FactStore.open(tmp_path / "idmz.db", "plant-a", node="idmz") as second,
+    ):
+        plant.appends.define([tag(1)])
+        plant.appends.append_samples(STREAM, samples(10)).result()
+        about_second = Elsewhere("idmz")
+        put(plant, about_second, [about_second.seal(5)])
+        async with comparing(plant, second) as (comparer, _):
+            found = await comparer.compare(STREAM, repair=True)
+        assert found.missing == [(about_second.origin, (1, 5))]
+        (why,) = found.refused
+        assert why.startswith("5 facts of this zone in 1 lives that this store does not know")
+        assert second.end_offset(STREAM) == 0
+
+
 OWN_KEY = make("idmz")
 OWN_SIGNER = ZoneSigner(signing_key(OWN_KEY), OWN_KEY.der)
 
