@@ -105,9 +105,10 @@ class Delivery:
         return found
 
     def seed(self, newest: Mapping[int, Newest]) -> None:
-        """Continue from the newest samples that an earlier process recorded."""
+        """Continue from the newest samples that an earlier process recorded, or another gateway."""
         for number, (sample, good_ns) in newest.items():
-            self.sampler.seed(number, sample, good_ns)
+            if number in self.tags:  # a new map may have been taken over during the search
+                self.sampler.seed(number, sample, good_ns)
 
     @property
     def is_standby(self) -> bool:

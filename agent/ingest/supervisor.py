@@ -20,7 +20,7 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
@@ -37,6 +37,7 @@ from agent.ingest.lifecycle import (
     Backoff,
     Event,
     Failures,
+    Newest,
     Outage,
     State,
     next_state,
@@ -153,6 +154,35 @@ def _undelivered_ns(settings: SourceSettings) -> int:
     return (settings.sampling_interval_ms + 2 * settings.publishing_interval_ms) * 1_000_000
 
 
+@dataclass(slots=True)
+class _Search:
+    """One search in a stream: the tags that are asked for, and what was found."""
+
+    numbers: set[int] = field(default_factory=set)
+    found: Mapping[int, Newest] | None = None
+
+
+class JointSearch:
+    """Searches the newest samples of several sources together. All of them begin at the same time when a gateway takes
+    over, and each search reads the same end of a stream."""
+
+    def __init__(self, stored: StoredFacts) -> None:
+        self._stored = stored
+        self._next: dict[str, _Search] = {}  # by stream: that of the sources which wait for the present one
+        self._searching = asyncio.Lock()
+
+    async def newest_samples(self, stream: str, numbers: Collection[int]) -> Mapping[int, Newest]:
+        """The newest sample of each of these tags that has one."""
+        search = self._next.setdefault(stream, _Search())
+        search.numbers.update(numbers)
+        async with self._searching:
+            if self._next.get(stream) is search:
+                del self._next[stream]
+            if search.found is None:  # or the source that searched has ended
+                search.found = await asyncio.to_thread(self._stored.newest_samples, stream, search.numbers)
+        return {number: search.found[number] for number in numbers if number in search.found}
+
+
 class SourceSupervisor:
     """Runs one source: starts it, waits for its end, and starts it again."""
 
@@ -163,9 +193,12 @@ class SourceSupervisor:
         recorder: Recorder,
         stored: StoredFacts | None = None,
         endpoints: Callable[[], Endpoints] | None = None,
+        search: JointSearch | None = None,
     ) -> None:
+        """`search`: in `stored`, joint with other sources."""
         self.settings = settings
         self._tags, self._recorder, self._stored = tags, recorder, stored
+        self._search = search
         self._source_from = source_maker(settings, stored, recorder, endpoints)
         self._state = State.IDLE
         self._source: Source | None = None
@@ -399,10 +432,10 @@ class SourceSupervisor:
         source, delivery, parts = self._source, self._delivery, dict[str, Stored]()
         assert source is not None, "made in its first life"
         assert delivery is not None, "made with the source"
-        if self._stored is not None:
+        if self._stored is not None and self._search is not None:
             parts |= await asyncio.to_thread(self._stored.completeness, self.settings.name)
             for stream, numbers in delivery.numbers_by_stream().items():
-                newest = await asyncio.to_thread(self._stored.newest_samples, stream, numbers)
+                newest = await self._search.newest_samples(stream, numbers)
                 delivery.seed(newest)
                 self._recorder.note_stored(max((one.good_ns for one in newest.values()), default=0))
         own, reason = {part: known for part, known in parts.items() if part != EVENTS_PART}, AGENT_STOPPED
@@ -554,6 +587,7 @@ class Ingest:
             Recorder, zone=zone, store=store, refusals=refusals, operational_stream=operational_stream, doubted=doubted
         )
         self._stored, self._watch_times = stored, watch_times
+        self._search = None if stored is None else JointSearch(stored)
         self._find_removed, self._keep_files = find_removed, keep_files
         self._is_recording = is_recording
         self._led_ns: int | None = None  # until when another gateway recorded
@@ -682,7 +716,7 @@ class Ingest:
 
     def _supervisor(self, settings: SourceSettings, tags: TagMap) -> SourceSupervisor:
         recorder = self._recorder_of(settings.name)
-        found = SourceSupervisor(settings, tags, recorder, self._stored, lambda: self._endpoints)
+        found = SourceSupervisor(settings, tags, recorder, self._stored, lambda: self._endpoints, self._search)
         if self._is_recording:
             found.begin_recording(self._led_ns if settings.name in self._by_name else None)
         return found

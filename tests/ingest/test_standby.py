@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -18,6 +19,7 @@ from agent.ingest.modbus import source as modbus_source
 from agent.ingest.modbus.source import ModbusSource
 from agent.ingest.ports import StoredFacts
 from agent.ingest.quality import BAD_COMMUNICATION_ERROR
+from agent.ingest.supervisor import JointSearch
 from agent.ingest.tags.file import load_tag_maps
 from agent.message import Message, Sample
 from agent.settings.sources import SourceSettings
@@ -324,3 +326,29 @@ async def test_tags_that_are_removed_in_standby_are_recorded_by_the_other_gatewa
         run.ingest.begin_recording(None)
         await wait_until_async(lambda: searches, "the search")
     assert store.samples == []
+
+
+async def test_sources_that_begin_together_search_together() -> None:
+    """Those that ask while one search runs have the next one in common. One that ends during its search leaves it to
+    the others."""
+    calls, may_answer = list[set[int]](), threading.Semaphore(0)
+
+    class Slow(Before):
+        """Answers when it may."""
+
+        def newest_samples(self, stream: str, numbers: Sequence[int]) -> dict[int, Newest]:
+            calls.append(set(numbers))
+            may_answer.acquire()
+            return super().newest_samples(stream, numbers)
+
+    search = JointSearch(cast(StoredFacts, Slow(None)))
+    async with asyncio.TaskGroup() as group:
+        asked = [group.create_task(search.newest_samples("s", [number])) for number in range(4)]
+        await wait_until_async(lambda: len(calls) == 1, "the first search")
+        may_answer.release()
+        await wait_until_async(lambda: len(calls) == 2, "the second search")
+        asked[1].cancel()
+        await wait_until_async(lambda: len(calls) == 3, "the same again")
+        may_answer.release(2)
+    assert calls == [{0}, {1, 2, 3}, {1, 2, 3}]
+    assert [list(await asked[number]) for number in (0, 2, 3)] == [[0], [2], [3]]
