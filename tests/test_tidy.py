@@ -113,7 +113,7 @@ CORES = tuple(
             "read_turns"
         ),
         "agent/settings": "opcua_address peers signing sources store",
-        "agent/signing": "certificates chains keys messages records",
+        "agent/signing": "certificates chains keys messages records x509_parts",
         "appliance": "packages sbom",
         "spark/pyspark_bsfg": "columns dictionary options packed pruning ranges schema values",
         "spark/pyspark_bsfg/jobs": "clean gaps rollup settings",

@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from agent.signing.errors import SigningError
 from agent.signing.records import KEY_ID_BYTES
+from agent.signing.x509_parts import key_pem
 
 SIGNATURE_BYTES = 64
 PUBLIC_BYTES = 32
@@ -108,9 +109,7 @@ class SigningKey:
 
     def pem(self) -> bytes:
         """The private key as PKCS#8 in PEM, without a password."""
-        return self._key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
+        return key_pem(self._key)
 
     def __repr__(self) -> str:
         return f"SigningKey({self.key_id.hex()})"

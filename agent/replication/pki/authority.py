@@ -22,15 +22,12 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from agent.file_replace import write_file
 from agent.replication.pki.certificates import (
+    BACKDATED,
     CertificateDetails,
     authority_identifier,
-    builder,
     describe,
     general_name,
     key_matches,
-    key_pem,
-    key_usage,
-    subject_name,
 )
 from agent.replication.pki.crl import make_crl
 from agent.replication.pki.files import (
@@ -46,6 +43,7 @@ from agent.replication.pki.files import (
 from agent.replication.pki.problem import PkiError
 from agent.replication.protocol.topics import is_node
 from agent.signing.certificates import FACT_SIGNING, refuse_anchor
+from agent.signing.x509_parts import builder, key_pem, key_usage, subject_name
 
 CA_DAYS = 3650
 """Ten years: replacing a root means work at every gateway."""
@@ -120,10 +118,10 @@ def create_authority(
     key = ec.generate_private_key(ec.SECP256R1())
     subject = subject_name(name)
     unsigned = (
-        builder(subject, subject, key.public_key(), now, now + timedelta(days=days))
+        builder(subject, subject, key.public_key(), now - BACKDATED, now + timedelta(days=days))
         # No intermediate authorities: a site that needs a second authority creates a second root.
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(key_usage(key_cert_sign=True), critical=True)
+        .add_extension(key_usage("key_cert_sign", "crl_sign"), critical=True)
     )
     if for_facts:  # TLS then refuses all that this authority issues, even if its root is trusted by mistake
         unsigned = unsigned.add_extension(x509.ExtendedKeyUsage([FACT_SIGNING]), critical=True)
@@ -255,9 +253,9 @@ def sign(
         hint = f"use --days {left}, or create a new authority" if left >= 1 else f"create a new one: {create}"
         raise PkiError(f"the authority itself expires in {left} days", hint)
     unsigned = (
-        builder(subject_name(subject.common_name), authority.certificate.subject, public_key, now, ends)
+        builder(subject_name(subject.common_name), authority.certificate.subject, public_key, now - BACKDATED, ends)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(key_usage(digital_signature=True), critical=True)
+        .add_extension(key_usage("digital_signature"), critical=True)
         .add_extension(x509.ExtendedKeyUsage([subject.purpose]), critical=subject.purpose == FACT_SIGNING)
         .add_extension(authority_identifier(authority.certificate), critical=False)
     )

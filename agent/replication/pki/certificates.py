@@ -16,12 +16,12 @@ from typing import TypeVar
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from agent.replication.pki.files import Key
 from agent.replication.pki.problem import PkiError
 from agent.replication.protocol.topics import is_node
 from agent.signing.certificates import FACT_SIGNING, common_name_in
+from agent.signing.x509_parts import Key
 
 _T = TypeVar("_T", bound=x509.ExtensionType)
 
@@ -105,42 +105,6 @@ def key_matches(certificate: x509.Certificate, key: Key) -> bool:
     return certificate.public_key() == key.public_key()
 
 
-def builder(
-    subject: x509.Name, issuer: x509.Name, key: CertificatePublicKeyTypes, now: datetime, ends: datetime
-) -> x509.CertificateBuilder:
-    """A certificate builder with the fields that all our certificates have."""
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - BACKDATED)
-        .not_valid_after(ends)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
-    )
-
-
-def subject_name(common_name: str) -> x509.Name:
-    """A subject with this common name only."""
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
-
-
-def key_usage(*, digital_signature: bool = False, key_cert_sign: bool = False) -> x509.KeyUsage:
-    """The allowed uses of the key; all others are forbidden."""
-    return x509.KeyUsage(
-        digital_signature=digital_signature,
-        key_cert_sign=key_cert_sign,
-        crl_sign=key_cert_sign,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
-
-
 def authority_identifier(authority: x509.Certificate) -> x509.AuthorityKeyIdentifier:
     """The identifier of the authority's key."""
     identifier = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
@@ -159,12 +123,6 @@ def general_name(host: str) -> x509.GeneralName:
             "give one name or address, without port, wildcard or path (non-ASCII names in xn-- form)",
         )
     return x509.DNSName(host.lower())
-
-
-def key_pem(key: Key, passphrase: bytes | None = None) -> bytes:
-    """The PEM encoding of a private key, encrypted (AES-256) if there is a passphrase."""
-    protection = serialization.BestAvailableEncryption(passphrase) if passphrase else serialization.NoEncryption()
-    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, protection)
 
 
 def key_fingerprint(key: CertificatePublicKeyTypes) -> str:

@@ -15,9 +15,10 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from cryptography.hazmat.primitives.asymmetric import rsa
 
 from agent.replication.pki.problem import PkiError
+from agent.signing.x509_parts import Key
 
 FILE_BYTES_MAX = 256 * 1024
 """Largest PEM file that is read: larger than a system trust store, smaller than a disk image given by mistake."""
@@ -27,8 +28,6 @@ KEY_MODE = 0o600
 PUBLIC_MODE = 0o644
 _KEY_MODE_FORBIDDEN = 0o037
 """Permission bits that a key file must not have: any for others, more than read for the group (the broker's)."""
-
-Key = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey | ed25519.Ed25519PrivateKey
 
 
 def load_certificates(path: Path) -> list[x509.Certificate]:

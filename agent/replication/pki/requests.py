@@ -37,14 +37,11 @@ from agent.replication.pki.certificates import (
     extension_of,
     key_fingerprint,
     key_matches,
-    key_pem,
-    subject_name,
 )
 from agent.replication.pki.files import (
     KEY_MODE,
     PUBLIC_MODE,
     RSA_BITS_MIN,
-    Key,
     disk_errors,
     load_certificates,
     load_key,
@@ -56,6 +53,7 @@ from agent.replication.pki.files import (
 from agent.replication.pki.problem import PkiError
 from agent.replication.pki.renewal import IdentityFiles, identity_files
 from agent.signing.certificates import common_name_in
+from agent.signing.x509_parts import Key, key_pem, subject_name
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from agent.file_replace import write_file
 from agent.replication.pki.authority import CertificateSubject, Issued, check_days, check_zone, load_authority
-from agent.replication.pki.certificates import builder, key_usage, subject_name
+from agent.replication.pki.certificates import BACKDATED
 from agent.replication.pki.files import (
     PUBLIC_MODE,
     disk_errors,
@@ -37,6 +37,7 @@ from agent.signing.certificates import FACT_SIGNING, Refusal, Signer, describe_s
 from agent.signing.errors import SigningError
 from agent.signing.files import load_key
 from agent.signing.keys import SigningKey
+from agent.signing.x509_parts import builder, key_usage, subject_name
 
 SIGNER_DAYS = 1825
 """Five years: each renewal of a pinned certificate is work at every receiver."""
@@ -60,9 +61,9 @@ def create_signer(
     key = SigningKey.generate()
     subject = subject_name(zone)
     certificate = (
-        builder(subject, subject, key.private.public_key(), now, now + timedelta(days=days))
+        builder(subject, subject, key.private.public_key(), now - BACKDATED, now + timedelta(days=days))
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(key_usage(digital_signature=True), critical=True)
+        .add_extension(key_usage("digital_signature"), critical=True)
         .add_extension(x509.ExtendedKeyUsage([FACT_SIGNING]), critical=True)
         .sign(key.private, None)
     )

@@ -20,13 +20,14 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from agent.file_replace import sync_folder, write_file
 from agent.ingest.clock import BUILT_NS
 from agent.ingest.errors import SourceRefused
 from agent.ingest.opcua.security.certificate_facts import CertificateFacts, facts_of, parse_certificate
 from agent.settings.sources import OpcuaSourceSettings
+from agent.signing.x509_parts import builder, key_pem, key_usage, subject_name
 
 KEY_BITS = 2048  # the minimum of Basic256Sha256 and the maximum of old devices
 LIFETIME_DAYS = 3650  # the life of a gateway; its end is reported like that of any certificate
@@ -66,7 +67,7 @@ def _ensure_pair(certificate_file: Path, key_file: Path, application_uri: str) -
         raise SourceRefused(f"{missing} is missing, but {found} exists; restore it, or remove that to make a new pair")
     key = rsa.generate_private_key(public_exponent=65537, key_size=KEY_BITS)
     _write(waiting, _encoded(_self_signed(key, application_uri), certificate_file), 0o644)
-    _write(key_file, _key_pem(key), 0o600)
+    _write(key_file, key_pem(key), 0o600)
     waiting.replace(certificate_file)
     sync_folder(certificate_file.parent)
 
@@ -201,8 +202,7 @@ def read_key(file: Path) -> PrivateKeyTypes:
 def read_key_of(certificate: CertificateFacts, file: Path) -> PrivateKeyTypes:
     """The private key of a certificate. Raises SourceRefused, also if they do not match."""
     key = read_key(file)
-    spki = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
-    if key.public_key().public_bytes(*spki) != parse_certificate(certificate.der).public_key().public_bytes(*spki):
+    if key.public_key() != parse_certificate(certificate.der).public_key():
         raise SourceRefused(f"{file} is not the key of the certificate {certificate.sha1}; configure a matching pair")
     return key
 
@@ -220,43 +220,23 @@ def read_file(file: Path) -> bytes:
 
 
 def _self_signed(key: rsa.RSAPrivateKey, application_uri: str) -> x509.Certificate:
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "bsfg")])
+    name = subject_name("bsfg")
     names = [x509.UniformResourceIdentifier(application_uri), x509.DNSName(socket.gethostname() or "localhost")]
-    usage = x509.KeyUsage(
-        digital_signature=True,
-        content_commitment=True,
-        key_encipherment=True,
-        data_encipherment=True,
-        key_agreement=False,
-        key_cert_sign=False,
-        crl_sign=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
+    usage = key_usage("digital_signature", "content_commitment", "key_encipherment", "data_encipherment")
     now = datetime.now(UTC)
     if now.timestamp() * 1e9 < BUILT_NS:
         text = f"our certificate is not made while this machine's clock says {now:%Y-%m-%d %H:%M} UTC: it was never set"
         raise SourceRefused(f"{text}; set it (timedatectl), and the node goes on by itself")
     return (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=CLOCK_SLACK_DAYS))
-        .not_valid_after(now + timedelta(days=LIFETIME_DAYS))
+        builder(
+            name, name, key.public_key(), now - timedelta(days=CLOCK_SLACK_DAYS), now + timedelta(days=LIFETIME_DAYS)
+        )
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(usage, critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA256())
     )
-
-
-def _key_pem(key: rsa.RSAPrivateKey) -> bytes:
-    encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
-    return key.private_bytes(encoding, form, serialization.NoEncryption())
 
 
 def _write(file: Path, data: bytes, mode: int) -> None:

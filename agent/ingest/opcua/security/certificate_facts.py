@@ -24,6 +24,7 @@ from cryptography.utils import CryptographyDeprecationWarning
 warnings.filterwarnings("ignore", "Parsed a serial number", CryptographyDeprecationWarning)
 
 CHAIN_MAX = 10  # certificates in a ServerCertificate field; a chain to a root has two to four
+_EARLIEST, _LATEST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +33,25 @@ class CertificateFacts:
     then only `der`, the thumbprints and `key_bits` are known."""
 
     der: bytes
-    subject: str
-    issuer: str
-    sha1: str
-    sha256: str
-    not_before: datetime
-    not_after: datetime
-    uris: tuple[str, ...]
-    host_names: tuple[str, ...]
     key_bits: int
-    is_self_issued: bool
+    subject: str = "unreadable"
+    issuer: str = "unreadable"
+    not_before: datetime = _EARLIEST
+    not_after: datetime = _LATEST
+    uris: tuple[str, ...] = ()
+    host_names: tuple[str, ...] = ()
+    is_self_issued: bool = False
     fault: str = ""
+
+    @property
+    def sha1(self) -> str:
+        """The thumbprint that servers show."""
+        return hashlib.sha1(self.der, usedforsecurity=False).hexdigest().upper()
+
+    @property
+    def sha256(self) -> str:
+        """The thumbprint of pins."""
+        return hashlib.sha256(self.der).hexdigest()
 
     @property
     def thumbprints(self) -> str:
@@ -75,18 +84,15 @@ def facts_of(data: bytes) -> CertificateFacts:
 
 
 def _parsed(certificate: x509.Certificate) -> CertificateFacts:
-    der = certificate.public_bytes(Encoding.DER)
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
         names = x509.SubjectAlternativeName([])
-    key = certificate.public_key()
     return CertificateFacts(
-        der=der,
+        der=certificate.public_bytes(Encoding.DER),
+        key_bits=_key_bits(certificate.public_key()),
         subject=certificate.subject.rfc4514_string(),
         issuer=certificate.issuer.rfc4514_string(),
-        sha1=hashlib.sha1(der, usedforsecurity=False).hexdigest().upper(),
-        sha256=hashlib.sha256(der).hexdigest(),
         not_before=certificate.not_valid_before_utc,
         not_after=certificate.not_valid_after_utc,
         uris=tuple(names.get_values_for_type(x509.UniformResourceIdentifier)),
@@ -94,29 +100,19 @@ def _parsed(certificate: x509.Certificate) -> CertificateFacts:
             *names.get_values_for_type(x509.DNSName),
             *(str(address) for address in names.get_values_for_type(x509.IPAddress)),
         ),
-        key_bits=key.key_size if isinstance(key, rsa.RSAPublicKey) else 0,
         is_self_issued=certificate.subject == certificate.issuer,
     )
 
 
 def _unparsed(der: bytes, fault: str) -> CertificateFacts:
-    key, size = public_key_of(der), _der_size(der)
-    if size != len(der):
+    key = public_key_of(der)
+    if _der_size(der) != len(der):
         raise ValueError("is not one certificate")
-    return CertificateFacts(
-        der=der,
-        subject="unreadable",
-        issuer="unreadable",
-        sha1=hashlib.sha1(der, usedforsecurity=False).hexdigest().upper(),
-        sha256=hashlib.sha256(der).hexdigest(),
-        not_before=datetime.min.replace(tzinfo=UTC),
-        not_after=datetime.max.replace(tzinfo=UTC),
-        uris=(),
-        host_names=(),
-        key_bits=key.key_size if isinstance(key, rsa.RSAPublicKey) else 0,
-        is_self_issued=False,
-        fault=fault,
-    )
+    return CertificateFacts(der, _key_bits(key), fault=fault)
+
+
+def _key_bits(key: PublicKeyTypes) -> int:
+    return key.key_size if isinstance(key, rsa.RSAPublicKey) else 0
 
 
 def _der_of(data: bytes) -> bytes:
