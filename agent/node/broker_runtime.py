@@ -33,6 +33,9 @@ from agent.settings.node import NodeSettings
 from agent.settings.peers import BrokerSettings
 from agent.telemetry import Telemetry
 
+REPEATED_MS = 1_000
+"""Between two requests to the node of a pair that has nothing new: so late are facts when the other one dies."""
+
 
 @dataclass(frozen=True, slots=True)
 class SharedParts:
@@ -128,15 +131,20 @@ class BrokerRuntime:
             if not peer.pulls:
                 continue
             requester = self._requesters[peer.node]
-            origins = peer.origins
+            origins, shared_zones = self._settings.origins_of(peer), self._settings.shared_zones(peer)
             bandwidth = self.bandwidths.get(peer.node)
             for stream in peer.pulls:
                 start = peer.start_of(stream)
                 receiver = ReceiverSettings(
                     start="oldest" if start == "oldest" else "end",
                     spread_ms=max(SPREAD_MS, SPREAD_OF_PULL_MS * count),
+                    repeated_ms=REPEATED_MS if shared_zones else 0,
                 )
-                settings = PullSettings(peer.node, stream, f"{self._node}.{stream}", origins, receiver=receiver)
+                settings = PullSettings(
+                    *(peer.node, stream, f"{self._node}.{stream}", origins),
+                    receiver=receiver,
+                    shared_zones=shared_zones,
+                )
                 puller = Puller(
                     requester,
                     shared.store,

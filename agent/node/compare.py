@@ -62,9 +62,11 @@ def comparers(
     found = dict[str, AntiEntropy]()
     for peer in settings.peer:
         if peer.pulls and peer.node in requesters:
-            origins = peer.origins
+            origins = settings.origins_of(peer)
             late = frozenset(stream for stream in peer.pulls if peer.start_of(stream) != "oldest")
-            what = AntiEntropySettings(peer.node, peer.pulls, origins, late, peer.anti_entropy_hours)
+            what = AntiEntropySettings(
+                *(peer.node, peer.pulls, origins, late, peer.anti_entropy_hours, settings.pair_zones)
+            )
             requester = ThrottledRequester(requesters[peer.node], limits.get(peer.node), Priority.REPAIR, telemetry)
             found[peer.node] = AntiEntropy(requester, store, what, COMPARISON_ERRORS, telemetry=telemetry, judge=judge)
     return found

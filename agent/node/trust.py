@@ -34,7 +34,7 @@ def requests_signer(settings: NodeSettings) -> RecordSigner | None:
     """This node's signing key, for a command. None if there is none or it cannot be used, which opening the store
     reports."""
     try:
-        return load_identity(settings.signing, settings.node.zone)
+        return load_identity(settings.signing, settings.node.zone, settings.node.name)
     except SigningError:
         return None
 
@@ -45,8 +45,10 @@ class TrustFiles:
 
     def __init__(self, settings: NodeSettings, store: FactStore, times: WatchTimes = PATIENT) -> None:
         self._settings, self._store, self._times = settings, store, times
-        own = () if store.signer is None else (store.signer.certificate,)
-        policy = TrustPolicy(SignerTrust(), _rules(settings), settings.node.zone, own)
+        policy = TrustPolicy(
+            *(SignerTrust(), _rules(settings), settings.node.zone, _certificates_of(store.signer)),
+            own_node=settings.node.name,
+        )
         self.judge = PageJudge(store, policy, EvidenceFolder(settings.node.state_dir / "declined"))
         self._read: bytes | None = None  # digest of the files that were read last
         self._trust: SignerTrust | None = None  # what is in force; None before any file could be used
@@ -69,14 +71,16 @@ class TrustFiles:
         """Read the files of [signing] that a new node.toml names; returns the key to sign with. Raises SigningError,
         also for a new key with which receivers would now refuse all facts."""
         trust = load_trust(settings.signing, settings.origin)
-        signer = load_identity(settings.signing, settings.node.zone)
+        signer = load_identity(settings.signing, settings.node.zone, settings.node.name)
         if signer is None or _is_same(signer, self._store.signer):
             return signer
-        named, now_ms = describe_signer(signer.certificate), time.time_ns() // 1_000_000
-        assert not isinstance(named, Refusal), "load_identity refuses other certificates"
-        if refusal := named.refuses(now_ms):
-            why = f"{settings.signing.certificate_file} cannot be used now: {refusal}"
-            raise SigningError(why, "set the clock (timedatectl), or renew it: bsfg pki signer request")
+        now_ms = time.time_ns() // 1_000_000
+        for certificate in _certificates_of(signer):
+            named = describe_signer(certificate)
+            assert not isinstance(named, Refusal), "load_identity refuses other certificates"
+            if refusal := named.refuses(now_ms):
+                why = f"{settings.signing.certificate_file} cannot be used now: {refusal}"
+                raise SigningError(why, "set the clock (timedatectl), or renew it: bsfg pki signer request")
         if trust.is_suspect(signer.key_id, now_ms):
             why = f"{settings.signing.key_file}: key {signer.key_id.hex()} is compromised"
             raise SigningError(why, "make another: bsfg pki signer key --force")
@@ -88,7 +92,7 @@ class TrustFiles:
         if _is_same(signer, self._store.signer):
             return False
         await asyncio.wrap_future(self._store.set_signer(signer))
-        self.judge.sign_as(None if signer is None else signer.certificate)
+        self.judge.sign_as(*_certificates_of(signer))
         log.info("signing_key_taken_over", extra={"key": None if signer is None else signer.key_id.hex()})
         return True
 
@@ -158,7 +162,12 @@ def _is_same(one: RecordSigner | None, other: RecordSigner | None) -> bool:
     """Whether both are the same key with the same certificate, or both None."""
     if one is None or other is None:
         return one is other
-    return (one.key_id, one.certificate) == (other.key_id, other.certificate)
+    return (one.key_id, _certificates_of(one)) == (other.key_id, _certificates_of(other))
+
+
+def _certificates_of(signer: RecordSigner | None) -> tuple[bytes, ...]:
+    """The certificates of this node's key, each once."""
+    return () if signer is None else tuple(dict.fromkeys((signer.certificate, signer.message_certificate)))
 
 
 @contextlib.contextmanager
@@ -166,7 +175,7 @@ def command_judge(settings: NodeSettings) -> Iterator[MessageJudge]:
     """Judges answers for a command, by the rules of the node and by what its store has verified. Raises
     SigningError."""
     trust = load_trust(settings.signing, settings.origin)
-    policy = TrustPolicy(trust, _rules(settings), settings.node.zone)
+    policy = TrustPolicy(trust, _rules(settings), settings.node.zone, own_node=settings.node.name)
     path = settings.node.store_file
     with contextlib.closing(StoreReader(path)) if path.exists() else contextlib.nullcontext() as held:
         yield MessageJudge(policy, held)

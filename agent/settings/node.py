@@ -112,6 +112,15 @@ class NodeSettings:
         zones = [self.node.zone, *(peer.zone for peer in self.peer)]
         return frozenset(zone for zone in zones if zones.count(zone) > 1)
 
+    def origins_of(self, peer: PeerSettings) -> frozenset[str]:
+        """The zones whose facts are accepted from a peer. Each of two nodes of a zone brings what the other one says
+        about itself, too."""
+        return peer.origins.union(other.node for other in self.peer if other.zone == peer.zone)
+
+    def shared_zones(self, peer: PeerSettings) -> tuple[str, ...]:
+        """The zones whose facts are here before this peer brings them: its partner does, or this node records them."""
+        return tuple(sorted(self.origins_of(peer) - set(peer.relays))) if peer.zone in self.pair_zones else ()
+
     def problems(self) -> Iterator[tuple[str, str]]:
         """Broken rules that concern several sections."""
         brokers = {broker.name for broker in self.broker}

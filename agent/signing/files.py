@@ -1,7 +1,7 @@
 """Reads the files that [signing] and [[origin]] name: our key and certificate, authorities, and compromised keys.
 
     load_key        our key, from a PEM file or a systemd credential; refused if others may read it
-    load_identity   our key and the certificate that names it, checked against each other and against our zone
+    load_identity   our key and the certificates that name it, checked against each other, our zone and our name
     load_trust      the trust settings for `certificates.signer_of`, from settings and files
 
 The list of compromised keys is a TOML file, because an operator may have to write it by hand on a machine without this
@@ -66,26 +66,30 @@ def load_key(path: Path) -> SigningKey:
         return SigningKey.from_pem(_bounded(path, file), str(path))
 
 
-def load_identity(settings: SigningSettings, zone: str) -> ZoneSigner | None:
-    """Our key and its certificate; None if nothing is to be signed. Raises SigningError if either cannot be used, or if
-    the certificate names another key or zone. Its dates are not checked: an expired certificate raises an alert, and
-    recording continues."""
+def load_identity(settings: SigningSettings, zone: str, node: str = "") -> ZoneSigner | None:
+    """Our key and its certificates, for our zone and, if it differs, for the name of this node; None if nothing is to
+    be signed. Raises SigningError if one cannot be used, is missing, or names another key. Dates are not checked: an
+    expired certificate raises an alert, and recording continues."""
     if settings.key_file is None or settings.certificate_file is None:
         return None
     key = load_key(settings.key_file)
-    file = settings.certificate_file
-    der = _certificates(file)[0].public_bytes(serialization.Encoding.DER)
-    signer = describe_signer(der)
-    if isinstance(signer, Refusal):
-        raise SigningError(f"{file} cannot be used to sign facts: {signer}", "see bsfg pki signer show")
-    if signer.zone != zone:
-        raise SigningError(
-            f"{file} is for zone {signer.zone}, not {zone}", f"request one for {zone}: bsfg pki signer request"
-        )
-    if signer.public != key.public:
-        hint = "use the certificate that was issued for this key, or request one: bsfg pki signer request"
-        raise SigningError(f"{file} names key {signer.key_id.hex()}, the key is {key.key_id.hex()}", hint)
-    return ZoneSigner(key, der)
+    file, found = settings.certificate_file, dict[str, bytes]()
+    for certificate in _certificates(file):
+        der = certificate.public_bytes(serialization.Encoding.DER)
+        signer = describe_signer(der)
+        if isinstance(signer, Refusal):
+            raise SigningError(f"{file} cannot be used to sign facts: {signer}", "see bsfg pki signer show")
+        if signer.public != key.public and signer.zone in {zone, node}:
+            hint = "use the certificate that was issued for this key, or request one: bsfg pki signer request"
+            raise SigningError(f"{file} names key {signer.key_id.hex()}, the key is {key.key_id.hex()}", hint)
+        found.setdefault(signer.zone, der)
+    for name in (zone, node or zone):
+        if name not in found:
+            hint = f"request one for {name}: bsfg pki signer request"
+            if len(found) > 1 or name != zone:
+                hint += "; append it to this file, which has one for the zone and one for the node"
+            raise SigningError(f"{file} is for zone {' and '.join(found)}, not {name}", hint)
+    return ZoneSigner(key, found[zone], found[node] if node and node != zone else b"")
 
 
 def load_trust(settings: SigningSettings, origins: Iterable[OriginSettings]) -> SignerTrust:

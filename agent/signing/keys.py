@@ -117,10 +117,17 @@ class SigningKey:
 
 @dataclass(frozen=True, slots=True)
 class ZoneSigner:
-    """Signs the facts of this node: its key, and the certificate (DER) that names the key to receivers."""
+    """Signs for this node: its key, and the certificate (DER) that names the key to receivers. A node that is not named
+    like its zone has a second one, for what it says in its own name."""
 
     key: SigningKey
     certificate: bytes
+    node_certificate: bytes = b""
+
+    @property
+    def message_certificate(self) -> bytes:
+        """The certificate with requests and answers."""
+        return self.node_certificate or self.certificate
 
     @property
     def key_id(self) -> bytes:

@@ -62,18 +62,25 @@ def answer_bytes(place: MessagePlace, answer: bytes | memoryview) -> bytes:
     return _covered(ANSWER_MARK, place, _digest_of(_without_bodies(answer)))
 
 
+def signer_name(zone: str, key_id: bytes) -> str:
+    """How a request names a certificate that the requester has. One key may have several: of its zone, and of its
+    node."""
+    return f"{zone}/{key_id.hex()}"
+
+
 def sign_request(signer: RecordSigner, place: MessagePlace, request: bytes) -> bytes:
     """The request with its proof in front."""
     signature = signer.sign(request_bytes(place, request))
-    return _joined(REQUEST_MARK, signer.certificate, signature, request)
+    return _joined(REQUEST_MARK, signer.message_certificate, signature, request)
 
 
 def sign_answer(
     signer: RecordSigner, place: MessagePlace, answer: bytes | Sequence[bytes], known: Collection[str] = ()
 ) -> bytes:
-    """The answer with the proof in front; without the certificate if the requester has named its key id (hex). `answer`
-    may be given in parts, of which the first is the header."""
-    certificate = signer.key_id if signer.key_id.hex() in known else signer.certificate
+    """The answer with the proof in front; without the certificate if the requester has named it (`signer_name`).
+    `answer` may be given in parts, of which the first is the header."""
+    is_known = signer_name(place.serving_node, signer.key_id) in known
+    certificate = signer.key_id if is_known else signer.message_certificate
     if isinstance(answer, bytes):
         return _joined(ANSWER_MARK, certificate, signer.sign(answer_bytes(place, answer)), answer)
     covered = _covered(ANSWER_MARK, place, _digest_of(_parts_without_bodies(answer)))
@@ -82,7 +89,7 @@ def sign_answer(
 
 def proof_bytes(signer: RecordSigner | None) -> int:
     """The number of bytes that the proof adds to an answer."""
-    return len(ANSWER_MARK) + _LENGTH.size + len(signer.certificate) + SIGNATURE_BYTES if signer else 0
+    return len(ANSWER_MARK) + _LENGTH.size + len(signer.message_certificate) + SIGNATURE_BYTES if signer else 0
 
 
 def split_request(payload: bytes) -> tuple[bytes, MessageProof | None]:

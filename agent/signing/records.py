@@ -30,12 +30,15 @@ class RecordError(ValueError):
 
 
 class RecordSigner(Protocol):
-    """The private key of a zone, and the certificate that names it (DER; empty if receivers pin the key)."""
+    """The private key of a node, and the certificates that name it (DER; empty if receivers pin the key): for the facts
+    of its zone, and for its requests and answers."""
 
     @property
     def key_id(self) -> bytes: ...
     @property
     def certificate(self) -> bytes: ...
+    @property
+    def message_certificate(self) -> bytes: ...
     def sign(self, data: bytes) -> bytes:
         """The 64 bytes of an Ed25519 signature."""
         ...

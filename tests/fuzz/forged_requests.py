@@ -168,7 +168,7 @@ class Forger:
             "depth_facts": edge,
             "ends_max": edge,
             "whole_batches": True,
-            "signers_known": [chance.randbytes(8).hex()] * chance.choice((0, 1, 512, 513)),
+            "signers_known": [f"plant-a/{chance.randbytes(8).hex()}"] * chance.choice((0, 1, 512, 513)),
             "record": base64.b64encode(chance.randbytes(82)).decode(),
         }
         name = chance.choice(list(lies))

@@ -115,7 +115,7 @@ def requests() -> list[bytes]:
         messages.FetchFacts(
             consumer_name="c",
             limit=1,
-            signers_known=[LIFE[:16]],
+            signers_known=[f"plant-a/{LIFE[:16]}"],
         ),
         messages.FetchRange(stream=TELEMETRY, first_offset=1, last_offset=9, life=LIFE, limit=10),
         messages.FetchSequences(

@@ -65,6 +65,25 @@ def test_each_peer_has_its_own_rights(tmp_path: Path) -> None:
         assert dict(server._context.appends) == {"plant-b": frozenset({"orders"})}
 
 
+def test_two_nodes_of_one_zone_are_two_peers(tmp_path: Path) -> None:
+    """Each is asked, served and compared with under its own name. Both may bring the facts of the zone and what either
+    says about itself; requests name what is held of these. Nothing of the kind is asked of another peer."""
+    pair = [peer_of("plant-a", "site", node=node, pulls=(TELEMETRY,)) for node in ("plant-a", "plant-a-2")]
+    other = peer_of("plant-b", "site", pulls=(TELEMETRY,), relays=("cell",))
+    with FactStore.open(tmp_path / "facts.db", "idmz") as store:
+        runtime = made(tmp_path, store, *pair, other)._runtimes["site"]
+        found = {one._runner.settings.peer_node: one._runner.settings for one in runtime.pullers}
+        assert [*found] == [*runtime.nodes] == [*runtime.comparers] == ["plant-a", "plant-a-2", "plant-b"]
+        both = frozenset({"plant-a", "plant-a-2"})
+        for node in both:
+            assert (found[node].origins, {*found[node].shared_zones}) == (both, both)
+            assert found[node].receiver.repeated_ms > 0
+            assert runtime.comparers[node].settings.pair_zones == {"plant-a"}
+        assert found["plant-b"].origins == {"plant-b", "cell"}
+        assert (found["plant-b"].shared_zones, found["plant-b"].receiver.repeated_ms) == ((), 0)
+        assert dict(runtime.server._context.zones)["plant-a-2"] == both
+
+
 def test_the_peers_of_all_brokers_share_their_turns(tmp_path: Path) -> None:
     """Each pair of zones may have a broker of its own, and reading for one zone takes time from all."""
     files = (tmp_path / "ca.pem", tmp_path / "idmz.pem", tmp_path / "idmz.key")

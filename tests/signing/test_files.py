@@ -34,6 +34,30 @@ def test_our_identity_is_key_and_certificate(tmp_path: Path) -> None:
     assert load_identity(SigningSettings(), "plant-a") is None
 
 
+def test_a_node_that_is_not_named_like_its_zone_has_two_certificates(tmp_path: Path) -> None:
+    """One of the zone, for facts, and one of the node, for messages, both of one key, in any order. A missing one is
+    named, with what to do."""
+    zone = make("plant-a", FACTS_CA)
+    node = make("plant-a-2", FACTS_CA, key=zone.key)
+    settings = identity(tmp_path, zone)
+    for order in ((zone, node), (node, zone)):
+        (tmp_path / "s.pem").write_bytes(b"".join(one.pem for one in order))
+        loaded = load_identity(settings, "plant-a", "plant-a-2")
+        assert loaded is not None
+        assert (loaded.certificate, loaded.message_certificate) == (zone.der, node.der)
+    alone = load_identity(settings, "plant-a", "plant-a")
+    assert alone is not None
+    assert (alone.certificate, alone.message_certificate) == (zone.der, zone.der)
+    for kept, lacks in ((zone, "plant-a, not plant-a-2"), (node, "plant-a-2, not plant-a")):
+        (tmp_path / "s.pem").write_bytes(kept.pem)
+        with pytest.raises(SigningError, match=f"is for zone {lacks}$") as caught:
+            load_identity(settings, "plant-a", "plant-a-2")
+        assert "bsfg pki signer request" in caught.value.hint
+    (tmp_path / "s.pem").write_bytes(zone.pem + make("plant-a-2", FACTS_CA).pem)
+    with pytest.raises(SigningError, match="names key"):
+        load_identity(settings, "plant-a", "plant-a-2")
+
+
 def test_an_identity_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     """Another zone's certificate, another key's, one for TLS, and a file that is none."""
     made = make("plant-a", FACTS_CA)

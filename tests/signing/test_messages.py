@@ -38,7 +38,7 @@ class Long:
 
     key = SIGNER.key
     key_id = SIGNER.key_id
-    certificate = bytes(4096)
+    certificate = message_certificate = bytes(4096)
 
     def sign(self, data: bytes) -> bytes:
         """As the key."""

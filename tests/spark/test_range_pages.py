@@ -85,7 +85,7 @@ def test_a_record_proves_its_chain_and_nothing_else() -> None:
     assert signers_trusted.verified([stranger, *batches[1:]]) == ["no", "yes", "yes", "yes", "no", "no"]
     forged = chain(2, key=other, link=batches[3].link)
     assert signers_trusted.verified([*batches[:4], *forged]) == ["yes"] * 4 + ["no"] * 2
-    assert signers_trusted.known() == [key.key_id.hex()]
+    assert signers_trusted.known() == [f"plant/{key.key_id.hex()}"]
 
 
 def test_whole_batches_are_requested_to_prove_them() -> None:

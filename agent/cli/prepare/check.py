@@ -185,10 +185,10 @@ def check_signing(sections: Sections) -> Iterator[Finding]:
     if sections.node is None or sections.signing is None:
         return
     try:
-        if (identity := load_identity(sections.signing, sections.node.zone)) is not None:
-            signer = describe_signer(identity.certificate)
-            assert isinstance(signer, Signer), "load_identity refuses other certificates"
-            days = (signer.not_after_ms - datetime.now(UTC).timestamp() * 1000) / 86_400_000
+        if (identity := load_identity(sections.signing, sections.node.zone, sections.node.name)) is not None:
+            signers = map(describe_signer, (identity.certificate, identity.message_certificate))
+            ends_ms = min(one.not_after_ms for one in signers if isinstance(one, Signer))
+            days = (ends_ms - datetime.now(UTC).timestamp() * 1000) / 86_400_000
             if days < SIGNER_WARN_DAYS:
                 why = "receivers refuse what is signed after that; bsfg pki signer request"
                 ends = f"its certificate ends in {days:.0f} days" if days > 0 else "its certificate has ended"

@@ -359,12 +359,15 @@ class Transaction:
         return own.id if definitions == own.definitions else self.definition_id(zone, definitions.digest)
 
     def sign_with(self, signer: RecordSigner | None) -> None:
-        """Sign with this key from this transaction on, and store its certificate, so that no batch of it is served
+        """Sign with this key from this transaction on, and store its certificates, so that no batch of it is served
         without."""
         self.signer = signer
         if signer is not None and signer.certificate:
-            zone = self.catalog.zone
-            self.add_signers([SignerCertificate(signer.key_id, signer.certificate, is_trusted=True, zone=zone)])
+            for zone, one in {
+                self.catalog.node: signer.message_certificate,
+                self.catalog.zone: signer.certificate,
+            }.items():
+                self.add_signers([SignerCertificate(signer.key_id, one, is_trusted=True, zone=zone)])
 
     def add_damage(self, stream: int, origin: int, first_sequence: int, last_sequence: int) -> None:
         """Record a damaged batch; a repeat changes nothing."""

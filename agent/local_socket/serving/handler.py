@@ -98,7 +98,7 @@ def _opened(settings: NodeSettings) -> Iterator[FactStore]:
     and the next head covers them."""
     signer, problems = None, list[str]()
     try:
-        signer = load_identity(settings.signing, settings.node.zone)
+        signer = load_identity(settings.signing, settings.node.zone, settings.node.name)
     except SigningError as error:
         problems.append(f"facts are not signed: {error}. {error.hint}")
     holds = {peer.node: peer.zone_limit for peer in settings.peer}

@@ -63,27 +63,27 @@ _ROWS = (
              "not registered, and no stream is named to register it for",
              "Send the field stream with the first FetchFacts, or correct consumer_name."),
     ErrorRow("consumer_not_yours", False,
-             "the name does not begin with the requesting zone and a dot",
-             "Use a consumer name of your own zone, usually <your zone>.<stream>."),
+             "the name does not begin with the requesting node and a dot",
+             "Use a consumer name of your own node, usually <your node>.<stream>."),
     ErrorRow("consumer_stream_mismatch", False,
              "the consumer reads another stream",
              "Use one consumer name for each stream, or remove the consumer at the serving node (bsfg consumer "
              "remove)."),
     ErrorRow("too_many_consumers", False,
-             "the zone has its maximum",
+             "the node has its maximum",
              "Use a registered name, unregister one (UnregisterConsumer), or raise consumers_max of this peer in the "
              "serving node's node.toml."),
     ErrorRow("stream_not_exported", False,
-             "the zone may not read the stream, or it does not exist",
+             "the node may not read the stream, or it does not exist",
              "Add the stream to exports of this peer in the serving node's node.toml."),
     ErrorRow("append_not_allowed", False,
-             "the zone may not append to the stream, or it does not exist",
+             "the node may not append to the stream, or it does not exist",
              "Add the stream to appends of this peer in the serving node's node.toml."),
     ErrorRow("not_allowed_here", False,
              "at the socket: only for the node's user and root",
              "Ask as the node's user; members of its group may ask for what changes nothing."),
     ErrorRow("unknown_artifact", False,
-             "no artifact has this digest, or no fact that the zone may read refers to it",
+             "no artifact has this digest, or no fact that the node may read refers to it",
              "Put it at the node where the fact was appended (bsfg object put); incidents of the nodes in between say "
              "where it was lost."),
     ErrorRow("artifact_mismatch", False,
@@ -93,7 +93,7 @@ _ROWS = (
              "larger than the server accepts",
              "Raise artifact_bytes_max in [store] of the serving node's node.toml."),
     ErrorRow("artifact_quota", True,
-             "the zone's artifacts without a fact would exceed its limit; nothing was stored",
+             "the node's artifacts without a fact would exceed its limit; nothing was stored",
              "Append the facts that refer to them; after some hours the artifacts without a fact are removed. If that "
              "does not suffice, raise artifact_unreferenced_bytes_max in [store] of the serving node's node.toml."),
     ErrorRow("artifacts_full", True,
@@ -103,7 +103,7 @@ _ROWS = (
              "the position is not in this log: the store was restored, or another machine answered before",
              "Name the whole trail; without one, begin where you want to read on in this log (GetBounds)."),
     ErrorRow("unsigned_request", False,
-             "no signature proves the requesting zone, and one is required",
+             "no signature proves the requesting node, and one is required",
              "Give the requesting node a signing key (bsfg pki signer), or correct [[origin]] of the serving node."),
     ErrorRow("fenced", False,
              "a newer instance holds the lease; final for this one",
@@ -115,7 +115,7 @@ _ROWS = (
              "the next batch is larger than the broker's packet limit",
              "Raise max_packet_size of the broker to at least 1048576."),
     ErrorRow("busy", True,
-             "too many requests of this zone are open",
+             "too many requests of this node are open",
              "Retry later; if the error stays, use fewer consumers at once."),
     ErrorRow("store_full", True,
              "no room for the append; nothing of it is stored",
@@ -160,16 +160,16 @@ class MalformedMessage(ReplicationError):
 class PeerRefused(ReplicationError):
     """The peer answered with an error code."""
 
-    def __init__(self, zone: str, code: str, message: str, hint: str, *, retryable: bool) -> None:
-        super().__init__(zone, code, message)
-        self.zone = zone
+    def __init__(self, node: str, code: str, message: str, hint: str, *, retryable: bool) -> None:
+        super().__init__(node, code, message)
+        self.node = node
         self.code = code
         self.message = message
         self.retryable = retryable
         self.hint = hint
 
     def __str__(self) -> str:
-        return f"{self.zone} refused ({self.code}): {advice(self.message, self.hint)}"
+        return f"{self.node} refused ({self.code}): {advice(self.message, self.hint)}"
 
 
 class TransportError(ReplicationError):

@@ -49,7 +49,7 @@ TimeText = Annotated[str, msgspec.Meta(min_length=1, max_length=40)]
 Word = Annotated[str, msgspec.Meta(pattern=r"\A[a-z_0-9]{1,64}\Z")]
 Artifact = Annotated[str, msgspec.Meta(pattern=r"\Asha256:[0-9a-f]{64}\Z")]
 Reason = Annotated[str, msgspec.Meta(pattern=r"\A[a-z_]{1,64}\Z")]
-KeyId = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{16}\Z")]
+SignerName = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9-]{1,32}/[0-9a-f]{16}\Z")]
 Record = Annotated[bytes, msgspec.Meta(min_length=RECORD_BYTES, max_length=RECORD_BYTES)]
 Certificate = Annotated[bytes, msgspec.Meta(min_length=1, max_length=4096)]
 
@@ -139,8 +139,11 @@ SIGNERS_MAX = 16
 CERTIFICATES_MAX = CERTIFICATES_OF_KEY_MAX * SIGNERS_MAX
 """Certificates of one page."""
 SIGNERS_KNOWN_MAX = 512
-"""Key ids that a request names, 19 bytes each; beyond, some certificates are sent with each page."""
-SignersKnown = Annotated[list[KeyId], msgspec.Meta(max_length=SIGNERS_KNOWN_MAX)]
+"""Certificates that a request names by zone and key id, at most 52 bytes each; beyond, some are sent with each page."""
+SignersKnown = Annotated[list[SignerName], msgspec.Meta(max_length=SIGNERS_KNOWN_MAX)]
+HELD_MAX = 8
+"""Ranges that a requester holds and names in a fetch: the newest two of each zone that another peer brings, too."""
+HeldSpan = tuple[Zone, Life, ClaimedPosition, ClaimedPosition]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -164,7 +167,8 @@ class FetchFacts(RequestBody, frozen=True, tag="FetchFacts", tag_field="operatio
     """A page from the consumer's frontier, or after a position; waits up to `wait_ms` for facts.
 
     `after` must be known to the store as it is. With `trail`, how far the newest lives of the log were read, the page
-    begins at the one that is valid furthest there, or at the beginning."""
+    begins at the one that is valid furthest there, or at the beginning. `held`: zone, life, first and last sequence of
+    what the requester holds; batches within it are left out."""
 
     consumer_name: Name
     limit: int
@@ -178,9 +182,12 @@ class FetchFacts(RequestBody, frozen=True, tag="FetchFacts", tag_field="operatio
     lease: Lease | None = None
     lease_after: Lease | None = None
     signers_known: SignersKnown | None = None
+    held: Annotated[list[HeldSpan], msgspec.Meta(max_length=HELD_MAX)] = []
 
     def check(self) -> None:
         check_page(self.limit, self.bytes_max, "FetchFacts")
+        for _, _, first, last in self.held:
+            check_forwards(first, last, "FetchFacts")
         check_range("wait_ms", self.wait_ms, 0, WAIT_MS_MAX, "FetchFacts")
         _ = self.starts
         if self.after is not None and self.trail is not None:

@@ -97,6 +97,8 @@ class AntiEntropySettings:
     origins: frozenset[str]
     begun_late: frozenset[str] = frozenset()
     every_hours: float = 24.0
+    pair_zones: frozenset[str] = frozenset()
+    """Zones whose facts another peer brings, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -430,7 +432,7 @@ class AntiEntropy:
             self._store.reader.forgotten(zone),
             self._newest_life(stream, zone),
         )
-        lowest = 1
+        lowest, pairs = 1, self._settings.pair_zones
         if stream in self._settings.begun_late and not is_own:
             lowest = self._store.reader.lowest_sequence(stream, zone) or SEQUENCE_MAX
         return [
@@ -441,7 +443,8 @@ class AntiEntropy:
                 self._store.reader.held_of(stream, origin),
                 ranges,
                 lowest,
-                is_complete=is_level or is_own or origin.life < newest,  # own facts are in no page: never under way
+                # Own facts are in no page of this peer, so they are under way only from our partner.
+                is_complete=is_level or (is_own and zone not in pairs) or origin.life < newest,
             )
         ]
 

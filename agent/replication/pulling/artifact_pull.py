@@ -199,7 +199,7 @@ class ArtifactPull:
             reply = await self._requester.ask(request, ANSWER_S)
         except PeerRefused as error:
             if error.retryable:
-                raise TransportError(error.zone, error.message, error.hint) from error
+                raise TransportError(error.node, error.message, error.hint) from error
             raise ArtifactUnavailable(str(error)) from error
         except MalformedMessage as error:
             # TLS delivers answers intact, so the peer sent it like this. If its answers stay unreadable, waiting would

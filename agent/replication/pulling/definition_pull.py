@@ -40,7 +40,7 @@ class DefinitionPull:
                 reply = await self._requester.ask(request, ANSWER_S)
             except PeerRefused as error:
                 if error.retryable:
-                    raise TransportError(error.zone, error.message, error.hint) from error
+                    raise TransportError(error.node, error.message, error.hint) from error
                 raise
             if complete := fetch.take(reply.answer, reply.batches):
                 await take(complete)

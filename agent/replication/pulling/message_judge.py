@@ -20,7 +20,7 @@ from agent.replication.protocol.messages import SIGNERS_KNOWN_MAX
 from agent.replication.protocol.token_bucket import Priority, TokenBucket
 from agent.signing.certificates import Refusal, RefusalReason, Signer, SignerTrust, describe_signer, signer_of
 from agent.signing.chains import Rule
-from agent.signing.messages import MessagePlace, MessageProof, answer_bytes, request_bytes
+from agent.signing.messages import MessagePlace, MessageProof, answer_bytes, request_bytes, signer_name
 from agent.signing.records import KEY_ID_BYTES
 
 log = logging.getLogger(__name__)
@@ -62,17 +62,19 @@ class NoSignerStore:
 
 @dataclass(frozen=True, slots=True)
 class TrustPolicy:
-    """What the operator has configured. `rules` are by zone; the rule of any other zone is `if_present`. `own_zone` and
-    `own_certificates` (DER) are those of this node; without certificates it does not sign."""
+    """What the operator has configured. `rules` are by zone; the rule of any other zone is `if_present`. `own_zone`,
+    `own_certificates` (DER) and `own_node` (its name, also a zone) are those of this node; without certificates it does
+    not sign."""
 
     trust: SignerTrust = field(default_factory=SignerTrust)
     rules: Mapping[str, Rule] = field(default_factory=dict)
     own_zone: str = ""
     own_certificates: tuple[bytes, ...] = ()
+    own_node: str = ""
 
     def rule_of(self, zone: str) -> Rule:
-        """The rule for facts of a zone. This node's own facts are taken back only with its signature, if it signs."""
-        if zone == self.own_zone:
+        """The rule for facts of a zone. Facts of this node's zones are accepted only signed, if it signs."""
+        if zone in {self.own_zone, self.own_node}:
             return "required" if self.own_certificates else "if_present"
         return self.rules.get(zone, "if_present")
 
@@ -131,20 +133,20 @@ class MessageJudge:
             self._policy = replace(self._policy, trust=trust, rules=rules)
             self._trusted = {}
 
-    def sign_as(self, certificate: bytes | None) -> None:
-        """Replace this node's own certificate; None for none. Facts signed with an earlier key of this process still
-        count as its own."""
+    def sign_as(self, *certificates: bytes) -> None:
+        """Replace this node's own certificates. Facts signed with an earlier key of this process still count as its
+        own."""
         with self._lock:
-            before = [one for one in self._policy.own_certificates if one != certificate]
-            own = () if certificate is None else (certificate, *before)[:CERTIFICATES_TRUSTED_MAX]
+            before = [one for one in self._policy.own_certificates if one not in certificates]
+            own = (*certificates, *before)[:CERTIFICATES_TRUSTED_MAX] if certificates else ()
             self._policy = replace(self._policy, own_certificates=own)
 
     def signers_known(self) -> list[str]:
-        """Key ids whose certificates a peer need not send."""
+        """Names of the certificates that a peer need not send."""
         until_ms = self._clock_ms() + RENEWED_BEFORE_MS
         with self._lock:
-            known = [key_id for (_, key_id), one in self._trusted.items() if one.signer.not_after_ms > until_ms]
-        return [key_id.hex() for key_id in dict.fromkeys(known)][-SIGNERS_KNOWN_MAX:]
+            known = [named for named, one in self._trusted.items() if one.signer.not_after_ms > until_ms]
+        return [signer_name(*named) for named in known][-SIGNERS_KNOWN_MAX:]
 
     def demands(self, zone: str) -> bool:
         """Whether messages of a zone are accepted only with its signature."""
@@ -291,7 +293,7 @@ class MessageSigners:
         trusted, refused = self.known.get((zone, key_id)), None
         if trusted is not None and self._policy.trust.is_suspect(key_id, self._now_ms):
             trusted = None
-        own = self._policy.own_certificates if zone == self._policy.own_zone else ()
+        own = self._policy.own_certificates if zone in {self._policy.own_zone, self._policy.own_node} else ()
         came = [*own, *self._received.get((zone, key_id), ())]
         # Stored certificates are read only for a key that is not yet trusted: after a restart they join the renewals of
         # years.

@@ -23,6 +23,7 @@ from agent.replication.protocol.ports import ReceivingStore
 from agent.replication.pulling.message_judge import MessageJudge, TrustPolicy, remember
 from agent.replication.pulling.page_check import PageContent, check_batches
 from agent.signing.chains import Judgement, Offered, Trust, judge_page
+from agent.signing.messages import signer_name
 from agent.signing.records import key_id_in
 
 PASSED_ON_MS = 60_000
@@ -59,13 +60,13 @@ class PageJudge(MessageJudge):
         self._store = store
         self._evidence = evidence
         self._proven = frozenset[str]()  # zones with a verified signature in this life of the process
-        self._relayed: dict[bytes, int] = {}  # key id -> when its certificate arrived
+        self._relayed: dict[tuple[str, bytes], int] = {}  # zone and key id -> when its certificate arrived
 
     def signers_known(self) -> list[str]:
-        """Key ids whose certificates a peer need not send."""
+        """Names of the certificates that a peer need not send."""
         since = self._clock_ms() - PASSED_ON_MS
         with self._lock:
-            relayed = [key_id.hex() for key_id, arrived_ms in self._relayed.items() if arrived_ms > since]
+            relayed = [signer_name(*named) for named, arrived_ms in self._relayed.items() if arrived_ms > since]
         return list(dict.fromkeys([*super().signers_known(), *relayed]))[-SIGNERS_KNOWN_MAX:]
 
     def check(self, peer: str, stream: str, origins: frozenset[str], content: PageContent) -> JudgedPage:
@@ -91,6 +92,7 @@ class PageJudge(MessageJudge):
         batches = [offered[at].batch for at in found.accepted]
         kept = {(one.header.origin.zone, key_id_in(one.record)) for one in batches if one.header.is_signed}
         verified = frozenset(place for place, at in enumerate(found.accepted) if at in found.verified)
+        now_ms = self._clock_ms()
         with self._lock:
             self._proven |= found.proven_zones
             remember(signers.known, signers.trusted)
@@ -100,7 +102,7 @@ class PageJudge(MessageJudge):
                 for certificates, is_trusted in [signers.of(zone, key_id)]
                 for one in certificates
             ]
-            remember(self._relayed, {one.key_id: self._clock_ms() for one in to_store if not one.is_trusted})
+            remember(self._relayed, {(one.zone, one.key_id): now_ms for one in to_store if not one.is_trusted})
         self._keep_evidence(peer, stream, offered, found)
         return JudgedPage(batches, verified, tuple(to_store), _bounded(found.declined))
 

@@ -24,7 +24,7 @@ from agent.pages import PutResult, ReceivedPage
 from agent.positions import Position
 from agent.replication.protocol.arrived_answer import ArrivedAnswer
 from agent.replication.protocol.errors import ReplicationError, TransportError
-from agent.replication.protocol.messages import Confirm, FetchFacts, LogPosition
+from agent.replication.protocol.messages import HELD_MAX, Confirm, FetchFacts, HeldSpan, LogPosition
 from agent.replication.protocol.ports import ReceivingStore
 from agent.replication.protocol.token_bucket import TokenBucket
 from agent.replication.pulling.artifact_pull import ArtifactPull
@@ -55,6 +55,9 @@ _INFORMATIVE = {NoteKind.PEER_RETURNED, NoteKind.STORE_ACCEPTS}
 _FOR_OPERATOR = {NoteKind.PEER_REFUSES, NoteKind.PAGE_REFUSED, NoteKind.RECEIVER_FENCED}
 """The pull stops until an operator acts, so an incident is recorded."""
 
+NEWEST_LIFE = b"\xff" * 16
+"""Above every life."""
+
 StartCheck = Callable[[Callable[[], JudgedPage], int], Awaitable[JudgedPage]]
 """Begins the check of so many bytes. The result may be awaited several times or never."""
 
@@ -71,6 +74,8 @@ class PullSettings:
     limit: int = 262_144
     """Facts of a page: sixteen of the largest batches, so that a page is bounded by its bytes."""
     receiver: ReceiverSettings = field(default_factory=ReceiverSettings)
+    shared_zones: tuple[str, ...] = ()
+    """Zones of which another pull, or this node, brings the same facts: each request names what is held of them."""
 
 
 @dataclass(slots=True)
@@ -138,7 +143,16 @@ class PullRunner:
     def request(self, fetch: Fetch) -> tuple[FetchFacts, int]:
         """The request of a fetch, and after how many seconds the broker drops it."""
         expiry_s = (fetch.wait_ms + self.settings.receiver.answer_timeout_ms) // 1000 + 1
-        return fetch_request(fetch, self.settings, self._judge.signers_known()), expiry_s
+        return fetch_request(fetch, self.settings, self._judge.signers_known(), self._held()), expiry_s
+
+    def _held(self) -> list[HeldSpan]:
+        """The newest ranges of the shared zones, two of each. What is not named comes once more, and is a duplicate."""
+        found = list[HeldSpan]()
+        for zone in self.settings.shared_zones[: HELD_MAX // 2]:
+            lives = self._store.reader.earlier_lives(self.settings.stream, zone, NEWEST_LIFE, 2)
+            newest = [(origin, span) for origin, ranges in lives.items() for span in ranges[::-1]]
+            found += [(zone, origin.life.hex(), span.first_sequence, span.last_sequence) for origin, span in newest[:2]]
+        return found
 
     async def store_page(self, append: Append) -> Appended | AppendFailed:
         """Await the check, fetch artifacts and tag definitions, store. The core offers the page again if the store
@@ -206,7 +220,9 @@ def not_sent(fetch_id: int, error: TransportError) -> FetchFailed:
     return FetchFailed(fetch_id, "transport", str(error), error.retryable)
 
 
-def fetch_request(effect: Fetch, settings: PullSettings, signers_known: Sequence[str] = ()) -> FetchFacts:
+def fetch_request(
+    effect: Fetch, settings: PullSettings, signers_known: Sequence[str] = (), held: Sequence[HeldSpan] = ()
+) -> FetchFacts:
     """The request of a fetch."""
     return FetchFacts(
         consumer_name=settings.consumer_name,
@@ -221,6 +237,7 @@ def fetch_request(effect: Fetch, settings: PullSettings, signers_known: Sequence
         lease=effect.lease,
         lease_after=effect.lease_after,
         signers_known=list(signers_known),
+        held=list(held),
     )
 
 

@@ -200,7 +200,7 @@ class ConsumerCore:
                 return due, waited_ns
             if due is not None:
                 signers = None if request.signers_known is None else tuple(request.signers_known)
-                reading = effects.ReadPage(due, node, signers)
+                reading = effects.ReadPage(due, node, signers, tuple(request.held))
                 return (yield from reading), waited_ns
             asked_by = self.caller.answer_to, self.caller.correlation
             parked = yield from effects.Park(request.consumer_name, node, stream, position, until_ms, *asked_by)

@@ -7,7 +7,7 @@ error and does not resume the core.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
@@ -177,6 +177,7 @@ class ReadPage(Effect[PageRead | Refuse]):
     plan: ReadPlan
     asking_node: str
     signers_known: tuple[str, ...] | None = None
+    held: Sequence[tuple[str, str, int, int]] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,13 @@
   it. A node requests with a limit above the largest batch and never receives a slice.
 - Facts that were released or are damaged are named as holes. A page never skips offsets silently.
 - Facts that the requester holds are left out and named as omitted: its own, which after a restore come home by
-  comparison.
+  comparison, and whole batches within what it names as held.
 - A page stays within the requester's `bytes_max` and within the broker's packet size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -46,13 +46,19 @@ class ReadPlan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HeldThere:
-    """What the requester holds and is not sent: the facts of its own zones."""
+    """What the requester holds and is not sent: the facts of its own zones, and sequences of lives."""
 
     zones: frozenset[str] = frozenset()
+    spans: Sequence[tuple[str, str, int, int]] = ()
 
     def has(self, batch: StoredBatch) -> bool:
-        """Whether it holds all of a batch."""
-        return batch.origin.zone in self.zones
+        """Whether it holds all of a batch. Its chain is then known there, too."""
+        header = batch.batch.header
+        zone, life = header.origin.zone, header.origin.life.hex() if self.spans else ""
+        return zone in self.zones or any(
+            (zone, life) == span[:2] and span[2] <= header.first_sequence and header.last_sequence <= span[3]
+            for span in self.spans
+        )
 
 
 @dataclass(frozen=True, slots=True)

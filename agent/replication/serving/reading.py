@@ -23,6 +23,7 @@ from agent.replication.protocol.messages import (
 from agent.replication.protocol.ports import ServingStore
 from agent.replication.serving.outcomes import Refuse
 from agent.replication.serving.page import HeldThere, Piece, ReadPlan, select_page
+from agent.signing.messages import signer_name
 from agent.signing.records import key_id_in
 
 RUN_BYTES, LENGTH_BYTES = 160, 6
@@ -179,10 +180,10 @@ def _read_signers(
     several; a receiver takes what it trusts."""
     if asked.signers_known is None:
         return {}
-    known = {bytes.fromhex(key_id) for key_id in asked.signers_known}
     signed = [one.batch for one in batches if one.batch.header.is_signed and not asked.held.has(one)]
-    key_ids = {key_id_in(one.record) for one in signed}
-    return {key_id: store.reader.signers([key_id]) for key_id in sorted(key_ids - known)}
+    named = {(one.header.origin.zone, key_id_in(one.record)) for one in signed}
+    unknown = {key_id for zone, key_id in named if signer_name(zone, key_id) not in asked.signers_known}
+    return {key_id: store.reader.signers([key_id]) for key_id in sorted(unknown)}
 
 
 def read_definitions(

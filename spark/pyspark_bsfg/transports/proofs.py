@@ -13,6 +13,7 @@ from agent.batch import Batch
 from agent.fact_store import Verified
 from agent.signing.certificates import Refusal, Signer, SignerTrust, describe_signer, signer_of
 from agent.signing.chains import Proof, SignedEnd, check_record
+from agent.signing.messages import signer_name
 from agent.signing.records import key_id_in
 
 
@@ -25,22 +26,22 @@ class Signers:
         self._compromised: Mapping[bytes, int] = trust.compromised_since_ms
         self._now_ms = now_ms
         self._trusted: dict[tuple[str, bytes], Signer] = {}
-        self._received: set[bytes] = set()
+        self._received: set[tuple[str, bytes]] = set()
 
     def add(self, certificates: Sequence[bytes]) -> None:
         """Take the certificates of a page (DER)."""
         for one in certificates:
             named = describe_signer(one)
             if isinstance(named, Signer):
-                self._received.add(named.key_id)
+                self._received.add((named.zone, named.key_id))
                 found = signer_of(one, self._trust, self._now_ms)
                 if isinstance(found, Signer):
                     before = self._trusted.get((found.zone, found.key_id), found)
                     self._trusted[found.zone, found.key_id] = before.joined(found)
 
     def known(self) -> list[str]:
-        """Key ids whose certificates need not be sent again."""
-        return sorted(key_id.hex() for key_id in self._received)
+        """Names of the certificates that need not be sent again."""
+        return sorted(signer_name(*named) for named in self._received)
 
     def verified(self, batches: Sequence[Batch]) -> list[Verified]:
         """Whether each batch of a page is proven."""

@@ -25,8 +25,8 @@ class Trust {
     }
   }
 
-  keyIds() {
-    return [...this.signers.values()].flat().map(keyId);
+  names() {
+    return [...this.signers].flatMap(([zone, signers]) => signers.map((signer) => `${zone}/${keyId(signer)}`));
   }
 
   proves(zone, covered, signature) {

@@ -115,7 +115,7 @@ class Reader {
     const where = this.mustNameTrail || !this.position ? { trail: this.trail } : { after: this.position };
     const fields = {
       consumer_name: this.consumer, stream: this.stream, ...PAGE, ...where,
-      signers_known: this.peer.trust.keyIds(), ...more,
+      signers_known: this.peer.trust.names(), ...more,
     };
     const { header, attachment } = await this.peer.ask(this.serving, 'FetchFacts', fields);
     if (header.status !== 'ok') {

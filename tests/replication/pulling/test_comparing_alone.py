@@ -106,10 +106,14 @@ async def comparing(
     peer_node: str = "plant-a",
     begun_late: frozenset[str] = frozenset(),
     policy: TrustPolicy | None = None,
+    **what: frozenset[str],
 ) -> AsyncIterator[tuple[AntiEntropy, Peer]]:
     """The comparison of idmz with plant-a, which may send its own facts."""
     peer = Peer(plant)
-    settings = AntiEntropySettings(peer_node, (STREAM,), frozenset({"plant-a"}), begun_late)
+    settings = AntiEntropySettings(
+        *(peer_node, (STREAM,), what.get("origins", frozenset({"plant-a"})), begun_late),
+        pair_zones=what.get("pair_zones", frozenset()),
+    )
     async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as group:
         serving = group.create_task(peer.server.run())
         await wait_until_async(lambda: peer.server._group is not None, "the server")
@@ -352,6 +356,28 @@ async def test_a_node_without_a_key_takes_unknown_facts_of_its_own_only_by_comma
             assert "30 facts of this zone in 2 lives that this store does not know" in named.refused[0]
             fetched = await comparer.compare(STREAM, repair=True, is_commanded=True)
         assert (fetched.repaired_facts, [one.span for one in idmz.reader.held_of(STREAM, former)]) == (30, [(1, 20)])
+
+
+async def test_facts_of_our_zone_from_our_partner_are_as_any_others(tmp_path: Path) -> None:
+    """Our partner sends the facts of our common zone in its pages: lives that this store does not know are fetched
+    without a key and without a command, the newest only once the pull is level. At a node above, which leaves them out,
+    what is of the newest life may be under way from our partner."""
+    zone, partner = frozenset({"idmz"}), frozenset({"idmz", "idmz-2"})
+    async with played(tmp_path) as (there, idmz):
+        lives = lives_of("idmz", 3)
+        for life in lives:
+            put(there, life, life.sealed)
+        put(idmz, lives[1], lives[1].sealed, Position(lives[0].origin.life, 1))
+        async with comparing(there, idmz, origins=partner, pair_zones=zone) as (comparer, _):
+            behind = await comparer.compare(STREAM, repair=True)
+        async with comparing(there, idmz, pair_zones=zone) as (comparer, _):
+            above = await comparer.compare(STREAM, repair=False)
+        put(idmz, lives[0], [], level(there))
+        async with comparing(there, idmz, origins=partner, pair_zones=zone) as (comparer, _):
+            found = await comparer.compare(STREAM, repair=True)
+        assert (behind.missing, behind.repaired_facts) == ([(lives[0].origin, (1, 10))], 10)
+        assert above.missing == []
+        assert (found.missing, found.repaired_facts, found.refused) == ([(lives[2].origin, (21, 30))], 10, [])
 
 
 async def test_own_facts_come_home_only_while_there_is_room(tmp_path: Path) -> None:

@@ -34,7 +34,15 @@ from agent.replication.pulling.page_judge import (
 from agent.signing.certificates import SignerTrust, describe_signer
 from agent.signing.chains import Offered, Rule
 from agent.signing.keys import ZoneSigner
-from agent.signing.messages import MessagePlace, MessageProof, sign_answer, sign_request, split_answer, split_request
+from agent.signing.messages import (
+    MessagePlace,
+    MessageProof,
+    sign_answer,
+    sign_request,
+    signer_name,
+    split_answer,
+    split_request,
+)
 from tests.fact_store.making import IN_MEMORY
 from tests.signing.making import STREAM, chain, page, spoiled, with_record
 from tests.signing.signers import DAY_MS, NOW, NOW_MS, Made, make, signing_key
@@ -82,10 +90,10 @@ def test_a_certificate_comes_once_and_is_trusted_from_the_store_later(store: Fac
     assert len(judged.batches) == 2
     assert judged.signers == ((KEY.key_id, PLANT.der, True, "plant"),)
     put(store, judged, 2)
-    assert first.signers_known() == [KEY.key_id.hex()]
+    assert first.signers_known() == [signer_name("plant", KEY.key_id)]
     again = judge_of(store)
     assert again.judge("idmz", STREAM, page(run[2:]), []).declined == ()
-    assert again.signers_known() == [KEY.key_id.hex()]
+    assert again.signers_known() == [signer_name("plant", KEY.key_id)]
 
 
 def test_a_certificate_of_a_page_that_was_lost_is_stored_with_the_next(store: FactStore) -> None:
@@ -136,9 +144,50 @@ def test_without_trust_proofs_are_passed_on(store: FactStore) -> None:
     judged = judge.judge("idmz", STREAM, page(chain(2, key=KEY)), [PLANT.der])
     assert (len(judged.batches), judged.verified) == (2, frozenset())
     assert judged.signers == ((KEY.key_id, PLANT.der, False, "plant"),)
-    assert judge.signers_known() == [KEY.key_id.hex()]
+    assert judge.signers_known() == [signer_name("plant", KEY.key_id)]
     now_ms += PASSED_ON_MS + 1
     assert judge.signers_known() == []
+
+
+def test_a_certificate_is_known_by_its_zone_too(store: FactStore) -> None:
+    """The key of a node has one certificate for its zone and another one for its name: having the one does not keep the
+    other from being sent."""
+    node = make("plant-2", AUTHORITY, key=PLANT.key)
+    policy = TrustPolicy(
+        SignerTrust((AUTHORITY.certificate,)), {"plant": "required", "plant-2": "required"}, "enterprise"
+    )
+    judge = PageJudge(store, policy, clock_ms=lambda: NOW_MS)
+    judge.judge("plant-2", STREAM, page(chain(2, key=KEY)), [PLANT.der])
+    assert judge.signers_known() == [signer_name("plant", KEY.key_id)]
+    place, signer = MessagePlace("plant-2", "enterprise", "i", b"c" * 16), ZoneSigner(KEY, PLANT.der, node.der)
+    proof = split_answer(sign_answer(signer, place, b"{}", judge.signers_known()))[1]
+    assert proof is not None
+    assert proof.certificate == node.der
+    assert judge.refuses_answer(place, b"{}", proof) is None
+    assert judge.signers_known() == [signer_name("plant", KEY.key_id), signer_name("plant-2", KEY.key_id)]
+    named = split_answer(sign_answer(signer, place, b"{}", judge.signers_known()))[1]
+    assert named is not None
+    assert named.certificate == KEY.key_id
+    assert judge.refuses_answer(place, b"{}", named) is None
+
+
+def test_facts_of_our_zone_from_our_partner(store: FactStore) -> None:
+    """They count as signed by a trusted signer of our zone, although not by our key; what we say in our own name comes
+    back with our key alone."""
+    ours, theirs = make("enterprise", AUTHORITY), make("enterprise", AUTHORITY)
+    in_our_name = make("enterprise-2", AUTHORITY, key=ours.key)
+    policy = TrustPolicy(
+        SignerTrust((AUTHORITY.certificate,)), {}, "enterprise", (ours.der, in_our_name.der), "enterprise-2"
+    )
+    judge = PageJudge(store, policy, clock_ms=lambda: NOW_MS)
+    for zone, key, certificate, count in (
+        ("enterprise", signing_key(theirs), theirs.der, 2),
+        ("enterprise", None, theirs.der, 0),
+        ("enterprise-2", signing_key(ours), b"", 2),
+        ("enterprise-2", None, b"", 0),
+    ):
+        run = chain(2, zone, key, life=b"f" * 16)
+        assert len(judge.judge("partner", STREAM, page(run), [certificate] if certificate else []).batches) == count
 
 
 def test_our_own_facts_come_back_with_our_own_signature(store: FactStore) -> None:
@@ -419,7 +468,7 @@ def test_a_key_whose_certificate_is_renewed_each_year(store: FactStore) -> None:
     for number, year in enumerate(years):
         for month in range(12):
             now_ms = NOW_MS + (number * 12 + month) * MONTH_MS + DAY_MS
-            is_known = KEY.key_id.hex() in judge.signers_known()
+            is_known = signer_name("plant", KEY.key_id) in judge.signers_known()
             sent += not is_known
             assert not declined(judge, now_ms, () if is_known else [one.der for one in years[max(0, number - 3) :][:4]])
         assert year.der in store.reader.signers([KEY.key_id])

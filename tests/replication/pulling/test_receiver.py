@@ -1,5 +1,7 @@
 """The pulling side's decisions, one at a time. Their combination under faults is in test_networks.py."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -386,6 +388,31 @@ def test_early_empty_answers_are_not_asked_again_at_once() -> None:
     assert driver.answer(page(0, 0)) == []
     assert driver.core.asking is Asking.BACKOFF
     assert kinds(driver(Tick(), 199)) == [Fetch]
+
+
+def test_a_pull_whose_facts_another_one_brings_asks_at_times() -> None:
+    """After a page with nothing new it asks once in a while and waits at no peer, so that each request can name what is
+    held by then. A page with new facts ends that at once, and a backlog is never slowed."""
+    drive = Driver(settings=replace(PATIENCE, repeated_ms=700))
+    drive(LinkUp())
+    drive.answer(page(1, 10))
+    drive(Appended(facts_stored=10))
+    assert (len(drive.fetches), drive.fetches[-1].wait_ms) == (2, 1_000)
+    drive.answer(page(11, 20))
+    drive(Appended(facts_duplicate=10))
+    assert (len(drive.fetches), drive.core.asking, drive.core.deadline_ms) == (2, Asking.PACED, 701)
+    assert drive.core.pace.paced_ms(drive.now_ms + 100) == 0, "that is no limit of the bandwidth"
+    drive(Tick(), drive.core.deadline_ms - drive.now_ms)
+    assert (len(drive.fetches), drive.fetches[-1].wait_ms, confirmed(drive.fetches[-1])) == (3, 0, 20)
+    drive.answer(page(0, 0, frontier=20))
+    assert (len(drive.fetches), drive.core.asking) == (3, Asking.PACED)
+    drive(Tick(), 700)
+    drive.answer(page(21, 30, more=True))
+    drive(Appended())
+    assert len(drive.fetches) == 5, "there is more: nothing is awaited"
+    drive.answer(page(31, 40))
+    drive(Appended(facts_stored=1))
+    assert (len(drive.fetches), drive.fetches[-1].wait_ms) == (6, 1_000)
 
 
 def test_link_down_and_up() -> None:

@@ -200,6 +200,34 @@ def test_own_facts_are_omitted() -> None:
     assert chosen.last_offset == 40
 
 
+def test_whole_batches_that_the_requester_holds_are_omitted() -> None:
+    """A batch within a named range is left out, also if it is too large for a packet; one that is only partly within
+    it, of another life or of another zone is sent."""
+    rows = [batch(1, 10), batch(11, 20), batch(21, 30, zone="mill"), batch(31, 40, 50_000)]
+    life = rows[0].origin.life.hex()
+    first = [one.batch.header.first_sequence for one in rows]
+
+    def sent(*spans: tuple[str, str, int, int]) -> list[int]:
+        plan, held = ReadPlan(STREAM, 0, 100, 10_000), HeldThere(frozenset({"idmz"}), spans)
+        chosen = select_page(plan, Page(rows[:3], 1_000), held, 20_000)
+        assert isinstance(chosen, Selection)
+        assert chosen.last_offset == 30
+        return [one.first_offset for one in chosen.pieces]
+
+    whole = ("plant-a", life, first[0], first[1] + 9)
+    assert sent() == [1, 11, 21]
+    assert sent(whole) == [21]
+    assert sent(("plant-a", life, first[0], first[1] + 8)) == [11, 21]
+    assert sent(("plant-a", life, first[0] + 1, first[1] + 9)) == [1, 21]
+    assert sent(("plant-a", "f" * 32, first[0], first[1] + 9)) == [1, 11, 21]
+    assert sent(("mill", life, first[0], first[3] + 9), ("plant-a", life, first[1], first[1] + 9)) == [1]
+    large = select_page(
+        ReadPlan(STREAM, 30, 100, 10_000), Page(rows[3:], 40), HeldThere(spans=[("plant-a", life, 1, 10**6)]), 20_000
+    )
+    assert isinstance(large, Selection)
+    assert (large.omitted, large.pieces) == (((31, 40),), ())
+
+
 def test_holes_are_sent_in_their_order() -> None:
     """Holes before, between and after the batches are named in order, as far as the page goes: none after a batch that
     did not fit, because the next page begins there."""

@@ -38,7 +38,7 @@ from agent.replication.protocol.messages import (
 from agent.replication.serving.operations import streams as streams_module
 from agent.settings.store import StreamSettings
 from agent.signing.keys import SigningKey, ZoneSigner
-from agent.signing.messages import MessagePlace, MessageProof, answer_bytes
+from agent.signing.messages import MessagePlace, MessageProof, answer_bytes, signer_name
 from tests.fact_store.making import Elsewhere
 from tests.replication.nodes import STREAM, define, samples
 from tests.replication.serving.support import ORDERS, filled, new_message, serving
@@ -65,7 +65,9 @@ async def test_every_answer_is_signed(tmp_path: Path) -> None:
     signer = ZoneSigner(SigningKey.generate(), b"certificate")
     place = MessagePlace("plant-a", "idmz", "1", bytes(16))
     fetch = FetchFacts(consumer_name=f"idmz.{STREAM}", stream=STREAM, limit=100)
-    knowing = msgspec.structs.replace(fetch, signers_known=["0" * 16, signer.key_id.hex()])
+    knowing = msgspec.structs.replace(
+        fetch, signers_known=[signer_name(zone, signer.key_id) for zone in ("idmz", "plant-a")]
+    )
     async with serving(tmp_path, signer=signer) as (server, peer):
         store: Any = server._store
         await define(store, "line1/temperature")

@@ -39,6 +39,7 @@ WHOLE: dict[str, dict[str, Any]] = {
         "after": {"offset": 0},
         "trail": [{"offset": 0}],
         "origin_head": {"last_sequence": 1, "digest": DIGEST},
+        "held": [["plant-a", "0" * 32, 1, 9]],
     },
     "FetchRange": {**RANGE, "first_offset": 1, "last_offset": 9, "life": "0" * 32},
     "FetchSequences": {**RANGE, **SEQUENCES, "position": {"offset": 0}},

@@ -28,6 +28,7 @@ from agent.replication.pulling.anti_entropy import AntiEntropy, AntiEntropySetti
 from agent.signing.messages import MessagePlace
 from tests.replication.simulation.checkers import STREAM
 from tests.replication.simulation.steps import Waiting, run
+from tests.replication.simulation.trust import PAIR, zone_of
 
 if TYPE_CHECKING:
     from tests.replication.simulation.pulling import Pull
@@ -82,7 +83,9 @@ class Comparing:
         node = self._pull.node
         if not node.is_up or self._running is not None:
             return False
-        settings = AntiEntropySettings(self._pull.peer.zone, (STREAM,), node.world.zones, every_hours=0)
+        peer = self._pull.peer.zone
+        origins = node.world.origins - node.running.own_zones | {peer, zone_of(peer)}
+        settings = AntiEntropySettings(peer, (STREAM,), origins, every_hours=0, pair_zones=frozenset(PAIR.values()))
         requester: Any = PeerRequester(self._pull)
         comparer = AntiEntropy(requester, node.running, settings, COMPARISON_ERRORS, judge=node.judge)
         self._running = self._compare(comparer)

@@ -25,7 +25,7 @@ from tests.replication.simulation.faults import Faults
 from tests.replication.simulation.node import Node
 from tests.replication.simulation.pulling import Pull
 from tests.replication.simulation.relay import TakenOver
-from tests.replication.simulation.trust import signer_of
+from tests.replication.simulation.trust import signer_of, zone_of
 from tests.replication.simulation.values import ValueJudge
 
 FAULTS_END_MS = 12_000
@@ -38,7 +38,8 @@ COMPARE_MS = 5_000
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Which zone pulls from which, as (receiver, peer), and which zones record facts."""
+    """Which node pulls from which, as (receiver, peer), and which record facts. A node is named like its zone, except
+    those of a pair (`trust.PAIR`)."""
 
     pulls: tuple[tuple[str, str], ...]
     producers: tuple[str, ...]
@@ -72,6 +73,10 @@ TOPOLOGIES: dict[str, Topology] = {
         (("idmz", "plant-a"), ("idmz", "plant-b"), ("idmz", "plant-c"), ("enterprise", "idmz")),
         ("plant-a", "plant-b", "plant-c"),
     ),
+    "pair": Topology(
+        (("mill-1", "mill-2"), ("mill-2", "mill-1"), ("idmz", "mill-1"), ("idmz", "mill-2")),
+        ("mill-1", "mill-2"),
+    ),
     "both_ways": Topology((("idmz", "plant"), ("plant", "idmz")), ("plant", "idmz")),
     "ring": Topology((("idmz", "plant"), ("enterprise", "idmz"), ("plant", "enterprise")), ("plant", "enterprise")),
 }
@@ -100,6 +105,8 @@ class World:
         self.check = Checkers()
         self.values = values
         self.injected: Counter[str] = Counter()
+        self.bytes_brought: Counter[str] = Counter()
+        """By node, of the batches in the pages that it received."""
         self.events = 0
         self.facts = 0
         self._heap: list[tuple[int, int, Callable[[], None]]] = []
@@ -113,6 +120,7 @@ class World:
         self.broker = TakenOverBroker(self) if faults.taken_over_broker else None
         self.producers = len(topology.producers)
         self.zones = frozenset(topology.zones)
+        self.origins = self.zones.union(map(zone_of, self.zones))
         for zone in topology.zones:
             signer_of(zone)  # made before this world's chance replaces the system's
         self.nodes = self._make_nodes(topology)
@@ -296,7 +304,8 @@ class World:
     def _take_over(self) -> None:
         """A relay, if there is one, is taken over for a while; then its machine is installed again."""
         served = {pull.peer.zone for node in self.nodes for pull in node.pulls}
-        relays = [node for node in self.nodes if node.pulls and node.zone in served]
+        # A node of a pair is no relay of the facts of its zone: it has a key to sign them.
+        relays = [node for node in self.nodes if node.pulls and node.zone in served and node.zone == zone_of(node.zone)]
         if not relays:
             return
         relay = self.chance.choice(relays)

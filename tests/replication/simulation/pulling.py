@@ -26,11 +26,12 @@ from tests.replication.simulation.checkers import STREAM, Offered, Violation
 from tests.replication.simulation.comparing import Comparing, PeerRequester
 from tests.replication.simulation.other_version import answer_of, request_of
 from tests.replication.simulation.steps import Waiting, run
-from tests.replication.simulation.trust import signer_of
+from tests.replication.simulation.trust import signer_of, zone_of
 
 if TYPE_CHECKING:
     from tests.replication.simulation.node import Node
 
+REPEATED_MS = 1_000
 PAGE_BYTES_MAX = 1_500
 """A handful of the batches made here, so that a backlog is many pages."""
 
@@ -60,12 +61,12 @@ class Pull:
         """The node has started; it reaches the broker after a while."""
         world = self.node.world
         self.comparing.stop()
+        nodes = [zone for zone in sorted(world.zones) if zone_of(zone) == zone_of(self.peer.zone)]
+        shared = () if len(nodes) == 1 else (*nodes, zone_of(self.peer.zone))
         settings = PullSettings(
-            self.peer.zone,
-            STREAM,
-            self._consumer_name,
-            world.zones,
-            receiver=replace(world.settings, page_bytes_max=PAGE_BYTES_MAX),
+            *(self.peer.zone, STREAM, self._consumer_name, world.origins),
+            receiver=replace(world.settings, page_bytes_max=PAGE_BYTES_MAX, repeated_ms=REPEATED_MS if shared else 0),
+            shared_zones=shared,
         )
         store: Any = _WatchedStore(self)
         requester: Any = PeerRequester(self)
@@ -220,6 +221,7 @@ class Pull:
         batches = _Batches(judged.batches)
         judged = replace(judged, batches=batches)
         batches.version, batches.served = self._answers
+        world.bytes_brought[self.node.name] += sum(len(one.sealed) for one in batches)
         if any(one.header.origin.zone == self.node.zone for one in batches):
             raise Violation(f"echo: {self.peer.name} sends {self.node.name} facts of its own")
         if world.faults.slow_consumer_ms_max and world.faults_are_on:

@@ -27,6 +27,7 @@ from agent.replication.serving import server
 from agent.replication.serving.operations.context import Context
 from agent.signing.messages import split_answer
 from tests.replication.simulation.checkers import STREAM
+from tests.replication.simulation.trust import zone_of
 
 if TYPE_CHECKING:
     from tests.replication.simulation.node import Node
@@ -115,6 +116,7 @@ class Serving:
         store: Any = WatchedStore(self)
         self.server = server.Server(
             *(carrier, store, exports, STORE_ERRORS, REFUSAL_CODES),
+            zones={zone: frozenset({zone, zone_of(zone)}) for zone in exports},
         )
         self.server._group = self  # type: ignore[assignment]
         node.running.on_commit(partial(self.server._consumers.committed, self))  # type: ignore[arg-type]

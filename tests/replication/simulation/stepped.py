@@ -30,7 +30,7 @@ from agent.fact_store.writer import committer, refusals, writer
 from agent.fact_store.writer.writer import Writer
 from agent.message import TagDefinition
 from agent.settings.store import StoreSettings, StreamSettings
-from tests.replication.simulation.trust import signer_of
+from tests.replication.simulation.trust import PAIR, signer_of, zone_of
 from tests.support.memory import memory_folder
 
 FILE = "facts.db"
@@ -194,7 +194,7 @@ def image_of_new(zone: str, name: str) -> Image:
     """The files of an empty store that knows one tag; `name` tells stores of one zone apart."""
     if (zone, name) not in _templates:
         with stepped(Clock(), random.Random(name), Disks()), memory_folder() as folder:  # the same in every run
-            store = FactStore.open(folder / FILE, zone, settings=SETTINGS, unattended=True)
+            store = FactStore.open(folder / FILE, zone_of(zone), node=zone, settings=SETTINGS, unattended=True)
             store.appends.define([TAG])
             store.close()
             _templates[zone, name] = image_of(folder)
@@ -203,8 +203,8 @@ def image_of_new(zone: str, name: str) -> Image:
 
 def open_store(folder: Path, zone: str, policy: StreamSettings) -> FactStore:
     """As a node opens it that signs its facts."""
-    signer = signer_of(zone)
-    return FactStore.open(folder / FILE, zone, settings=SETTINGS, streams=[policy], signer=signer, unattended=True)
+    how: dict[str, Any] = {"node": zone, "signer": signer_of(zone), "pair_zones": frozenset(PAIR.values())}
+    return FactStore.open(folder / FILE, zone_of(zone), settings=SETTINGS, streams=[policy], unattended=True, **how)
 
 
 def resume(store: FactStore, life: bytes, *, is_noticed: bool) -> None:

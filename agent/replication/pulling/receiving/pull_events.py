@@ -22,7 +22,7 @@ class Asking(Enum):
     HOLDING = "no fetch is open: an accepted page must be stored first"
     BACKOFF = "the last fetch failed, its answer was empty too soon, or the connection has just returned; asks later"
     BLOCKED = "the peer or our store refused for good; asks again rarely"
-    PACED = "the bytes a second that this peer may send are used up; asks later"
+    PACED = "the bytes a second that this peer may send are used up, or another pull brings the same; asks later"
     FENCED = "another instance of this node holds the lease; asks no more until the process is restarted"
 
 
@@ -78,6 +78,9 @@ class ReceiverSettings:
     pause_ms_min: int = 100
     pause_ms_max: int = 5_000
     page_bytes_max: int = BYTES_MAX
+    repeated_ms: int = 0
+    """Between two requests while another pull brings the same facts, so that each request can name what is held by
+    then; a request that waits at the peer could not. 0: no other pull does."""
 
 
 # --------------------------------------------------------------------------------------------------------------- events

@@ -63,6 +63,9 @@ class Receiver:
         self.counters = ReceiverCounters()
         self._open: OpenFetch | None = None
         self._last_fetch_id = 0
+        self._asked_ms = 0
+        self._is_repeated = False
+        """Whether the last page had nothing new, because another pull was first."""
         self._effects: list[Effect] = []
 
     @property
@@ -102,7 +105,7 @@ class Receiver:
                 self._tick(event, now_ms, jitter)
         append = self.pages.next(now_ms)
         self._ask_next(now_ms)
-        self.pace.note(now_ms, waits=self.asking is Asking.PACED)
+        self.pace.note(now_ms, waits=self.asking is Asking.PACED and not self._is_repeated)
         effects, self._effects = self._effects, []
         return effects if append is None else [*effects, append]  # the request first: it travels while we store
 
@@ -126,13 +129,19 @@ class Receiver:
             return
         if self.pages.is_storing and not place.more:
             return  # at the end of the log: the request after this append confirms the page, and then waits at the peer
+        is_repeated = self._is_repeated and not place.more
         ready_ms = self.pace.ready_ms(now_ms, is_live=not place.more)
+        if is_repeated:
+            ready_ms = max(ready_ms, self._asked_ms + self._settings.repeated_ms)
         if ready_ms > now_ms:
             self.contact.ask_at_ms = ready_ms
             self._to(Asking.PACED)
             return
         self._last_fetch_id += 1
+        self._asked_ms = now_ms
         wait_ms, answer_ms, trail = self.contact.wait_ms(), self.contact.answer_ms(), place.trail
+        if is_repeated:
+            wait_ms = 0
         self._open = OpenFetch.sent(self._last_fetch_id, now_ms, wait_ms, answer_ms, names_trail=trail is not None)
         self._effects.append(
             Fetch(
@@ -312,6 +321,7 @@ class Receiver:
     def _appended(self, event: Appended) -> None:
         self.counters.facts_stored += event.facts_stored
         self.counters.facts_duplicate += event.facts_duplicate
+        self._is_repeated = bool(self._settings.repeated_ms) and not event.facts_stored
         waited, was_refused = self.pages.waits, self.pages.is_refused
         self.place = self.place.store(self.pages.stored())
         if waited:

@@ -101,10 +101,9 @@ class Consumers:
                 return StreamState(store.log(stream), self._waiters.count(node), context.now_ms())
             case effects.Resolve(stream, node, positions):
                 return await context.resolve(node, stream, positions)
-            case effects.ReadPage(plan, node, signers):
-                return await context.page(
-                    node, PageQuery(plan, context.held_by(node), context.packet_bytes_max, signers)
-                )
+            case effects.ReadPage(plan, node, signers, held):
+                query = PageQuery(plan, context.held_by(node, held), context.packet_bytes_max, signers)
+                return await context.page(node, query)
             case effects.NoteServed(name, is_at_end):
                 store.consumers.seen(name, is_at_end=is_at_end)
                 return self._bootstraps.reached_end(name) if is_at_end else None

@@ -88,10 +88,10 @@ class Context:
         """The zones for which a peer records."""
         return self.zones.get(node, frozenset({node}))
 
-    def held_by(self, node: str) -> HeldThere:
-        """What a peer needs not be sent: its own facts. Those of our own zone are no other's alone: they go to our
-        partner, which may lack them."""
-        return HeldThere(frozenset(self.zones_of(node) - {self.store.zone}))
+    def held_by(self, node: str, spans: Sequence[tuple[str, str, int, int]] = ()) -> HeldThere:
+        """What a peer needs not be sent: its own facts, and what it names. Those of our own zone are not its own alone:
+        they go to our partner, which may lack them."""
+        return HeldThere(frozenset(self.zones_of(node) - {self.store.zone}), spans)
 
     @property
     def store_name(self) -> StoreName:

@@ -1,0 +1,73 @@
+"""Two nodes that record for one zone, and a node above that pulls from both: what each fact costs."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.pages import StoredBatch
+from agent.replication.serving.page import HeldThere
+from tests.replication.simulation.checkers import EVERYTHING, STREAM, Violation
+from tests.replication.simulation.faults import Faults
+from tests.replication.simulation.network import TOPOLOGIES, World
+from tests.replication.simulation.node import Node
+
+STEADY = Faults(append_ms=250)
+
+
+@pytest.fixture(autouse=True)
+def _quiet(quiet: None) -> None:
+    """Always."""
+
+
+class Counted(World):
+    """A world that knows how many bytes of batches the node above holds at the end."""
+
+    sealed_bytes = 0
+
+    def run(self) -> None:
+        above = next(node for node in self.nodes if node.name == "idmz")
+        check_end = self.check.check_end
+
+        def count(nodes: list[Node]) -> None:
+            self.sealed_bytes = sum(
+                len(one.sealed) for one in above.running.read(STREAM, 0, EVERYTHING, EVERYTHING).batches
+            )
+            check_end(nodes)
+
+        self.check.check_end = count  # type: ignore[method-assign]
+        super().run()
+
+
+def world_of(seed: int, folder: Path, *producers: str) -> Counted:
+    """A pair without faults, of which these nodes record."""
+    return Counted(seed, replace(TOPOLOGIES["pair"], producers=producers), STEADY, folder / str(seed))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_each_fact_travels_once_to_the_node_above(seed: int, memory: Path) -> None:
+    """While one of the two records, the other one pulls each batch once and gets none of its partner's back, and above
+    each batch comes about once, although both nodes have it."""
+    world = world_of(seed, memory, "mill-1")
+    world.run()
+    brought, sealed = world.bytes_brought, world.sealed_bytes
+    assert sealed > 10_000
+    assert brought["mill-2"] == sealed
+    assert sealed <= brought["idmz"] <= 1.1 * sealed
+    assert brought["mill-1"] <= 0.05 * sealed
+
+
+def test_what_is_beyond_the_named_range_is_sent(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that leaves out all of a life of which a requester holds a part loses facts when the other node is
+    slower, and the checkers see it: they do not trust what is named as held."""
+
+    def has(held: HeldThere, batch: StoredBatch) -> bool:
+        header: Any = batch.batch.header
+        named = {span[:2] for span in held.spans}
+        return header.origin.zone in held.zones or (header.origin.zone, header.origin.life.hex()) in named
+
+    monkeypatch.setattr(HeldThere, "has", has)
+    worlds = [world_of(seed, memory, "mill-1", "mill-2") for seed in range(20)]
+    with pytest.raises(Violation, match=r"skipped|lost"):
+        list(map(World.run, worlds))
