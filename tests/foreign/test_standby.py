@@ -94,3 +94,21 @@ async def test_a_handover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, queue
     assert [one for one in found.lost if one.time_ns not in stored] == []
     assert (found.twice, found.invented) == ([], [])
     assert [one.reason for one in found.gaps] == ["leader_changed"]
+
+
+async def test_events_in_standby(server: ForeignServer, tmp_path: Path) -> None:
+    """None is recorded. Then those since the other gateway ended are declared, and the next ones are recorded."""
+    with real_store(tmp_path) as store:
+        async with gateway(server, tmp_path, store, "count", events=("Server",)) as run:
+            await run.wait_state("plc", State.STANDBY)
+            await server.raise_event("too early")
+            await live_on(run, 1)
+            assert (store.samples, store.messages, store.events) == ([], {}, {})
+            run.ingest.begin_recording(time.time_ns())
+            await run.wait_state("plc", State.CONNECTED)
+            await wait_until_async(lambda: len(store.messages) == 2, "the gap of the values, and of the events")
+            await server.raise_event("in time")
+            await wait_until_async(lambda: store.events, "the event")
+            assert {one.fact.predicate for one in store.messages.values()} == {"samples_lost", "events_lost"}
+            assert {one["reason"] for one in store.told()} == {"leader_changed"}
+    assert "too early" not in str(store.events)
