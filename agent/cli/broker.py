@@ -1,7 +1,7 @@
 """`bsfg broker`: the folder that Mosquitto starts from, and checks of a running broker.
 
 `config` writes configuration, rights and certificates. `reload` checks these files and makes running brokers read the
-certificates, `restart` the rights too. `deny` takes all rights from a zone. `check` connects with a zone's identity and
+certificates, `restart` the rights too. `deny` takes all rights from a node. `check` connects with a node's identity and
 tries what must work and what must be refused. `sessions` says which zone uses the broker how much.
 """
 
@@ -87,10 +87,10 @@ def config(
     pki_folder: Path,
     as_json: bool,
 ) -> None:
-    """Write to FOLDER everything that Mosquitto needs to connect the zones of a site.
+    """Write to FOLDER everything that Mosquitto needs to connect the nodes of a site, by their names.
 
     --link adds links, --remove-link removes them; other links stay. Without options, rights and certificates are
-    written again. A denied zone stays denied until --link names it. mosquitto.conf is written once and then yours. The
+    written again. A denied node stays denied until --link names it. mosquitto.conf is written once and then yours. The
     changes are printed first. If anything is wrong, nothing is written.
     """
     from agent.replication.broker import BrokerFolder, BrokerPlan, find_plugin, write_broker
@@ -152,20 +152,20 @@ def reload_command(config_file: Path, pid: int | None, as_json: bool) -> None:
 
 
 @broker.command()
-@click.argument("zones", nargs=-1, required=True, metavar="ZONE...")
+@click.argument("zones", nargs=-1, required=True, metavar="NODE...")
 @_config_file_option
 @_pid_option
 @json_option
 def deny(zones: tuple[str, ...], config_file: Path, pid: int | None, as_json: bool) -> None:
-    """Take all rights from zones at once, and end their connections: the broker starts again.
+    """Take all rights from nodes at once, and end their connections: the broker starts again.
 
-    Other zones reconnect within seconds and lose nothing. The certificates of the denied ones stay valid until they are
+    Other nodes reconnect within seconds and lose nothing. The certificates of the denied ones stay valid until they are
     revoked (bsfg pki revoke). Their rights return when bsfg broker config names one of their links with --link.
     """
     from agent.replication.broker import deny_nodes, end_broker
 
     if bad := [zone for zone in zones if not is_node(zone)]:
-        raise click.UsageError(f"{', '.join(map(repr, bad))}: a zone is 1 to 32 of a-z, 0-9 and -")
+        raise click.UsageError(f"{', '.join(map(repr, bad))}: a node is 1 to 32 of a-z, 0-9 and -")
     files = _files(config_file, pid)
     for file in files:
         rights_file = deny_nodes(file, zones)
@@ -181,7 +181,7 @@ def deny(zones: tuple[str, ...], config_file: Path, pid: int | None, as_json: bo
 def restart(config_file: Path, pid: int | None, as_json: bool) -> None:
     """Check the files of running brokers and end them, so that their services start them with the present ones.
 
-    Needed after a change of links, and to end the connections of a zone whose certificate was revoked.
+    Needed after a change of links, and to end the connections of a node whose certificate was revoked.
     """
     from agent.replication.broker import check_broker_files, end_broker
 
@@ -287,21 +287,21 @@ def _output(*command: str) -> str:
 
 
 @broker.command()
-@click.option("--zone", help="The zone whose identity is used; without it only the files are checked.")
+@click.option("--zone", help="The node whose identity is used; without it only the files are checked.")
 @click.option(
     "--files",
     "config_file",
     type=click.Path(path_type=Path),
     help="Also check what a reload would read: the folder of this machine's brokers, or one mosquitto.conf.",
 )
-@click.option("--link", "links", type=_LinkType(), multiple=True, help=_HELP + " Links of other zones are ignored.")
+@click.option("--link", "links", type=_LinkType(), multiple=True, help=_HELP + " Links of other nodes are ignored.")
 @click.option("--host", default="localhost", show_default=True, help="Host of the broker.")
 @click.option("--port", type=click.IntRange(1, 65535), default=PORT, show_default=True, help="Port of the broker.")
 @click.option("--ca", "ca_file", type=click.Path(path_type=Path), help="CA certificate; by default ca.pem in --pki.")
 @click.option(
-    "--cert", "cert_file", type=click.Path(path_type=Path), help="Certificate; by default the zone's in --pki."
+    "--cert", "cert_file", type=click.Path(path_type=Path), help="Certificate; by default the node's in --pki."
 )
-@click.option("--key", "key_file", type=click.Path(path_type=Path), help="Key; by default the zone's in --pki.")
+@click.option("--key", "key_file", type=click.Path(path_type=Path), help="Key; by default the node's in --pki.")
 @pki_option
 @json_option
 def check(
@@ -328,7 +328,7 @@ def check(
         _print(chain.from_iterable(diagnostics), as_json=as_json)
         return
     if not is_node(zone):
-        raise click.UsageError(f"--zone {zone!r}: a zone is 1 to 32 of a-z, 0-9 and -")
+        raise click.UsageError(f"--zone {zone!r}: a node is 1 to 32 of a-z, 0-9 and -")
     access = BrokerTarget(
         host,
         port,

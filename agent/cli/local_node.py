@@ -50,7 +50,7 @@ start_option = click.option(
 
 
 to_option = click.option(
-    "--to", "peer", metavar="ZONE", help="Send the request to the node of this peer.  [default: this node]"
+    "--to", "peer", metavar="NODE", help="Send the request to the node of this peer.  [default: this node]"
 )
 answer_s_option = click.option(
     "--answer-s",

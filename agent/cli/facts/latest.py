@@ -67,7 +67,7 @@ SUMMARY_NAMED = 20  # tags that are bad, and as many that are silent
     help="Number of facts to search from the end of each stream; 0 searches all.",
 )
 @click.option(
-    "--from", "peer", metavar="ZONE", help="Ask the node of this peer, for a stream that it exports to this node."
+    "--from", "peer", metavar="NODE", help="Ask the node of this peer, for a stream that it exports to this node."
 )
 @answer_s_option
 @click.option(

@@ -109,7 +109,7 @@ async def feed(source: BufferedReader, send: Send, chunk_bytes: int) -> None:
 @click.option(
     "--from",
     "peer",
-    metavar="ZONE",
+    metavar="NODE",
     help="Ask the node of this peer; a fact that it exports to this node must refer to the artifact.",
 )
 @answer_s_option

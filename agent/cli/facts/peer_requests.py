@@ -42,7 +42,7 @@ def append_fact(
 
 
 def acquire_lease(settings: NodeSettings, peer: str, stream: str, producer: str, answer_s: float) -> int:
-    """Take the next lease epoch for a producer of this zone at the node of `peer`.
+    """Take the next lease epoch for a producer of this node at the node of `peer`.
 
     The request names the epoch in force, so a delayed copy of it cannot take the lease from a later holder.
     """
@@ -58,7 +58,7 @@ def acquire_lease(settings: NodeSettings, peer: str, stream: str, producer: str,
 
 
 def unregister_consumer(settings: NodeSettings, peer: str, name: str, answer_s: float) -> bool:
-    """Remove a consumer of this zone at the node of `peer`; False where it has none of this name. Refused while an
+    """Remove a consumer of this node at the node of `peer`; False where it has none of this name. Refused while an
     instance of it holds a lease."""
     request = messages.UnregisterConsumer(consumer_name=name)
     return _ask(settings, peer, request, messages.UnregisterAnswer, answer_s).was_registered
@@ -91,26 +91,26 @@ def literal_prefix(tag_glob: str) -> str:
     return literal if literal.startswith("tag:") else f"tag:{literal}"
 
 
-def put_object(settings: NodeSettings, zone: str, feed: Feed, digest: str, size: int, answer_s: float) -> None:
-    """Store an artifact at the node of `zone`. Raises PeerRefused, MalformedMessage or TransportError."""
+def put_object(settings: NodeSettings, node: str, feed: Feed, digest: str, size: int, answer_s: float) -> None:
+    """Store an artifact at the peer `node`. Raises PeerRefused, MalformedMessage or TransportError."""
 
     async def talk(requester: Requester, progress: Callable[[], None]) -> None:
         async def send(offset: int, data: bytes) -> tuple[int, bool]:
             request = messages.PutObject(digest=digest, size=size, offset=offset, data=data)
             answer = (await requester.ask(request, answer_s)).answer
             if not isinstance(answer, messages.PutAnswer):
-                raise MalformedMessage(f"{zone} answered PutObject with another kind of answer")
+                raise MalformedMessage(f"{node} answered PutObject with another kind of answer")
             if data:
                 progress()
             return answer.received, answer.is_complete
 
         await feed(send, messages.PUT_BYTES_MAX)
 
-    _converse(settings, zone, talk)
+    _converse(settings, node, talk)
 
 
-def get_object(settings: NodeSettings, zone: str, digest: str, write: Callable[[bytes], int], answer_s: float) -> int:
-    """Pass the artifact's bytes from the node of `zone` to `write`; return their count. Raises as `put_object`."""
+def get_object(settings: NodeSettings, node: str, digest: str, write: Callable[[bytes], int], answer_s: float) -> int:
+    """Pass the artifact's bytes from the peer `node` to `write`; return their count. Raises as `put_object`."""
     offset, size = 0, 1
 
     async def talk(requester: Requester, progress: Callable[[], None]) -> None:
@@ -119,44 +119,44 @@ def get_object(settings: NodeSettings, zone: str, digest: str, write: Callable[[
             reply = await requester.ask(messages.GetObject(digest=digest, offset=offset), answer_s)
             answer = reply.answer
             if not isinstance(answer, messages.ObjectAnswer) or answer.offset != offset or not reply.batches:
-                raise MalformedMessage(f"{zone} answered without the bytes at {offset}")
+                raise MalformedMessage(f"{node} answered without the bytes at {offset}")
             size = answer.size
             offset += write(b"".join(reply.batches))
             progress()
 
-    _converse(settings, zone, talk)
+    _converse(settings, node, talk)
     return offset
 
 
 def _ask(
-    settings: NodeSettings, zone: str, request: messages.Request, kind: type[_AnswerT], answer_s: float
+    settings: NodeSettings, node: str, request: messages.Request, kind: type[_AnswerT], answer_s: float
 ) -> _AnswerT:
-    """Ask the peer `zone` of node.toml once. Raises UsageError for an unknown peer, MalformedMessage for an answer of
+    """Ask the peer `node` of node.toml once. Raises UsageError for an unknown peer, MalformedMessage for an answer of
     another kind, and what `ask_once` raises."""
-    access = _access_to(settings, zone)
+    access = _access_to(settings, node)
     with command_judge(settings) as judge:
-        answer = asyncio.run(ask_once(access, zone, request, answer_s, judge.refuses_answer)).answer
+        answer = asyncio.run(ask_once(access, node, request, answer_s, judge.refuses_answer)).answer
     if not isinstance(answer, kind):
         raise MalformedMessage(
-            f"{zone} answered {messages.operation_of(answer)} in place of {messages.operation_of(request)}"
+            f"{node} answered {messages.operation_of(answer)} in place of {messages.operation_of(request)}"
         )
     return answer
 
 
 def _converse(
-    settings: NodeSettings, zone: str, talk: Callable[[Requester, Callable[[], None]], Awaitable[None]]
+    settings: NodeSettings, node: str, talk: Callable[[Requester, Callable[[], None]], Awaitable[None]]
 ) -> None:
-    access = _access_to(settings, zone)
+    access = _access_to(settings, node)
     with command_judge(settings) as judge:
-        asyncio.run(converse(access, zone, talk, refuses_answer=judge.refuses_answer))
+        asyncio.run(converse(access, node, talk, refuses_answer=judge.refuses_answer))
 
 
-def _access_to(settings: NodeSettings, zone: str) -> Access:
+def _access_to(settings: NodeSettings, node: str) -> Access:
     """How to connect to the broker of a peer. The certificate files are checked first, since a broker gives no reason
     for a refusal.
 
     Raises UsageError where node.toml names no such peer.
     """
-    at = broker_of(settings, named_peer(settings, zone))
+    at = broker_of(settings, named_peer(settings, node))
     signer = requests_signer(settings)
     return access_of(at, identity_of(at, settings.node.name), settings.node.name, lambda: signer)

@@ -55,7 +55,7 @@ def ca(
         return
     click.echo(f"authority {details.subject} in {pki_folder}, until {details.not_after:%Y-%m-%d}")
     kept = f"keep {pki_folder / 'ca.key'} and its passphrase secret, and keep a copy of both at another place"
-    click.echo(f"next: bsfg pki request ZONE on each node, bsfg pki sign here; {kept}")
+    click.echo(f"next: bsfg pki request NODE on each node, bsfg pki sign here; {kept}")
 
 
 @click.command()
@@ -77,7 +77,7 @@ def issue(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Sign certificates for zones, or with --broker for a broker, and create their keys here.
+    """Sign certificates for nodes, or with --broker for a broker, and create their keys here.
 
     For trials: a key that is created here has to be copied to its node. In production use request, sign and import.
     """
@@ -95,7 +95,7 @@ def issue(
             issued = authority.issue_zone(pki_folder, name, now, days=days, force=force, passphrase=passphrase)
         print_issued(name, issued, as_json=as_json)
     if not as_json and not for_broker:
-        click.echo(f"next: copy .pem, .key and {pki_folder / 'ca.pem'} to each zone's node over a secure channel")
+        click.echo(f"next: copy .pem, .key and {pki_folder / 'ca.pem'} to each node over a secure channel")
 
 
 @click.command()
@@ -112,7 +112,7 @@ def revoke(
 ) -> None:
     """Revoke every valid certificate of NAME, or the one with this serial number.
 
-    A broker refuses it once it has read the new list. A zone that is connected stays connected until its rights are
+    A broker refuses it once it has read the new list. A node that is connected stays connected until its rights are
     removed: bsfg broker deny.
     """
     passphrase = passphrase_of(pki_folder, passphrase_file)
@@ -133,7 +133,7 @@ def revoke(
         click.echo("until its certificate expires; only a new authority in their ca_file prevents that sooner.")
         return
     click.echo(
-        f"next: copy {pki_folder / 'ca.crl'} to each broker as zones.crl; there, for a zone that is connected, "
+        f"next: copy {pki_folder / 'ca.crl'} to each broker as zones.crl; there, for a node that is connected, "
         f"bsfg broker deny {records[0].name}, which also makes the broker read the list"
     )
 

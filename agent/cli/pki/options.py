@@ -49,7 +49,7 @@ def days_option(default: int) -> Callable[[_Command], _Command]:
     )
 
 
-broker_option = click.option("--broker", "for_broker", is_flag=True, help="NAME is a broker, not a zone.")
+broker_option = click.option("--broker", "for_broker", is_flag=True, help="NAME is a broker, not a node.")
 KEY = "Passphrase of the authority's key"
 FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 passphrase_option = click.option(

@@ -67,7 +67,7 @@ def sign(
     days: int,
     as_json: bool,
 ) -> None:
-    """Sign the request of zone or broker NAME at the authority, or without --request the next certificate for the key
+    """Sign the request of node or broker NAME at the authority, or without --request the next certificate for the key
     that it has. The current one stays valid until it expires.
 
     Compare the fingerprint with the one that bsfg pki request printed: equal ones prove the origin of the request.

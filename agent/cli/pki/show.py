@@ -20,7 +20,7 @@ from agent.replication import pki as authority
 @authority_option
 @json_option
 def show(files: tuple[Path, ...], pki_folder: Path, as_json: bool) -> None:
-    """Show certificates: those in FILES, or the authority, zones and brokers of the folder.
+    """Show certificates: those in FILES, or the authority, nodes and brokers of the folder.
 
     Exit status 1 when one of them is not usable: expired, not yet valid, or without a matching key.
     """
