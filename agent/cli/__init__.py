@@ -49,6 +49,7 @@ _COMMANDS = {
     "store": "agent.cli.groups:store",
     "pki": "agent.cli.groups:pki",
     "broker": "agent.cli.broker:broker",
+    "pair": "agent.cli.pair:pair",
     "peer": "agent.cli.peer:peer",
     "source": "agent.cli.groups:source",
     "tags": "agent.cli.groups:tags",

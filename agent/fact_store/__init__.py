@@ -36,6 +36,7 @@ from agent.fact_store.log import (
     StoreLocked,
     StoreTooNew,
     StreamIsLocal,
+    TermRefused,
     TooManyConsumers,
     UnknownConsumer,
     check_digest,

@@ -322,8 +322,8 @@ class FactStore:
 
     @property
     def next_life_number(self) -> int:
-        """A number above those of all own lives, at least the time in ms since 1970; from memory."""
-        return max(time.time_ns() // 1_000_000, begun_ms(self._writer.catalog.highest_life) + 1)
+        """One more than the number of the highest own life, the least that `take_lead` accepts; from memory."""
+        return begun_ms(self._writer.catalog.highest_life) + 1
 
     def take_lead(self, term: int) -> Future[bytes]:
         """Record the zone from now on under a new life with this number; returns the life. In each stream its chain

@@ -16,6 +16,7 @@ from agent.local_socket.messages import (
     LatestRows,
     ListConsumers,
     NodeStatus,
+    PairSwitched,
     ReadLatest,
     ReadSource,
     ReadStatus,
@@ -29,6 +30,7 @@ from agent.local_socket.messages import (
     RetrySource,
     SourceRead,
     SourceRetried,
+    SwitchPair,
     TagValue,
 )
 from agent.local_socket.transport import SOCKET, LocalError, NoNode, StateFolderUnusable

@@ -72,6 +72,10 @@ class BackfillSource(msgspec.Struct, frozen=True, tag="BackfillSource", tag_fiel
     last_ns: int
 
 
+class SwitchPair(msgspec.Struct, frozen=True, tag="SwitchPair", tag_field="operation"):
+    """Hand the lead of the zone over to its other node."""
+
+
 class ReadStatus(msgspec.Struct, frozen=True, tag="ReadStatus", tag_field="operation"):
     """The status of the node: the worst parts of each kind, or everything."""
 
@@ -192,6 +196,12 @@ class BackfillQueued(msgspec.Struct, frozen=True, tag="BackfillSource", tag_fiel
     gaps_open: int
 
 
+class PairSwitched(msgspec.Struct, frozen=True, tag="SwitchPair", tag_field="operation"):
+    """The node that leads now."""
+
+    leader: str
+
+
 class NodeStatus(msgspec.Struct, frozen=True, tag="ReadStatus", tag_field="operation"):
     """The verdict and the snapshot (`agent/health/brief.py`)."""
 
@@ -215,10 +225,11 @@ Request = (
     | RetrySource
     | ReadSource
     | BackfillSource
+    | SwitchPair
     | ReadStatus
     | ReadLatest
 )
-NODE_REQUESTS = (Reload, RetrySource, ReadSource, BackfillSource, ReadStatus, ReadLatest)
+NODE_REQUESTS = (Reload, RetrySource, ReadSource, BackfillSource, SwitchPair, ReadStatus, ReadLatest)
 """Only a running node can answer these. The others can be answered from the store too."""
 LOOKING_REQUESTS = (ListConsumers, ReadStatus, ReadLatest)
 """These change nothing, so members of the node's group may make them, as all of the protocol that change nothing. The
@@ -232,6 +243,7 @@ Answer = (
     | SourceRetried
     | SourceRead
     | BackfillQueued
+    | PairSwitched
     | NodeStatus
     | LatestRows
 )

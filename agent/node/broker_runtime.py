@@ -17,6 +17,7 @@ from agent.fact_store import FactStore
 from agent.local_socket.serving.store_errors import REFUSAL_CODES, STORE_ERRORS
 from agent.node import compare
 from agent.node.latest import has_peer_latest, latest_lookup, peer_latest, save_peer_latest
+from agent.node.pairing import LeadDesk
 from agent.replication.mqtt import Link, Requester
 from agent.replication.pulling import (
     SPREAD_MS,
@@ -48,6 +49,8 @@ class SharedParts:
     """Facts of a stream that are known to be at peers and not yet here."""
     turns: Turns
     """The order in which data is read for peers, shared by all brokers."""
+    lead_desk: LeadDesk
+    """Answers nodes that record for one zone, who of them leads."""
 
 
 class BrokerRuntime:
@@ -66,7 +69,7 @@ class BrokerRuntime:
         self._requesters = {
             peer.node: Requester(self.link, peer.node, shared.judge.refuses_answer)
             for peer in self._peers
-            if peer.pulls
+            if peer.pulls or peer.node in settings.pair.nodes
         }
         self.bandwidths = compare.bandwidths(self._peers)
         self._latest_seeds: list[LatestSeed] = []
@@ -76,6 +79,10 @@ class BrokerRuntime:
         )
         self._stop = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
+
+    def requester(self, node: str) -> Requester | None:
+        """The requester of a peer at this broker; None if nothing is asked of it."""
+        return self._requesters.get(node)
 
     def start(self, group: TaskGroup) -> None:
         """Run in `group`; once."""
@@ -122,6 +129,8 @@ class BrokerRuntime:
             refuses_request=shared.judge.refuses_request,
             turns=shared.turns,
             zones={peer.node: peer.own_zones for peer in peers},
+            claim_lead=shared.lead_desk.answer,
+            claimants=frozenset(peer.node for peer in peers) & shared.lead_desk.claimants.keys(),
         )
 
     def _make_pullers(self) -> Iterator[Puller]:

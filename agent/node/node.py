@@ -26,7 +26,7 @@ from agent import local_socket
 from agent.concurrency import TaskGroup
 from agent.config import ConfigFile, InForce
 from agent.errors import BsfgError
-from agent.fact_store import FactStore, StoreBusy, StoreFull, StoreLocked
+from agent.fact_store import FactStore, StoreBusy, StoreFull, StoreLocked, TermRefused
 from agent.health import notify
 from agent.ingest import Ingest, RemovedTag, TagFile
 from agent.local_socket.serving import RequestHandler, open_store, serve
@@ -36,6 +36,7 @@ from agent.node.clock import NodeClock
 from agent.node.health_recorder import HealthRecorder
 from agent.node.latest import facts_at_peers, latest_lookup, peer_latest
 from agent.node.looking import Looking
+from agent.node.pairing import LEADS_FILE, LeadDesk, PairPorts, PairRunner
 from agent.node.reload import Reloader
 from agent.node.reload_plan import ReloadPlan
 from agent.node.removed_tags import find_removed_tags
@@ -43,8 +44,9 @@ from agent.node.start import Start, read_start
 from agent.node.status import StatusCollector
 from agent.node.stored_samples import StoredSamples
 from agent.node.trust import TrustFiles
+from agent.replication.mqtt import Requester
 from agent.replication.pki import IdentityWatcher
-from agent.replication.serving import Turns
+from agent.replication.serving import Turns, store_name_of
 from agent.settings.node import NodeSettings
 from agent.telemetry import Telemetry
 
@@ -122,6 +124,7 @@ class Node:
             problems=start.tag_problems,
             keep_files=self._in_force.keep_files,
             doubted=self._clock.doubted,
+            is_recording=not settings.pair.partner,
         )
         self._reloader = Reloader(
             settings,
@@ -132,11 +135,17 @@ class Node:
             tag_maps=self._ingest.tag_maps,
             not_in_force=start.not_in_force,
         )
-        self._shared = SharedParts(store, self._trust.judge, self._telemetry, self._queue_depth, turns=Turns())
+        desk = LeadDesk(
+            *(settings.lead_claimants, settings.node.state_dir / LEADS_FILE),
+            lambda: store_name_of(store.zone, store.node, store.life),
+            settings.pair.partner,
+        )
+        self._shared = SharedParts(store, self._trust.judge, self._telemetry, self._queue_depth, Turns(), desk)
         self._runtimes = {broker.name: BrokerRuntime(settings, broker, self._shared) for broker in settings.broker}
         self._identities = [runtime.identity for runtime in self._runtimes.values()]
+        self._pair = self._make_pair(settings, desk)
         self._collector = StatusCollector(
-            store, self._runtimes, self._ingest, self._telemetry, self._reloader, clock=self._clock
+            *(store, self._runtimes, self._ingest, self._telemetry, self._reloader), clock=self._clock, pair=self._pair
         )
         self._group: TaskGroup | None = None
         self._readiness: asyncio.Task[None] | None = None
@@ -165,6 +174,8 @@ class Node:
                 start(self._trust.run(), name="trust"),
                 start(IdentityWatcher(self._identities).run(), name="identities"),
             ]
+            if self._pair is not None:
+                watching.append(start(self._pair.run(), name="pair"))
             for runtime in self._runtimes.values():
                 runtime.start(group)
             self._wait_for_readiness(group)
@@ -175,6 +186,7 @@ class Node:
                 self._reload,
                 reading=Looking(self._store, state_dir, self._collector.judge),
                 look_up=latest_lookup(self._store.reader, self._queue_depth, partial(peer_latest, state_dir)),
+                switch=None if self._pair is None else self._pair.switch,
             )
             local = start(serve(handler, state_dir), name="local")
             reloading = start(self._reloader.run(), name="reload")
@@ -190,6 +202,31 @@ class Node:
             await _cancelled([local])
             await _cancelled([self._readiness, *watching])
         log.info("node_stopped", extra={"zone": self._store.zone})
+
+    def _make_pair(self, settings: NodeSettings, desk: LeadDesk) -> PairRunner | None:
+        """What asks who leads, if another node records for our zone."""
+        partner = settings.pair.partner
+        if not partner:
+            return None
+
+        def requester_of(node: str) -> Requester | None:
+            found = (runtime.requester(node) for runtime in self._runtimes.values())
+            return next((requester for requester in found if requester is not None), None)
+
+        def has_pulled_all() -> bool:
+            ends = {stream.name: stream.end_offset for stream in self._store.streams()}
+            consumers = [one for one in self._store.consumers.all() if one.zone == partner]
+            return all(one.frontier >= ends.get(one.stream, 0) for one in consumers)
+
+        ports = PairPorts(
+            self._store,
+            self._ingest,
+            requester_of,
+            accepts=lambda: not self._store.statistics().appends_refused,
+            has_pulled_all=has_pulled_all,
+            store_errors=(*_SOURCE_RETRIES, TermRefused),
+        )
+        return PairRunner(settings, ports, desk)
 
     def _wait_for_readiness(self, group: TaskGroup) -> None:
         """Report ready once. If the brokers have changed before, begin to wait again."""

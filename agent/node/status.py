@@ -58,6 +58,7 @@ from agent.ingest.opcua.security.file_check import first_certificate_to_end
 from agent.node.broker_runtime import BrokerRuntime
 from agent.node.clock import ClockChanges, NodeClock
 from agent.node.health_recorder import RecordedHealth, last_recorded
+from agent.node.pairing import PairRunner
 from agent.node.reload import Reloader
 from agent.replication.pulling import Asking, PullStatistics
 from agent.telemetry import BOUNDS_S, Telemetry
@@ -104,11 +105,12 @@ class StatusCollector:
         reloader: Reloader,
         clock_s: Callable[[], float] = time.monotonic,
         clock: NodeClock | None = None,
+        pair: PairRunner | None = None,
     ) -> None:
         self._reloader = reloader
         self._store = store
         self._runtimes, self._ingest = runtimes, ingest
-        self._telemetry = telemetry
+        self._telemetry, self._pair = telemetry, pair
         self._clock, self._clock_changes = clock, ClockChanges(store.reader)
         self._clock_s = clock_s
         self._started_unix_ms = _now_unix_ms()
@@ -196,6 +198,7 @@ class StatusCollector:
             clock_changes=self._from_disk.clock_changes,
             history=self._from_disk.history,
             facts_unsigned=self._reloader.settings.signing.key_file is not None and store.signer is None,
+            pair=None if self._pair is None else self._pair.snapshot(),
             config_changed=self._reloader.is_file_changed,
             config_refused=self._reloader.refused,
             config_not_in_force=tuple(_status(NotInForceStatus, part) for part in self._reloader.not_in_force),

@@ -129,10 +129,11 @@ class Stop:
 
 @dataclass(slots=True)
 class _Condition:
-    """How fit this node is, and the least term that its store takes."""
+    """How fit this node is, the least term that its store takes, and the one that it asks for."""
 
     fitness: int = 0
     least_term: int = 1
+    fresh_term: int = 1
 
 
 @dataclass(slots=True)
@@ -240,13 +241,14 @@ class Leadership:
 
     @property
     def _least_term(self) -> int:
-        return max(self._condition.least_term, self.highest_term + 1)
+        return max(self._condition.least_term, self._condition.fresh_term, self.highest_term + 1)
 
     # ---------------------------------------------------------------------------------------------------------- decided
 
-    def step(self, now_ns: int, fitness: int, least_term: int) -> Begin | Stop | None:
-        """What to do now. `least_term`: the least one that the store takes."""
-        self._condition = _Condition(fitness, least_term)
+    def step(self, now_ns: int, fitness: int, least_term: int, fresh_term: int = 1) -> Begin | Stop | None:
+        """What to do now. `least_term`: the least one that the store takes; `fresh_term`: one to ask for if no leader
+        had a higher one, the time, because a term is the number of a life."""
+        self._condition = _Condition(fitness, least_term, fresh_term)
         if self.is_recording:
             self._waits.leaderless_ns = now_ns
             decision = self._step_recording(now_ns)

@@ -121,6 +121,14 @@ class NodeSettings:
         """The zones whose facts are here before this peer brings them: its partner does, or this node records them."""
         return tuple(sorted(self.origins_of(peer) - set(peer.relays))) if peer.zone in self.pair_zones else ()
 
+    @property
+    def lead_claimants(self) -> dict[str, str]:
+        """The zone of each peer that may ask this node who leads it: of our partner, and of the nodes of other zones
+        for which two of our peers record."""
+        zones = self.pair_zones - {self.node.zone}
+        claimants = {peer.node: peer.zone for peer in self.peer if peer.zone in zones}
+        return claimants | ({self.pair.partner: self.node.zone} if self.pair.partner else {})
+
     def problems(self) -> Iterator[tuple[str, str]]:
         """Broken rules that concern several sections."""
         brokers = {broker.name for broker in self.broker}

@@ -40,6 +40,7 @@ OBJECTS = (
     b"0",
 )
 ENVELOPE = Envelope("m-1", "plant-a", "idmz", 1_700_000_000_000, "c-1", None, {"line": "1"}, "application/json", "s/1")
+CLAIM = messages.ClaimEntry(node="plant-a", instance=LIFE, state="leads", term=7, highest=9, fitness=2)
 
 
 def rows(values: tuple[object, ...]) -> list[Sample]:
@@ -135,6 +136,7 @@ def requests() -> list[bytes]:
         messages.GetObject(digest=f"sha256:{LIFE * 2}", offset=7),
         messages.PutObject(digest=f"sha256:{LIFE * 2}", size=9, offset=2, data=b"bytes"),
         messages.GetLatest(stream=TELEMETRY, subjects=["tag:line1/t1"], prefix="tag:", after=tag, limit=9),
+        messages.ClaimLead(zone="plant-a", claim=CLAIM, witness_says="plant-a-2"),
     ]
     assert {type(one) for one in found} == set(messages.REQUESTS), "a new operation wants a request here"
     return [encode_request(one) for one in found]
@@ -163,6 +165,7 @@ def answers() -> list[bytes]:
         (messages.StreamsAnswer(**own, streams=[messages.StreamEntry(name=TELEMETRY, first_offset=1, end_offset=24)]), []),
         (messages.AppendAnswer(**own, outcomes=[messages.AppendedEntry(offset=1, outcome="applied", warning="w")] * 2), []),
         (messages.LeaseAnswer(**own, lease_epoch=3), []),
+        (messages.LeadAnswer(**own, leader="plant-a", term=7, highest=9, remaining_ms=900, other=CLAIM), []),
         (messages.ObjectAnswer(**own, size=9, offset=2, bytes=5), [b"bytes"]),
         (messages.PutAnswer(**own, received=7, is_complete=False), []),
         (messages.LatestAnswer(**own, stream=TELEMETRY, end_offset=9, queue_depth=0, depth_facts=9, values=[latest]), []),

@@ -50,6 +50,7 @@ _HINTS = {"unknown_consumer": UnknownConsumer.hint, "consumer_not_yours": "name 
 
 Compare = Callable[[ComparePeer], Awaitable[Compared]]
 Reload = Callable[[], Awaitable[messages.Reloaded]]
+Switch = Callable[[], Awaitable[messages.PairSwitched]]
 
 
 class Sources(Protocol):
@@ -135,7 +136,8 @@ class Reading(Protocol):
 
 class RequestHandler:
     """Carries out requests on a store that this process owns. `compare` reaches peers; it is None in a process without
-    links to peers, `sources` in one that reads none, and `reload`, `reading` and `look_up` in one that is no node."""
+    links to peers, `sources` in one that reads none, and `reload`,
+    `reading` and `look_up` in one that is no node, `switch` in one that is not one of two."""
 
     def __init__(
         self,
@@ -145,10 +147,11 @@ class RequestHandler:
         reload: Reload | None = None,
         reading: Reading | None = None,
         look_up: LookUp | None = None,
+        switch: Switch | None = None,
     ) -> None:
         self._operations = LocalOperations(store, look_up)
         self._reading = reading
-        self._reload = reload
+        self._reload, self._switch = reload, switch
         self._store = store
         self._compare = compare
         self._sources = sources
@@ -200,6 +203,10 @@ class RequestHandler:
                 if self._reload is None:
                     raise NoNode
                 return await self._reload()
+            case messages.SwitchPair():
+                if self._switch is None:
+                    raise LocalError("no other node records for this zone", "[pair] of node.toml names it")
+                return await self._switch()
             case messages.RetrySource() | messages.BackfillSource() | messages.ReadSource():
                 if self._sources is None:
                     raise NoNode

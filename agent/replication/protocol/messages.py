@@ -850,6 +850,50 @@ class PeerLatest:
     values: Sequence[LatestEntry]
 
 
+# ------------------------------------------------------------------------------------------- two nodes of one zone
+
+FITNESS_MAX = 1_000_000
+LEASE_MS_MAX = 60_000
+Fitness = Annotated[int, msgspec.Meta(ge=0, le=FITNESS_MAX)]
+Term = Annotated[int, msgspec.Meta(ge=1, le=CLAIM_MAX)]
+LeadState = Literal["leads", "follows", "releases"]
+NodeOrNone = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9-]{0,32}\Z")]
+
+
+class ClaimEntry(Part, frozen=True):
+    """What a node of a zone says of itself. `instance`: its process. `term`: with which it records if it leads, else
+    the least one that it can take; `highest`: no leader it knows of had a higher one. `fitness`: 0 if its store
+    refuses facts, else one more than the number of sources that it reaches."""
+
+    node: Zone
+    instance: Life
+    state: LeadState
+    term: Term
+    highest: ClaimedOffset = 0
+    fitness: Fitness = 1
+
+
+class ClaimLead(RequestBody, frozen=True, tag="ClaimLead", tag_field="operation"):
+    """Tell the other node of `zone`, or their witness, what the requester claims, and ask who leads. `witness_says`:
+    whom the witness names as leader; none if it is not heard."""
+
+    zone: Zone
+    claim: ClaimEntry
+    witness_says: NodeOrNone | None = None
+
+
+class LeadAnswer(AnswerBody, frozen=True, tag="ClaimLead", tag_field="operation"):
+    """The witness names the leader (empty: nobody leads), its term and for how long it is lent, and what the other node
+    last told it. The other node answers with its own claim alone, and whom the witness names to it."""
+
+    leader: NodeOrNone = ""
+    term: ClaimedOffset = 0
+    highest: ClaimedOffset = 0
+    remaining_ms: Annotated[int, msgspec.Meta(ge=0, le=LEASE_MS_MAX)] = 0
+    other: ClaimEntry | None = None
+    witness_says: NodeOrNone | None = None
+
+
 # ---------------------------------------------------------------------------------------------------------- all of them
 
 Request = (
@@ -868,11 +912,12 @@ Request = (
     | GetLatest
     | GetObject
     | PutObject
+    | ClaimLead
 )
 REQUESTS: tuple[type[Request], ...] = get_args(Request)
 WRITING = frozenset((AppendFact, AcquireLease, PutObject))
 """Requests that add to what the serving node stores."""
-CHANGING = frozenset((FetchFacts, ConfirmReceipt, UnregisterConsumer, *WRITING))
+CHANGING = frozenset((FetchFacts, ConfirmReceipt, UnregisterConsumer, ClaimLead, *WRITING))
 """Requests that change something at the serving node, and that the requester signs if it has a key."""
 
 
@@ -908,5 +953,6 @@ Answer = (
     | LatestAnswer
     | ObjectAnswer
     | PutAnswer
+    | LeadAnswer
 )
 ANSWERS: tuple[type[Answer], ...] = get_args(Answer)

@@ -7,5 +7,5 @@ without IO.
 from agent.replication.serving.admission import Caller
 from agent.replication.serving.latest_page import LatestValues, LookUp, TagFilter, TagSortKey
 from agent.replication.serving.operations import Consumers, Context, Turns, handlers
-from agent.replication.serving.outcomes import Drop, Refuse, store_name_of
+from agent.replication.serving.outcomes import Drop, Outcome, Refuse, Reply, StoreName, store_name_of
 from agent.replication.serving.server import Server

@@ -35,6 +35,7 @@ from agent.replication.serving.limits import READS_MAX
 from agent.replication.serving.operations import (
     Consumers,
     Context,
+    Handler,
     Turns,
     handlers,
 )
@@ -66,10 +67,10 @@ class Server:
     """Serves the peers of one link.
 
     `exports` maps each peer node to the streams it may read, `appends` to those it may append to. `look_up` finds
-    latest values. `refuses_request` says why no signature proves the node of a request that changes something.
-    `signer` signs the answers. `refusals` maps the store's errors to codes; any other of `store_errors` is answered
-    `store_unavailable`. `turns` are shared by the servers of a node. `zones`: for which a peer records, if they are not
-    its name alone.
+    latest values, `claim_lead` answers the nodes `claimants`, which may ask who leads. `refuses_request` says why no
+    signature proves the node of a request that changes something. `signer` signs the answers. `refusals` maps the
+    store's errors to codes; any other of `store_errors` is answered `store_unavailable`. `turns` are shared by the
+    servers of a node. `zones`: for which a peer records, if they are not its name alone.
     """
 
     def __init__(
@@ -87,13 +88,15 @@ class Server:
         limits: Mapping[str, PeerLimits] | None = None,
         turns: Turns | None = None,
         zones: Mapping[str, AbstractSet[str]] | None = None,
+        claim_lead: Handler | None = None,
+        claimants: AbstractSet[str] = frozenset(),
     ) -> None:
         self._refused_as = dict(refusals or {})
         self._refuses_request = refuses_request
         self._store = store
         self._store_errors = store_errors
         self._telemetry = telemetry or Telemetry()
-        exported = {node: exports.get(node, frozenset()) for node in frozenset([*exports, *(appends or {})])}
+        exported = {node: exports.get(node, frozenset()) for node in {*exports, *(appends or {}), *claimants}}
         self._context = Context(
             *(link, store, exported, self._telemetry, appends or {}, limits or {}, zones or {}),
             turns=turns or Turns(),
@@ -103,7 +106,7 @@ class Server:
             *(len(exported), self._context.pacer, self._context.now_ms, self._context.call_later, self._begin)
         )
         self._consumers = Consumers(self._context)
-        self._handlers = handlers(self._context, self._consumers, look_up)
+        self._handlers = handlers(self._context, self._consumers, look_up, claim_lead)
         self._group: TaskGroup | None = None
         self._counts = ServerStatistics()
         self._of_other_version = set[str]()

@@ -55,6 +55,7 @@ WHOLE: dict[str, dict[str, Any]] = {
     "GetLatest": {"stream": STREAM},
     "GetObject": ARTIFACT,
     "PutObject": {**ARTIFACT, "size": 9},
+    "ClaimLead": {"zone": "idmz", "claim": {"node": "idmz", "instance": "0" * 32, "state": "leads", "term": 1}},
 }
 """A whole request of each operation; optional integers may be missing, objects that hold integers may not."""
 

@@ -33,7 +33,7 @@ _STATELESS: dict[type[messages.Request], Callable[[Context, Caller, Any], Awaita
 
 
 def handlers(
-    context: Context, consumers: Consumers, look_up: LookUp | None = None
+    context: Context, consumers: Consumers, look_up: LookUp | None = None, claim_lead: Handler | None = None
 ) -> dict[type[messages.Request], Handler]:
     """The handler of each operation, whichever carrier brings its requests."""
     found: dict[type[messages.Request], Handler] = {
@@ -43,6 +43,8 @@ def handlers(
         messages.UnregisterConsumer: consumers.unregister,
         **{kind: partial(operation, context) for kind, operation in _STATELESS.items()},
     }
+    if claim_lead is not None:
+        found[messages.ClaimLead] = claim_lead
     if look_up is not None:
         found[messages.GetLatest] = Latest(context, look_up).get_latest
     return found

@@ -1,0 +1,236 @@
+"""Runs this node as one of two that record for its zone: asks the other one and the witness who leads, and lets the
+store and the sources begin and end to record as `agent.pair.leadership` decides.
+
+Nothing here waits for a device. A question has half a lease of time, so that a silent peer delays no other. The lead
+begins with a commit of the store: its term is durable before a source is asked for a value.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from agent.concurrency import TaskGroup, timeout
+from agent.errors import BsfgError
+from agent.health.snapshot import PairSnapshot
+from agent.local_socket import PairSwitched
+from agent.node.pairing.lead_desk import LeadDesk, claim_of, entry_of
+from agent.pair import LEASE_MS, Begin, Claim, Leadership, PairNames, PartnerWord, Role, Stop, WitnessWord
+from agent.replication.mqtt import Requester
+from agent.replication.protocol.errors import MalformedMessage, ReplicationError
+from agent.replication.protocol.messages import ClaimLead, LeadAnswer
+from agent.settings.node import NodeSettings
+
+MS = 1_000_000
+ASK_S = LEASE_MS / 5_000
+"""Between two questions to one node; five fit into a lease."""
+ANSWER_S = LEASE_MS / 2_000
+STEP_S = 0.1
+HEARD_OUT_S = 10.0
+"""At a planned switch: time for the other node to pull what this one has recorded, and then to begin."""
+
+log = logging.getLogger(__name__)
+
+
+class SwitchRefused(BsfgError):
+    """The lead was not handed over; the text says why, and this node records on."""
+
+
+class Store(Protocol):
+    """Of the fact store."""
+
+    @property
+    def zone(self) -> str: ...
+    @property
+    def node(self) -> str: ...
+    @property
+    def life(self) -> bytes: ...
+    @property
+    def next_life_number(self) -> int: ...
+    def take_lead(self, term: int) -> Future[bytes]: ...
+
+
+class Sources(Protocol):
+    """Of ingest."""
+
+    def begin_recording(self, since_ns: int | None) -> None: ...
+    def end_recording(self) -> Awaitable[None]: ...
+    def fitness(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PairPorts:
+    """What the pair needs of the node. `requester_of`: to a node, None while its broker is being replaced. `accepts`:
+    whether the store takes facts. `has_pulled_all`: whether the other node holds what is stored here. `store_errors`:
+    with which the store refuses a commit for now."""
+
+    store: Store
+    sources: Sources
+    requester_of: Callable[[str], Requester | None]
+    accepts: Callable[[], bool]
+    has_pulled_all: Callable[[], bool]
+    store_errors: tuple[type[Exception], ...]
+
+
+class PairRunner:
+    """One node of a pair. It begins as a follower."""
+
+    def __init__(self, settings: NodeSettings, ports: PairPorts, desk: LeadDesk) -> None:
+        self._pair, self._ports = settings.pair, ports
+        names = PairNames(settings.node.name, ports.store.life.hex(), settings.pair.partner)
+        self._leadership = Leadership(names, time.monotonic_ns())
+        self._heard = asyncio.Event()
+        self._acting = asyncio.Lock()
+        self._shown: tuple[Role, str] = (Role.FOLLOWS, "")
+        self._since_unix_ms = time.time_ns() // MS
+        desk.hear_partner, desk.own_claim = self._hear_partner, self._own_claim
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+        async with TaskGroup() as group:
+            start = partial(group.create_permanent, until=asyncio.Event())
+            start(self._ask_repeatedly(self._pair.partner, self._hear_answer_of_partner), name="ask partner")
+            if self._pair.witness:
+                start(self._ask_repeatedly(self._pair.witness, self._hear_witness), name="ask witness")
+            while True:
+                await self._step()
+                self._heard.clear()
+                try:
+                    async with timeout(STEP_S):
+                        await self._heard.wait()
+                except TimeoutError:
+                    pass
+
+    # --------------------------------------------------------------------------------------------------------- questions
+
+    async def _ask_repeatedly(self, node: str, hear: Callable[[LeadAnswer, int], None]) -> None:
+        while True:
+            asked_ns = time.monotonic_ns()
+            answer = await self._ask(node)
+            if answer is not None:
+                hear(answer, asked_ns)
+                self._heard.set()
+            await asyncio.sleep(max(0.0, ASK_S - (time.monotonic_ns() - asked_ns) / 1e9))
+
+    async def _ask(self, node: str) -> LeadAnswer | None:
+        requester, now_ns, leadership = self._ports.requester_of(node), time.monotonic_ns(), self._leadership
+        if requester is None:
+            return None
+        is_witness = node == self._pair.witness
+        claim = leadership.claim_for_witness(now_ns) if is_witness else leadership.claim_for_partner(now_ns)
+        request = ClaimLead(
+            zone=self._ports.store.zone, claim=entry_of(claim), witness_says=leadership.witness_says(now_ns)
+        )
+        try:
+            answer = (await requester.ask(request, ANSWER_S)).answer
+        except (ReplicationError, MalformedMessage) as error:
+            log.debug("lead_not_answered", extra={"peer": node, "why": str(error)})
+            return None
+        return answer if isinstance(answer, LeadAnswer) else None
+
+    def _hear_witness(self, answer: LeadAnswer, asked_ns: int) -> None:
+        # It counts from the question: the witness's lease ends by its own clock, never before this node's.
+        other = None if answer.other is None else claim_of(answer.other)
+        word = WitnessWord(answer.leader, answer.term, answer.highest, answer.remaining_ms * MS, asked_ns, other)
+        self._leadership.hear_witness(word)
+
+    def _hear_answer_of_partner(self, answer: LeadAnswer, asked_ns: int) -> None:
+        if answer.other is not None and answer.other.node == self._pair.partner:
+            self._leadership.hear_partner(PartnerWord(claim_of(answer.other), answer.witness_says, asked_ns))
+
+    def _hear_partner(self, word: PartnerWord) -> None:
+        self._leadership.hear_partner(word)
+        self._heard.set()
+
+    def _own_claim(self) -> tuple[Claim, str | None]:
+        now_ns = time.monotonic_ns()
+        return self._leadership.claim_for_partner(now_ns), self._leadership.witness_says(now_ns)
+
+    # --------------------------------------------------------------------------------------------------------- decisions
+
+    async def _step(self) -> None:
+        async with self._acting:
+            ports = self._ports
+            fitness = ports.sources.fitness() if ports.accepts() else -1
+            now_ns, unix_ms = time.monotonic_ns(), time.time_ns() // MS
+            decision = self._leadership.step(now_ns, fitness, ports.store.next_life_number, unix_ms)
+            match decision:
+                case Begin():
+                    await self._begin(decision)
+                case Stop(why):
+                    log.warning("lead_ended", extra={"zone": ports.store.zone, "why": why})
+                    await ports.sources.end_recording()
+        self._note_role()
+
+    async def _begin(self, decision: Begin) -> None:
+        ports, since_ns = self._ports, decision.since_ns
+        try:
+            await asyncio.wrap_future(ports.store.take_lead(decision.term))
+        except ports.store_errors as error:
+            log.warning("lead_not_begun", extra={"zone": ports.store.zone, "why": str(error)})
+            self._leadership.release(time.monotonic_ns())
+            return
+        age_ns = 0 if since_ns is None else time.monotonic_ns() - since_ns
+        ports.sources.begin_recording(None if since_ns is None else time.time_ns() - age_ns)
+        log.warning("lead_begun", extra={"zone": ports.store.zone, "term": decision.term, "why": decision.why})
+
+    def _note_role(self) -> None:
+        shown = self._leadership.role, self._leadership.leader(time.monotonic_ns())
+        if shown == self._shown:
+            return
+        self._shown, self._since_unix_ms = shown, time.time_ns() // MS
+        role, leader = shown
+        log.info("pair_role", extra={"role": role.value, "leader": leader})
+
+    async def switch(self) -> PairSwitched:
+        """Hand the lead over to the other node, as planned. Raises SwitchRefused."""
+        leadership, partner = self._leadership, self._pair.partner
+        if not leadership.is_recording:
+            raise SwitchRefused(f"this node follows; run it on {leadership.leader(time.monotonic_ns()) or partner}")
+        word = leadership.partner_word(time.monotonic_ns())
+        if word is None:
+            raise SwitchRefused(f"{partner} does not answer, so nobody would record: bsfg pair status there")
+        if word.claim.fitness < 0:
+            raise SwitchRefused(f"the store of {partner} takes no facts: bsfg status there")
+        async with self._acting:
+            await self._ports.sources.end_recording()
+            await _until(self._ports.has_pulled_all)
+            leadership.release(time.monotonic_ns())
+        log.warning("lead_ended", extra={"zone": self._ports.store.zone, "why": "bsfg pair switch"})
+        await _until(lambda: leadership.leader(time.monotonic_ns()) == partner)
+        now_leads = leadership.leader(time.monotonic_ns())
+        if now_leads != partner:
+            raise SwitchRefused(f"{partner} has not begun within {HEARD_OUT_S:.0f} s: bsfg pair status on both")
+        return PairSwitched(now_leads)
+
+    # ------------------------------------------------------------------------------------------------------------ figures
+
+    def snapshot(self) -> PairSnapshot:
+        """The pair as this node knows it."""
+        now_ns, leadership = time.monotonic_ns(), self._leadership
+        partner, witness = leadership.partner, leadership.witness
+        return PairSnapshot(
+            zone=self._ports.store.zone,
+            role=leadership.role.value,
+            term=leadership.term if leadership.is_recording else 0 if partner is None else partner.claim.term,
+            leader=leadership.leader(now_ns),
+            partner=self._pair.partner,
+            since_unix_ms=self._since_unix_ms,
+            partner_state="" if partner is None else partner.claim.state.value,
+            partner_heard_ms=None if partner is None else (now_ns - partner.heard_ns) // MS,
+            witness=self._pair.witness,
+            witness_heard_ms=None if witness is None else (now_ns - witness.heard_ns) // MS,
+        )
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    """Return when the condition holds, or after HEARD_OUT_S."""
+    deadline = time.monotonic() + HEARD_OUT_S
+    while not condition() and time.monotonic() < deadline:  # noqa: ASYNC110 store and peers set no event
+        await asyncio.sleep(STEP_S / 2)

@@ -1,0 +1,232 @@
+"""A node of a pair at work: the store takes the lead before a source is asked, and a silent peer delays nothing."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.concurrency import TaskGroup
+from agent.fact_store import StoreFull
+from agent.node.pairing import LeadDesk, PairPorts, PairRunner
+from agent.node.pairing.runner import SwitchRefused
+from agent.replication.mqtt import Reply
+from agent.replication.protocol.errors import TransportError
+from agent.replication.protocol.messages import ClaimEntry, ClaimLead, LeadAnswer
+from agent.replication.serving import store_name_of
+from agent.settings.node import IdentitySettings, NodeSettings
+from agent.settings.pair import PairSettings
+from tests.support.virtual_time import STARTED_S
+from tests.waiting import wait_until_async
+
+pytestmark = pytest.mark.virtual_time
+
+ANSWER = {"store_zone": "idmz", "life": "0" * 32}
+SETTINGS = NodeSettings(IdentitySettings("plant-a", name="plant-a"), pair=PairSettings("plant-a-2", "idmz"))
+Says = Callable[[ClaimLead], Awaitable[LeadAnswer]]
+
+
+class Peer:
+    """A node that is asked; silent until a test says what it says."""
+
+    def __init__(self) -> None:
+        self.says: Says | None = None
+        self.asked: list[ClaimLead] = []
+
+    async def ask(self, request: Any, timeout_s: float) -> Reply:
+        """Its answer; a silent one costs the time-out."""
+        self.asked.append(request)
+        if self.says is None:
+            silence: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            await asyncio.wait([silence], timeout=timeout_s)
+            raise TransportError("peer", "no answer")
+        return Reply(await self.says(request), [])
+
+
+class Box:
+    """The store and the sources of a node: what was done, in order."""
+
+    zone, node, life, next_life_number = "plant-a", "plant-a", bytes(16), 100
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.error: Exception | None = None
+        self.reaches = 2
+
+    def take_lead(self, term: int) -> Future[bytes]:
+        """Begin a term, unless the disk is full."""
+        taken: Future[bytes] = Future()
+        if self.error is None:
+            self.done.append("took the lead")
+            taken.set_result(term.to_bytes(16))
+        else:
+            taken.set_exception(self.error)
+        return taken
+
+    def begin_recording(self, since_ns: int | None) -> None:
+        self.done.append("records" if since_ns is None else "records after the other")
+
+    async def end_recording(self) -> None:
+        self.done.append("stopped")
+
+    def fitness(self) -> int:
+        return self.reaches
+
+
+class Stage:
+    """A runner with its box and its peers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.box, self.witness, self.partner = Box(), Peer(), Peer()
+        self.accepts = self.has_pulled_all = True
+        peers: dict[str, Any] = {"idmz": self.witness, "plant-a-2": self.partner}
+        ports = PairPorts(
+            self.box, self.box, peers.get, lambda: self.accepts, lambda: self.has_pulled_all, (StoreFull,)
+        )
+        name = store_name_of("plant-a", "plant-a", bytes(16))
+        desk = LeadDesk({"plant-a-2": "plant-a"}, folder / "leads.json", lambda: name, "plant-a-2")
+        self.runner = PairRunner(SETTINGS, ports, desk)
+
+    @property
+    def role(self) -> str:
+        """What it is."""
+        return self.runner.snapshot().role
+
+    async def wait(self, condition: Callable[[], object], what: str) -> None:
+        """Wait in virtual time."""
+        await wait_until_async(condition, what, 120)
+
+
+@asynccontextmanager
+async def running(folder: Path) -> AsyncIterator[Stage]:
+    """A runner at work for the length of a block."""
+    stage = Stage(folder)
+    async with TaskGroup() as group:
+        work = group.create_task(stage.runner.run(), name="pair")
+        yield stage
+        work.cancel()
+
+
+def grants() -> Says:
+    """A witness that lends the lead to who asks, with the term that was asked for."""
+
+    async def says(request: ClaimLead) -> LeadAnswer:
+        term = request.claim.term
+        leader = "" if request.claim.state == "releases" else "plant-a"
+        return LeadAnswer(**ANSWER, leader=leader, term=term, highest=term, remaining_ms=1_500)
+
+    return says
+
+
+def lends(node: str, term: int = 200) -> Says:
+    """A witness that names a leader."""
+
+    async def says(_: ClaimLead) -> LeadAnswer:
+        return LeadAnswer(**ANSWER, leader=node, term=term, highest=term, remaining_ms=1_500)
+
+    return says
+
+
+def claims(state: Any, term: int = 150, fitness: int = 3) -> Says:
+    """A partner that claims this."""
+
+    async def says(_: ClaimLead) -> LeadAnswer:
+        other = ClaimEntry(node="plant-a-2", instance="cd" * 16, state=state, term=term, fitness=fitness)
+        return LeadAnswer(**ANSWER, other=other)
+
+    return says
+
+
+async def test_the_term_is_stored_before_a_source_is_asked(tmp_path: Path) -> None:
+    """The witness lends the lead: first the store begins the term, then the sources record; no gap is declared where
+    the other node was never known to lead."""
+    async with running(tmp_path) as stage:
+        stage.witness.says, stage.partner.says = lends("plant-a"), claims("follows")
+        await stage.wait(lambda: stage.role == "leads", "the lead")
+        assert stage.box.done == ["took the lead", "records"]
+        assert stage.runner.snapshot().term == 200
+
+
+async def test_the_term_that_was_asked_for_is_taken(tmp_path: Path) -> None:
+    """The clock goes on between question and answer: the granted term, the time of the question, is the term of the
+    lead, and no other one is begun while it is renewed."""
+    async with running(tmp_path) as stage:
+        stage.witness.says, stage.partner.says = grants(), claims("follows")
+        await stage.wait(lambda: stage.role == "leads", "the lead")
+        assert stage.runner.snapshot().term >= int(STARTED_S * 1000)
+        asked = len(stage.witness.asked)
+        await stage.wait(lambda: len(stage.witness.asked) > asked + 20, "renewals")
+        assert stage.box.done == ["took the lead", "records"]
+
+
+async def test_a_node_that_hears_nobody_records(tmp_path: Path) -> None:
+    """Both peers are silent: after its patience the node records alone, though each question takes its time-out."""
+    async with running(tmp_path) as stage:
+        await stage.wait(lambda: stage.role == "alone", "recording alone")
+        assert stage.box.done == ["took the lead", "records"]
+
+
+async def test_a_leader_follows_who_leads_with_a_later_term(tmp_path: Path) -> None:
+    """The witness names the other node: this one stops; when the other one is gone it begins, with a gap from then."""
+    async with running(tmp_path) as stage:
+        stage.witness.says, stage.partner.says = lends("plant-a"), claims("follows")
+        await stage.wait(lambda: stage.role == "leads", "the lead")
+        stage.witness.says, stage.partner.says = lends("plant-a-2", 300), claims("leads", 300)
+        await stage.wait(lambda: stage.role == "follows", "the end of the lead")
+        assert stage.box.done[-1] == "stopped"
+        stage.witness.says, stage.partner.says = lends("plant-a", 400), None
+        await stage.wait(lambda: stage.role == "leads", "the lead again")
+        assert stage.box.done[-2:] == ["took the lead", "records after the other"]
+
+
+async def test_a_store_without_room_leaves_the_lead(tmp_path: Path) -> None:
+    """The term cannot be stored: no source is asked, the lead is given back, and taken when there is room."""
+    async with running(tmp_path) as stage:
+        stage.box.error = StoreFull("the disk is full")
+        stage.witness.says, stage.partner.says = lends("plant-a"), claims("follows")
+        await stage.wait(lambda: any(one.claim.state == "releases" for one in stage.witness.asked), "a release")
+        assert stage.box.done == []
+        stage.box.error = None
+        await stage.wait(lambda: stage.role == "leads", "the lead")
+
+
+async def test_a_planned_switch(tmp_path: Path) -> None:
+    """The sources stop, the other node gets what is stored, then the lead is given back."""
+    async with running(tmp_path) as stage:
+        stage.witness.says, stage.partner.says = lends("plant-a"), claims("follows")
+        await stage.wait(lambda: stage.role == "leads", "the lead")
+        stage.has_pulled_all = False
+        switching = asyncio.ensure_future(stage.runner.switch())
+        await stage.wait(lambda: stage.box.done[-1] == "stopped", "the sources to stop")
+        assert stage.role == "leads"
+        stage.has_pulled_all = True
+        await stage.wait(lambda: stage.role == "follows", "the release")
+        stage.witness.says, stage.partner.says = lends("plant-a-2", 300), claims("leads", 300)
+        assert (await switching).leader == "plant-a-2"
+
+
+@pytest.mark.parametrize(
+    "partner, why",
+    [(None, "does not answer"), (claims("follows", fitness=0), "takes no facts")],
+    ids=["silent", "full"],
+)
+async def test_a_switch_to_a_node_that_cannot(partner: Says | None, why: str, tmp_path: Path) -> None:
+    """Before anything stops, the other node is looked at: where it could not record, this one records on."""
+    async with running(tmp_path) as stage:
+        stage.witness.says, stage.partner.says = lends("plant-a"), partner
+        await stage.wait(lambda: stage.role == "leads", "the lead")
+        with pytest.raises(SwitchRefused, match=why):
+            await stage.runner.switch()
+        assert stage.box.done == ["took the lead", "records"]
+
+
+async def test_a_follower_does_not_switch(tmp_path: Path) -> None:
+    """The command at the wrong box says where to run it."""
+    async with running(tmp_path) as stage:
+        stage.witness.says, stage.partner.says = lends("plant-a-2"), claims("leads", 200)
+        await stage.wait(lambda: stage.runner.snapshot().leader == "plant-a-2", "the leader")
+        with pytest.raises(SwitchRefused, match="run it on plant-a-2"):
+            await stage.runner.switch()
