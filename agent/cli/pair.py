@@ -19,7 +19,9 @@ from agent.client import Client
 from agent.errors import BsfgError
 from agent.health.problems import duration
 from agent.health.snapshot import RECORDING
+from agent.pair import LEASE_MS
 
+HEARD_MS = 2 * LEASE_MS
 SWITCH_MS_MAX = 60_000  # to read no more, to commit, to be pulled, and for the other node to begin
 
 
@@ -46,8 +48,9 @@ def status(config_file: Path, as_json: bool) -> None:
     else:
         for line in _lines(found):
             click.echo(line)
-    both = found["role"] in RECORDING and found["partner_state"] == "leads" and found["partner_heard_ms"] is not None
-    if not found["leader"] or both:
+    heard_ms = found["partner_heard_ms"]  # what a dead leader said last says nothing of now
+    partner_leads = found["partner_state"] == "leads" and heard_ms is not None and heard_ms < HEARD_MS
+    if not found["leader"] or (found["role"] in RECORDING and partner_leads):
         raise SystemExit(1)
 
 

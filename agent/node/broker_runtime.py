@@ -69,7 +69,13 @@ class BrokerRuntime:
         self._requesters = {
             peer.node: Requester(self.link, peer.node, shared.judge.refuses_answer)
             for peer in self._peers
-            if peer.pulls or peer.node in settings.pair.nodes
+            if peer.pulls
+        }
+        # A connection of its own: on a slow line a claim behind pages would come after the lease has run out.
+        asked = [peer.node for peer in self._peers if peer.node in settings.pair.nodes]
+        self._lead_link = Link(access) if asked else None
+        self._lead_requesters = {
+            node: Requester(self._lead_link, node, shared.judge.refuses_answer) for node in asked if self._lead_link
         }
         self.bandwidths = compare.bandwidths(self._peers)
         self._latest_seeds: list[LatestSeed] = []
@@ -80,9 +86,9 @@ class BrokerRuntime:
         self._stop = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
 
-    def requester(self, node: str) -> Requester | None:
-        """The requester of a peer at this broker; None if nothing is asked of it."""
-        return self._requesters.get(node)
+    def lead_requester(self, node: str) -> Requester | None:
+        """The requester of a node that is asked who leads; None if it is not at this broker."""
+        return self._lead_requesters.get(node)
 
     def start(self, group: TaskGroup) -> None:
         """Run in `group`; once."""
@@ -108,6 +114,8 @@ class BrokerRuntime:
                 start(self.server.run(), name="serve"),
                 start(self.link.run(), name=f"link {self.broker.name}"),
             ]
+            if self._lead_link is not None:
+                serving.append(start(self._lead_link.run(), name=f"lead link {self.broker.name}"))
             await self._stop.wait()
             for tasks in (pulling, serving):
                 for task in tasks:

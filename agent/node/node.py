@@ -44,6 +44,7 @@ from agent.node.start import Start, read_start
 from agent.node.status import StatusCollector
 from agent.node.stored_samples import StoredSamples
 from agent.node.trust import TrustFiles
+from agent.positions import begun_ms
 from agent.replication.mqtt import Requester
 from agent.replication.pki import IdentityWatcher
 from agent.replication.serving import Turns, store_name_of
@@ -174,8 +175,7 @@ class Node:
                 start(self._trust.run(), name="trust"),
                 start(IdentityWatcher(self._identities).run(), name="identities"),
             ]
-            if self._pair is not None:
-                watching.append(start(self._pair.run(), name="pair"))
+            pairing = [] if self._pair is None else [start(self._pair.run(), name="pair")]
             for runtime in self._runtimes.values():
                 runtime.start(group)
             self._wait_for_readiness(group)
@@ -197,6 +197,9 @@ class Node:
             await _cancelled([reloading])  # from here on no part starts
             self._ingest.stop()
             await ingest  # first: what the sources have read is committed while the store still runs
+            await _cancelled(pairing)
+            if self._pair is not None:
+                await self._pair.leave()
             await _ended([runtime.stop() for runtime in self._runtimes.values()])
             assert self._readiness is not None
             await _cancelled([local])
@@ -210,7 +213,7 @@ class Node:
             return None
 
         def requester_of(node: str) -> Requester | None:
-            found = (runtime.requester(node) for runtime in self._runtimes.values())
+            found = (runtime.lead_requester(node) for runtime in self._runtimes.values())
             return next((requester for requester in found if requester is not None), None)
 
         def has_pulled_all() -> bool:
@@ -225,6 +228,7 @@ class Node:
             accepts=lambda: not self._store.statistics().appends_refused,
             has_pulled_all=has_pulled_all,
             store_errors=(*_SOURCE_RETRIES, TermRefused),
+            zone_term=_zone_term(self._store),
         )
         return PairRunner(settings, ports, desk)
 
@@ -252,6 +256,7 @@ class Node:
         if plan.has_new_limits:
             holds = {peer.node: peer.zone_limit for peer in settings.peer}
             self._store.set_limits(settings.store.bytes_max, settings.stream, holds, settings.pair_zones)
+        self._shared.lead_desk.claimants = settings.lead_claimants
         if plan.has_new_trust:
             self._trust.reconfigure(settings)
         if plan.sources:
@@ -319,6 +324,12 @@ async def _cancelled(tasks: Collection[asyncio.Task[None]]) -> None:
 
 async def _ended(tasks: Collection[asyncio.Task[None]]) -> None:
     await asyncio.wait(tasks) if tasks else None
+
+
+def _zone_term(store: FactStore) -> int:
+    """The number of the newest life of the zone that is held here, whichever node has recorded it."""
+    found = [store.reader.zone_held(stream.name, store.zone) for stream in store.streams()]
+    return max((begun_ms(held.newest.life) for held in found if held is not None), default=0)
 
 
 async def _until(ended: asyncio.Future[None]) -> None:

@@ -1,7 +1,7 @@
 """Runs this node as one of two that record for its zone: asks the other one and the witness who leads, and lets the
 store and the sources begin and end to record as `agent.pair.leadership` decides.
 
-Nothing here waits for a device. A question has half a lease of time, so that a silent peer delays no other. The lead
+Nothing here waits for a device. A question has a third of a lease, so that a silent peer delays no other. The lead
 begins with a commit of the store: its term is durable before a source is asked for a value.
 """
 
@@ -21,7 +21,7 @@ from agent.errors import BsfgError
 from agent.health.snapshot import PairSnapshot
 from agent.local_socket import PairSwitched
 from agent.node.pairing.lead_desk import LeadDesk, claim_of, entry_of
-from agent.pair import LEASE_MS, Begin, Claim, Leadership, PairNames, PartnerWord, Role, Stop, WitnessWord
+from agent.pair import LEASE_MS, Begin, Claim, ClaimState, Leadership, PairNames, PartnerWord, Role, Stop, WitnessWord
 from agent.replication.mqtt import Requester
 from agent.replication.protocol.errors import MalformedMessage, ReplicationError
 from agent.replication.protocol.messages import ClaimLead, LeadAnswer
@@ -30,7 +30,7 @@ from agent.settings.node import NodeSettings
 MS = 1_000_000
 ASK_S = LEASE_MS / 5_000
 """Between two questions to one node; five fit into a lease."""
-ANSWER_S = LEASE_MS / 2_000
+ANSWER_S = LEASE_MS / 3_000
 STEP_S = 0.1
 HEARD_OUT_S = 10.0
 """At a planned switch: time for the other node to pull what this one has recorded, and then to begin."""
@@ -54,6 +54,7 @@ class Store(Protocol):
     @property
     def next_life_number(self) -> int: ...
     def take_lead(self, term: int) -> Future[bytes]: ...
+    def note(self, kind: str, subject: str, detail: str) -> object: ...
 
 
 class Sources(Protocol):
@@ -76,6 +77,8 @@ class PairPorts:
     accepts: Callable[[], bool]
     has_pulled_all: Callable[[], bool]
     store_errors: tuple[type[Exception], ...]
+    zone_term: int = 0
+    """The number of the newest life of the zone that is held here."""
 
 
 class PairRunner:
@@ -84,7 +87,7 @@ class PairRunner:
     def __init__(self, settings: NodeSettings, ports: PairPorts, desk: LeadDesk) -> None:
         self._pair, self._ports = settings.pair, ports
         names = PairNames(settings.node.name, ports.store.life.hex(), settings.pair.partner)
-        self._leadership = Leadership(names, time.monotonic_ns())
+        self._leadership = Leadership(names, time.monotonic_ns(), highest_term=ports.zone_term)
         self._heard = asyncio.Event()
         self._acting = asyncio.Lock()
         self._shown: tuple[Role, str] = (Role.FOLLOWS, "")
@@ -158,27 +161,37 @@ class PairRunner:
         async with self._acting:
             ports = self._ports
             fitness = ports.sources.fitness() if ports.accepts() else -1
+            was_recording = self._leadership.is_recording
             now_ns, unix_ms = time.monotonic_ns(), time.time_ns() // MS
             decision = self._leadership.step(now_ns, fitness, ports.store.next_life_number, unix_ms)
             match decision:
                 case Begin():
-                    await self._begin(decision)
+                    if not await self._begin(decision) and was_recording:
+                        await ports.sources.end_recording()
                 case Stop(why):
-                    log.warning("lead_ended", extra={"zone": ports.store.zone, "why": why})
+                    self._note_ended(why)
                     await ports.sources.end_recording()
         self._note_role()
 
-    async def _begin(self, decision: Begin) -> None:
+    async def _begin(self, decision: Begin) -> bool:
+        """Whether the lead has begun."""
         ports, since_ns = self._ports, decision.since_ns
         try:
             await asyncio.wrap_future(ports.store.take_lead(decision.term))
         except ports.store_errors as error:
             log.warning("lead_not_begun", extra={"zone": ports.store.zone, "why": str(error)})
             self._leadership.release(time.monotonic_ns())
-            return
+            return False
         age_ns = 0 if since_ns is None else time.monotonic_ns() - since_ns
         ports.sources.begin_recording(None if since_ns is None else time.time_ns() - age_ns)
         log.warning("lead_begun", extra={"zone": ports.store.zone, "term": decision.term, "why": decision.why})
+        ports.store.note("lead", f"{self._shown[1] or 'none'} to {ports.store.node}", decision.why)
+        return True
+
+    def _note_ended(self, why: str) -> None:
+        zone = self._ports.store.zone
+        log.warning("lead_ended", extra={"zone": zone, "why": why})
+        self._ports.store.note("lead", f"{self._ports.store.node} to {self._pair.partner}", why)
 
     def _note_role(self) -> None:
         shown = self._leadership.role, self._leadership.leader(time.monotonic_ns())
@@ -198,16 +211,30 @@ class PairRunner:
             raise SwitchRefused(f"{partner} does not answer, so nobody would record: bsfg pair status there")
         if word.claim.fitness < 0:
             raise SwitchRefused(f"the store of {partner} takes no facts: bsfg status there")
+        if word.claim.state is not ClaimState.FOLLOWS:
+            raise SwitchRefused(f"{partner} would not begin, it {word.claim.state.value}: bsfg pair status there")
         async with self._acting:
             await self._ports.sources.end_recording()
             await _until(self._ports.has_pulled_all)
             leadership.release(time.monotonic_ns())
-        log.warning("lead_ended", extra={"zone": self._ports.store.zone, "why": "bsfg pair switch"})
+        self._note_ended("bsfg pair switch")
         await _until(lambda: leadership.leader(time.monotonic_ns()) == partner)
         now_leads = leadership.leader(time.monotonic_ns())
         if now_leads != partner:
-            raise SwitchRefused(f"{partner} has not begun within {HEARD_OUT_S:.0f} s: bsfg pair status on both")
+            why = "this node leads again" if now_leads else "nobody leads"
+            raise SwitchRefused(f"{partner} has not begun within {HEARD_OUT_S:.0f} s, {why}: bsfg pair status on both")
         return PairSwitched(now_leads)
+
+    async def leave(self) -> None:
+        """Give back the lead at the end of the node, when `run` was cancelled and the sources have ended: the other
+        node need not wait for the end of the lease."""
+        if not self._leadership.is_recording:
+            return
+        self._leadership.release(time.monotonic_ns())
+        self._note_ended("the node stops")
+        async with TaskGroup() as group:
+            for node in self._pair.nodes:
+                group.create_task(self._ask(node), name=f"tell {node}")
 
     # ------------------------------------------------------------------------------------------------------------ figures
 

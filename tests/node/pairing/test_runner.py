@@ -49,10 +49,12 @@ class Peer:
 class Box:
     """The store and the sources of a node: what was done, in order."""
 
-    zone, node, life, next_life_number = "plant-a", "plant-a", bytes(16), 100
+    zone, node, life = "plant-a", "plant-a", bytes(16)
 
     def __init__(self) -> None:
         self.done: list[str] = []
+        self.notes: list[str] = []
+        self.next_life_number = 100
         self.error: Exception | None = None
         self.reaches = 2
 
@@ -60,6 +62,8 @@ class Box:
         """Begin a term, unless the disk is full."""
         taken: Future[bytes] = Future()
         if self.error is None:
+            assert term >= self.next_life_number
+            self.next_life_number = term + 1
             self.done.append("took the lead")
             taken.set_result(term.to_bytes(16))
         else:
@@ -74,6 +78,9 @@ class Box:
 
     def fitness(self) -> int:
         return self.reaches
+
+    def note(self, kind: str, subject: str, detail: str) -> None:
+        self.notes.append(f"{kind} {subject}: {detail}")
 
 
 class Stage:
@@ -230,3 +237,53 @@ async def test_a_follower_does_not_switch(tmp_path: Path) -> None:
         await stage.wait(lambda: stage.runner.snapshot().leader == "plant-a-2", "the leader")
         with pytest.raises(SwitchRefused, match="run it on plant-a-2"):
             await stage.runner.switch()
+
+
+async def test_each_change_is_an_incident(tmp_path: Path) -> None:
+    """Who led before, who leads now, and why; a leader that is confirmed again and again adds none, and keeps its
+    term."""
+    async with running(tmp_path) as stage:
+        stage.witness.says, stage.partner.says = lends("plant-a"), claims("follows")
+        await stage.wait(lambda: stage.role == "leads", "the lead")
+        asked = len(stage.witness.asked)
+        await stage.wait(lambda: len(stage.witness.asked) > asked + 20, "renewals")
+        assert stage.box.done == ["took the lead", "records"]
+        stage.witness.says, stage.partner.says = lends("plant-a-2", 300), claims("leads", 300)
+        await stage.wait(lambda: stage.role == "follows", "the end of the lead")
+        assert stage.box.notes == [
+            "lead none to plant-a: the witness has granted the lead",
+            "lead plant-a to plant-a-2: the witness says that the partner leads",
+        ]
+
+
+async def test_a_leader_whose_new_term_is_refused_stops(tmp_path: Path) -> None:
+    """The witness grants a new term and the store cannot begin it: the sources do not record on under the old one."""
+    async with running(tmp_path) as stage:
+        stage.witness.says, stage.partner.says = lends("plant-a"), claims("follows")
+        await stage.wait(lambda: stage.role == "leads", "the lead")
+        stage.box.error, stage.witness.says = StoreFull("the disk is full"), lends("plant-a", 300)
+        await stage.wait(lambda: stage.role == "follows", "the end of the lead")
+        assert stage.box.done == ["took the lead", "records", "stopped"]
+
+
+async def test_a_node_that_stops_gives_back_the_lead(tmp_path: Path) -> None:
+    """Both are told at once, so that the other node does not wait for the end of the lease; a follower says nothing."""
+    async with running(tmp_path) as stage:
+        stage.witness.says, stage.partner.says = lends("plant-a"), claims("follows")
+        await stage.wait(lambda: stage.role == "leads", "the lead")
+    await stage.runner.leave()
+    assert [peer.asked[-1].claim.state for peer in (stage.witness, stage.partner)] == ["releases", "releases"]
+    asked = len(stage.witness.asked)
+    await stage.runner.leave()
+    assert len(stage.witness.asked) == asked
+
+
+async def test_a_switch_that_the_other_node_does_not_take(tmp_path: Path) -> None:
+    """The other node does not begin: this one leads again, and says so."""
+    async with running(tmp_path) as stage:
+        stage.witness.says, stage.partner.says = lends("plant-a"), claims("follows")
+        await stage.wait(lambda: stage.role == "leads", "the lead")
+        stage.witness.says = lends("", 300)
+        with pytest.raises(SwitchRefused, match="this node leads again"):
+            await stage.runner.switch()
+        assert stage.role == "leads"

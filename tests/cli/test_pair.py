@@ -1,0 +1,74 @@
+"""`bsfg pair`: what it prints of a running node, and its exit status."""
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from agent import local_socket
+from agent.cli import bsfg
+from agent.cli import pair as command
+from agent.health.snapshot import PairSnapshot
+
+LEADING = PairSnapshot("plant-a", "leads", 30, "plant-a", "plant-a-2", 0, "follows", 200, "idmz", 300)
+CASES = {
+    "leads": (LEADING, 0),
+    "follows": (replace(LEADING, role="follows", leader="plant-a-2", partner_state="leads"), 0),
+    "alone": (replace(LEADING, role="alone", partner_heard_ms=90_000, witness_heard_ms=None), 0),
+    "after the partner's death": (replace(LEADING, partner_state="leads", partner_heard_ms=90_000), 0),
+    "both": (replace(LEADING, partner_state="leads"), 1),
+    "none": (replace(LEADING, role="follows", leader="", partner_state="releases"), 1),
+}
+
+
+def run(monkeypatch: pytest.MonkeyPatch, folder: Path, pair: PairSnapshot | None, *arguments: str) -> Result:
+    """Run the command beside a node with this status."""
+
+    class Node:
+        def __init__(self, _: Path) -> None:
+            """Connected at once."""
+
+        def status(self) -> dict[str, Any]:
+            return {"pair": None if pair is None else asdict(pair)}
+
+    monkeypatch.setattr(command, "Client", Node)
+    (folder / "node.toml").write_text('[node]\nzone = "plant-a"\n')
+    return CliRunner().invoke(bsfg, ["pair", *arguments, "--config", str(folder / "node.toml")])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_status(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The leader, the term, and when the others were heard; exit status 1 if none leads or both record now."""
+    pair, status = CASES[case]
+    done = run(monkeypatch, tmp_path, pair, "status")
+    assert done.exit_code == status, done.output
+    assert f"{pair.leader or 'nobody'} leads" in done.output
+    assert "plant-a-2" in done.output
+    assert "30" in done.output
+    done = run(monkeypatch, tmp_path, pair, "status", "--json")
+    assert (done.exit_code, json.loads(done.output)) == (status, asdict(pair))
+
+
+def test_status_of_a_node_that_is_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node without [pair] says what is missing."""
+    done = run(monkeypatch, tmp_path, None, "status")
+    assert done.exit_code == 1
+    assert "[pair]" in str(done.exception or done.output) + done.output
+
+
+def test_switch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command waits for the node, and prints who leads now."""
+    asked = list[object]()
+
+    def ask(_: object, request: object, *__: object, **___: object) -> local_socket.PairSwitched:
+        asked.append(request)
+        return local_socket.PairSwitched("plant-a-2")
+
+    monkeypatch.setattr(command, "ask", ask)
+    done = run(monkeypatch, tmp_path, LEADING, "switch")
+    assert done.exit_code == 0
+    assert "plant-a-2 leads now" in done.output
+    assert asked == [local_socket.SwitchPair()]
