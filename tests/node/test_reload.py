@@ -175,7 +175,7 @@ def test_a_bad_file_changes_nothing(gateway: Gateway) -> None:
     text = gateway.text()
     for bad, why in [
         (text.replace("unit_id = 1", 'unit_id = "x"'), "modbus[0].unit_id"),
-        (text.replace('"plant-a"\n[store]', '"plant-z"\n[store]'), "node.zone cannot change"),
+        (text.replace('"plant-a"\n[store]', '"plant-z"\n[store]'), "node.zone, node.name cannot change"),
         (text.replace('tags_file = "meter.csv"', 'tags_file = "none.csv"'), "none.csv"),
         (text.replace('key_file = "', 'key_file = "/nowhere', 1), "/nowhere"),
     ]:
