@@ -32,7 +32,7 @@ class Site:
         self.folder = folder
         self.said: dict[str, str] = {}
         self.running: dict[str, Child] = {}
-        self._device_port = device_port
+        self.device_port = device_port
         self._ports = {shown: free_port() for shown in ("8883", "8885")}
         self._done: set[str] = set()
         self._passphrase = folder / "passphrase"
@@ -59,7 +59,7 @@ class Site:
         self.write(
             "plant-a", "/etc/bsfg/meter.csv", "tag,table,register,type,scale,unit\nline1/voltage,input,0,uint16,0.1,V\n"
         )
-        meter = f'name = "meter"\nhost = "127.0.0.1"\nport = {self._device_port}\npoll_interval_ms = 100\n'
+        meter = f'name = "meter"\nhost = "127.0.0.1"\nport = {self.device_port}\npoll_interval_ms = 100\n'
         self.write(
             "plant-a", "/etc/bsfg/plant-a.toml", f'[[modbus]]\n{meter}address_base = 0\ntags_file = "meter.csv"\n'
         )
@@ -137,7 +137,10 @@ class Site:
             words += ["--config", str(self.root(machine) / "etc/bsfg/plant-a.toml")]
         if words[1:3] == ["broker", "config"]:
             words += ["--user", pwd.getpwuid(os.geteuid()).pw_name]
-        asks = words[1:3] in (["peer", "test"], ["source", "read"], ["peer", "compare"]) or words[1] == "latest"
+        asks = (
+            words[1:3] in (["peer", "test"], ["source", "read"], ["peer", "compare"], ["pair", "status"])
+            or words[1] == "latest"
+        )
         if asks and is_good:
             # These say how things are: a node that was started a moment ago is given its time.
             wait_until(lambda: command.bsfg(self.root(machine), *words[1:]).returncode == 0, str(words), LIMIT_S)
@@ -156,17 +159,21 @@ class Site:
         elif action == "restart":
             self.running[name].stop()
             self.running[name].start()
-            self.running[name].wait_ready(self._broker(machine, unit.partition("@")[2])[1])
+            self.running[name].wait_ready(self._unit(machine, unit)[1])
         elif action == "reload":
             self.type(machine, f"bsfg reload --config /etc/bsfg/{machine}.toml")
         else:
             assert action in {"enable", "start"}, action
-            is_broker = unit.startswith("bsfg-broker@")
-            arguments, ready = (self._broker if is_broker else self._node)(machine, unit.partition("@")[2])
+            arguments, ready = self._unit(machine, unit)
             self.running[name] = Child(unit, arguments, self.folder / f"{machine}.{unit}.log")
             self.running[name].start()
             self.running[name].wait_ready(ready)
         return ""
+
+    def _unit(self, machine: str, unit: str) -> tuple[list[str], Callable[[], bool]]:
+        """The command of a unit, and whether it answers."""
+        kind, _, name = unit.partition("@")
+        return (self._broker if kind == "bsfg-broker" else self._node)(machine, name)
 
     def _broker(self, machine: str, name: str) -> tuple[list[str], Callable[[], bool]]:
         """The command of a broker process, and whether it answers."""
@@ -209,6 +216,7 @@ class Site:
     def _here(self, machine: str, text: str) -> str:
         """A text of a page as it is in this test."""
         text = text.replace("/media/usb", str(self.folder / "usb")).replace("broker.idmz.example", "localhost")
+        text = text.replace("gateway-a.plant.example", "localhost")
         text = text.replace("/srv/authority", str(self.root("authority") / "pki"))  # tests/conftest.py sets BSFG_PKI
         for shown, port in self._ports.items():
             text = text.replace(shown, str(port))

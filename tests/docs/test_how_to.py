@@ -11,7 +11,7 @@ from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.in_order]
 TYPED = ("survive-an-outage", "move-the-store")
-TYPED += ("add-a-plant", "replace-a-gateway")
+TYPED += ("add-a-plant", "replace-a-gateway", "two-gateways")
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +121,39 @@ def test_upgrade_a_fleet(site: Site) -> None:
     said = site.page("../operate/install")
     assert "equal" in said_by(said, "peer compare")
     assert oldest_life(site, "plant-b") == before
+
+
+METER = """
+[[modbus]]
+name = "meter"
+host = "127.0.0.1"
+port = {port}
+poll_interval_ms = 100
+address_base = 0
+tags_file = "meter.csv"
+"""
+
+
+def test_two_gateways(site: Site) -> None:
+    """The second gateway follows, takes the lead by the page's command, and keeps it when the first one is killed; the
+    values of both are in the IDMZ, and its status has no problem but the dead box."""
+    said = site.page("two-gateways", section="Setting up")
+    assert "plant-a leads; this node follows" in said_by(said, "pair status")
+    site.write("plant-a-2", "/etc/bsfg/meter.csv", (site.root("plant-a") / "etc/bsfg/meter.csv").read_text())
+    site.write("plant-a-2", "/etc/bsfg/plant-a-2.toml", METER.format(port=site.device_port))
+    site.type("plant-a-2", "systemctl reload bsfg@plant-a-2")
+    status = "bsfg source list --json --config /etc/bsfg/plant-a-2.toml"
+    wait_until(lambda: "standby" in site.type("plant-a-2", status), "the follower's source to stand by", 60)
+    ready = "bsfg pair status --json --config /etc/bsfg/plant-a.toml"
+    wait_until(lambda: '"partner_state": "follows"' in site.type("plant-a", ready), "the follower to be fit", 60)
+    said = site.page("two-gateways", section="Handing over")
+    assert "plant-a-2 leads now" in said_by(said, "pair switch")
+    site.running["plant-a bsfg@plant-a"].kill()
+    arrive(site, "plant-a")
+    site.type("plant-a", "systemctl start bsfg@plant-a")
+    arrive(site, "plant-a")
+    lives = "bsfg sql --json --config /etc/bsfg/idmz.toml \"select distinct life from facts where zone = 'plant-a'\""
+    assert site.type("idmz", lives).count("life") >= 2
 
 
 def test_replace_a_gateway(site: Site) -> None:
