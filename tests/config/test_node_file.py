@@ -363,3 +363,12 @@ def test_a_file_that_was_refused_is_not_read_again_until_it_changes(tmp_path: Pa
     assert file.is_unread()
     assert file.load().node.zone == "a"
     assert (file.is_changed(), file.is_unread()) == (False, False)
+
+
+def test_the_file_of_a_second_gateway(tmp_path: Path) -> None:
+    """A node with a name of its own has it in the file, and its certificate is the one of that name."""
+    text = node_toml("plant-a", name="plant-a-2")
+    file = tmp_path / "node.toml"
+    file.write_text(text)
+    assert (load(file).node.zone, load(file).node.name) == ("plant-a", "plant-a-2")
+    assert "pki/zones/plant-a-2.pem" in text
