@@ -86,8 +86,8 @@ def load_identity(settings: SigningSettings, zone: str, node: str = "") -> ZoneS
     for name in (zone, node or zone):
         if name not in found:
             hint = f"request one for {name}: bsfg pki signer request"
-            if len(found) > 1 or name != zone:
-                hint += "; append it to this file, which has one for the zone and one for the node"
+            if name != zone:
+                hint = f"bsfg pki signer key {name} --key-of {zone}, {hint}; append it to this file"
             raise SigningError(f"{file} is for zone {' and '.join(found)}, not {name}", hint)
     return ZoneSigner(key, found[zone], found[node] if node and node != zone else b"")
 

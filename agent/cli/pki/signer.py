@@ -90,15 +90,20 @@ def ca_command(
 @pki_option
 @days_option(authority.SIGNER_DAYS)
 @force_option
+@click.option(
+    "--key-of", metavar="ZONE", help="Take the key of this zone: ZONE is the name of a node that records for it."
+)
 @json_option
-def key(zone: str, pki_folder: Path, days: int, force: bool, as_json: bool) -> None:
+def key(zone: str, pki_folder: Path, days: int, force: bool, key_of: str | None, as_json: bool) -> None:
     """Make the signing key of ZONE on its node, with a certificate that receivers can pin.
 
     Name both files in node.toml. With --force a new key replaces it; the former one is kept in previous/.
     """
-    files, made = authority.create_signer(pki_folder, zone, datetime.now(UTC), days=days, force=force)
+    files, made = authority.create_signer(pki_folder, zone, datetime.now(UTC), days=days, force=force, key_of=key_of)
     _print_signer(files.cert_file, made, as_json=as_json)
-    if not as_json:
+    if key_of is not None and not as_json:
+        click.echo(f"next: append it to the certificate_file that has the certificate of {key_of}, in node.toml")
+    elif not as_json:
         click.echo("next, in the section [signing] of node.toml, which `bsfg init` has written:")
         click.echo(f'  key_file = "{files.key_file.absolute()}"')
         click.echo(f'  certificate_file = "{files.cert_file.absolute()}"')

@@ -52,13 +52,14 @@ def signer_files(folder: Path, zone: str) -> IdentityFiles:
 
 
 def create_signer(
-    folder: Path, zone: str, now: datetime, *, days: int = SIGNER_DAYS, force: bool = False
+    folder: Path, zone: str, now: datetime, *, days: int = SIGNER_DAYS, force: bool = False, key_of: str | None = None
 ) -> tuple[IdentityFiles, Signer]:
-    """Make a signing key for `zone` and a self-signed certificate. The former ones go to previous/. Raises PkiError."""
+    """Make a signing key for `zone`, or take that of the zone `key_of`, and a self-signed certificate. The former ones
+    go to previous/. Raises PkiError."""
     files = signer_files(folder, zone)
     check_days(days)
     refuse_existing([files.key_file, files.cert_file], "every receiver must then learn the new one", force=force)
-    key = SigningKey.generate()
+    key = SigningKey.generate() if key_of is None else _load_key(signer_files(folder, key_of))
     subject = subject_name(zone)
     certificate = (
         builder(subject, subject, key.private.public_key(), now - BACKDATED, now + timedelta(days=days))

@@ -41,6 +41,28 @@ def signers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_the_node_of_a_pair_has_two_certificates_of_one_key(signers: Path, tmp_path: Path) -> None:
+    """The key of the zone gets a certificate in the name of the node, which is issued as any; both in one file are the
+    identity of the node."""
+    node = tmp_path / "node"
+    pki.create_signer(node, "plant-a", NOW)
+    pki.create_signer(node, "plant-a-2", NOW, key_of="plant-a")
+    made = node / "signers"
+    for name in ("plant-a", "plant-a-2"):
+        issued = pki.sign_signer(signers / "facts", name, pki.request_signer(node, name).request_file, NOW)
+        pki.import_signer(node, name, issued.cert_file, signers / "facts/ca.pem", NOW)
+    both = tmp_path / "both.pem"
+    both.write_bytes(b"".join((made / f"{name}.pem").read_bytes() for name in ("plant-a", "plant-a-2")))
+    signer = load_identity(SigningSettings(made / "plant-a.key", both), "plant-a", "plant-a-2")
+    assert signer is not None
+    assert (signer.certificate, signer.message_certificate) == (
+        der_of(made / "plant-a.pem"),
+        der_of(made / "plant-a-2.pem"),
+    )
+    with pytest.raises(pki.PkiError, match="there is no"):
+        pki.create_signer(node, "plant-b-2", NOW, key_of="plant-b")
+
+
 def test_an_issued_signer_is_trusted(signers: Path) -> None:
     """With a key made on the node and a certificate of the facts authority, a receiver that names the authority trusts
     the signer, and the node can sign with it."""
