@@ -23,5 +23,7 @@ def report_branch(transaction: Transaction, stream: str, origin: Origin, branch:
         detail = f"two gateways of {origin.zone} recorded at once {where}: {sides}"
         transaction.add_incident("seam", subject, detail)
         return
-    detail = f"the history divides {where}: {sides}; {origin.zone} was put back to a copy, runs twice, or has two gateways"
+    detail = (
+        f"the history divides {where}: {sides}; {origin.zone} was put back to a copy, runs twice, or has two gateways"
+    )
     transaction.add_incident("branch", subject, detail)
