@@ -57,8 +57,8 @@ def in_2_0(message: dict[str, Any]) -> dict[str, Any]:
 def rewritten(encode: Encode, rewrite: Rewrite, *, is_answer: bool) -> Encode:
     """An encoder that rewrites its output."""
 
-    def other(*arguments: object) -> bytes:
-        payload = encode(*arguments)
+    def other(*arguments: object, **named: object) -> bytes:
+        payload = encode(*arguments, **named)
         if not is_answer:
             return msgspec.json.encode(rewrite(msgspec.json.decode(payload)))
         length = struct.unpack_from("<I", payload)[0]
