@@ -8,6 +8,7 @@ begins with a commit of the store: its term is durable before a source is asked 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -185,13 +186,18 @@ class PairRunner:
         age_ns = 0 if since_ns is None else time.monotonic_ns() - since_ns
         ports.sources.begin_recording(None if since_ns is None else time.time_ns() - age_ns)
         log.warning("lead_begun", extra={"zone": ports.store.zone, "term": decision.term, "why": decision.why})
-        ports.store.note("lead", f"{self._shown[1] or 'none'} to {ports.store.node}", decision.why)
+        self._note_lead(f"{self._shown[1] or 'none'} to {ports.store.node}", decision.why)
         return True
 
     def _note_ended(self, why: str) -> None:
         zone = self._ports.store.zone
         log.warning("lead_ended", extra={"zone": zone, "why": why})
-        self._ports.store.note("lead", f"{self._ports.store.node} to {self._pair.partner}", why)
+        self._note_lead(f"{self._ports.store.node} to {self._pair.partner}", why)
+
+    def _note_lead(self, subject: str, why: str) -> None:
+        """An incident; a store that takes none now is no reason to end."""
+        with contextlib.suppress(*self._ports.store_errors):
+            self._ports.store.note("lead", subject, why)
 
     def _note_role(self) -> None:
         shown = self._leadership.role, self._leadership.leader(time.monotonic_ns())

@@ -80,6 +80,8 @@ class Box:
         return self.reaches
 
     def note(self, kind: str, subject: str, detail: str) -> None:
+        if self.error is not None:
+            raise self.error
         self.notes.append(f"{kind} {subject}: {detail}")
 
 
@@ -187,6 +189,17 @@ async def test_a_leader_follows_who_leads_with_a_later_term(tmp_path: Path) -> N
         stage.witness.says, stage.partner.says = lends("plant-a", 400), None
         await stage.wait(lambda: stage.role == "leads", "the lead again")
         assert stage.box.done[-2:] == ["took the lead", "records after the other"]
+
+
+async def test_a_busy_store_ends_no_node(tmp_path: Path) -> None:
+    """A store that takes no incident at the moment of a change costs the incident, and the node goes on."""
+    async with running(tmp_path) as stage:
+        stage.witness.says, stage.partner.says = lends("plant-a"), claims("follows")
+        await stage.wait(lambda: stage.role == "leads", "the lead")
+        stage.box.error = StoreFull("too much work waits for the disk")
+        stage.witness.says, stage.partner.says = lends("plant-a-2", 300), claims("leads", 300)
+        await stage.wait(lambda: stage.box.done[-1] == "stopped", "the end of the lead")
+        assert stage.role == "follows"
 
 
 async def test_a_store_without_room_leaves_the_lead(tmp_path: Path) -> None:
