@@ -84,6 +84,7 @@ class _State:
     __slots__ = (
         "condition",
         "held",
+        "is_doubted",
         "is_seeded",
         "quality",
         "recorded_ns",
@@ -97,6 +98,7 @@ class _State:
         self.rule = rule
         self.condition = _NEVER
         self.is_seeded = False  # the state is that of an earlier process; this one has received no sample yet
+        self.is_doubted = False  # another gateway may have recorded later values, which are not here yet
         self.seen: Sample | None = None  # the last sample from the source, recorded or not
         self.value: Value = None  # value, quality and time of the last fact
         self.quality = 0
@@ -183,6 +185,12 @@ class Sampler:
         state.is_seeded = True
         state.seen = newest._replace(source_time_ns=good_ns) if is_lost else newest
         state.value, state.quality, state.recorded_ns = newest.value, newest.quality, newest.source_time_ns
+
+    def doubt_seeded(self) -> None:
+        """What another gateway recorded last may come later: the first value of each tag is recorded, although it is
+        that of its newest sample here. Otherwise the value in between would stay the latest."""
+        for state in self._states.values():
+            state.is_doubted = state.is_seeded
 
     def skip_recorded(self, until_ns: int) -> None:
         """What arrives up to this time of the source may have waited there while another gateway recorded: skip what is
@@ -390,6 +398,7 @@ class Sampler:
             self.counts.duplicates += 1
             return None
         seen, state.seen = state.seen, sample
+        was_doubted, state.is_doubted = state.is_doubted, False
         was_live = state.condition == _LIVE and not state.is_seeded
         if not was_live:
             sample, is_first = self._return(state, sample, returned_ns)
@@ -414,7 +423,7 @@ class Sampler:
         elif was_live:  # a first value may be old, but a change has just happened
             self._note_lag(sample.tag, now_ns - sample.source_time_ns, sample.quality)
         rule = state.rule
-        if rule.records_all or sample.quality != state.quality:
+        if rule.records_all or was_doubted or sample.quality != state.quality:
             return sample
         elapsed_ns = sample.source_time_ns - state.recorded_ns
         overdue = rule.max_interval_ns and elapsed_ns >= rule.max_interval_ns

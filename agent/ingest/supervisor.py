@@ -64,6 +64,7 @@ log = logging.getLogger(__name__)
 DRAIN_S = 10.0  # at a stop, for uncommitted facts; systemd waits longer
 BUSY_WAIT_S = 5.0  # longest wait for a server without room: a dead session may end there at any moment
 CONNECTED_STATES = (State.CONNECTED, State.STANDBY)
+OWN_LATE_NS = 60 * 10**9  # a sample that is so much newer than what this node recorded is another gateway's
 NUMBERING_RETRY_S = 10.0  # after the store failed to number a new tag map; the recorder retries refusals
 
 
@@ -209,6 +210,7 @@ class SourceSupervisor:
         self._outage: Outage | None = None  # from a loss to the first value after it
         self._standby = Standby(self._became_warm, self._continue)
         self._led_ns: int | None = None  # until when another gateway recorded, on our clock
+        self._has_stood_by = False
         self._retry = asyncio.Event()
         self._connects_total = self._errors_total = 0
         self._last_error = ""
@@ -274,10 +276,11 @@ class SourceSupervisor:
         self._has_tags.set()
         self._offered.set()
 
-    def begin_recording(self, since_ns: int | None) -> None:
-        """Record from now on; another gateway was last known to record at `since_ns`."""
+    def begin_recording(self, since_ns: int | None, *, has_stood_by: bool = False) -> None:
+        """Record from now on; another gateway was last known to record at `since_ns`. `has_stood_by`: one may have
+        recorded until now, known or not."""
         if not self._standby.has_begun:
-            self._led_ns = since_ns
+            self._led_ns, self._has_stood_by = since_ns, has_stood_by
             self._standby.begin()
             self._failures.forget()
             self._retry.set()
@@ -429,7 +432,7 @@ class SourceSupervisor:
     async def _continue(self) -> None:
         """Before anything is recorded: continue where an earlier process of this node ended, or another gateway, if
         that recorded later. The time since then is an outage."""
-        source, delivery, parts = self._source, self._delivery, dict[str, Stored]()
+        source, delivery, parts, newest_ns = self._source, self._delivery, dict[str, Stored](), 0
         assert source is not None, "made in its first life"
         assert delivery is not None, "made with the source"
         if self._stored is not None and self._search is not None:
@@ -437,9 +440,12 @@ class SourceSupervisor:
             for stream, numbers in delivery.numbers_by_stream().items():
                 newest = await self._search.newest_samples(stream, numbers)
                 delivery.seed(newest)
-                self._recorder.note_stored(max((one.good_ns for one in newest.values()), default=0))
+                newest_ns = max([newest_ns, *(one.good_ns for one in newest.values())])
+            self._recorder.note_stored(newest_ns)
+        if self._has_stood_by:
+            delivery.sampler.doubt_seeded()
         own, reason = {part: known for part, known in parts.items() if part != EVENTS_PART}, AGENT_STOPPED
-        led = self._led(source, parts.get(""))
+        led = self._led(source, parts.get(""), newest_ns)
         if led is not None:
             parts, reason = {"": led}, LEADER_CHANGED
             own.pop("", None)  # so that `led` replaces it in the store
@@ -451,14 +457,20 @@ class SourceSupervisor:
         if "" in parts:
             self._outage = Outage(Moment(parts[""].complete_ns, source.clock.set_back_ns), reason)
 
-    def _led(self, source: Source, own: Stored | None) -> Stored | None:
-        """Until when another gateway recorded, on the clock of the source; None if this one recorded later."""
-        if self._led_ns is None:
-            return None
+    def _led(self, source: Source, own: Stored | None, newest_ns: int) -> Stored | None:
+        """Until when another gateway recorded, on the clock of the source; None if this one recorded later, or none
+        did. `newest_ns`: the time of the newest sample in the store. One that has failed while this one was off has
+        recorded at least until then."""
         ahead_ns = source.clock.ahead_ns
         if ahead_ns is None and own is not None:
             ahead_ns = own.ahead_ns
-        led = Stored(self._led_ns - _undelivered_ns(self.settings) + (ahead_ns or 0), ahead_ns)
+        if self._led_ns is not None:
+            led_ns = self._led_ns + (ahead_ns or 0)
+        elif self._has_stood_by and newest_ns > (0 if own is None else own.complete_ns + OWN_LATE_NS):
+            led_ns = min(newest_ns, source.clock.now_ns())
+        else:
+            return None
+        led = Stored(led_ns - _undelivered_ns(self.settings), ahead_ns)
         return led if own is None or own.complete_ns < led.complete_ns else None
 
     async def _number_offers(self) -> None:
@@ -646,7 +658,7 @@ class Ingest:
             return
         self._is_recording, self._led_ns = True, since_ns
         for supervisor in self._by_name.values():
-            supervisor.begin_recording(since_ns)
+            supervisor.begin_recording(since_ns, has_stood_by=True)
         if self._group is not None:
             self._record_removed(self._group)
 

@@ -26,6 +26,7 @@ from agent.pair.claims import Claim, ClaimState, Granter, next_term
 from agent.pair.witness import LEASE_MS
 
 MS = 1_000_000
+DOUBLINGS_MAX = 10  # of five seconds: one and a half hours
 
 
 class Role(Enum):
@@ -74,13 +75,16 @@ class PairNames:
 class LeadTimes:
     """`lease_ns`: how long a word counts. `patience_ns`: how long after it none may lead; `start_patience_ns`: after
     a start, while the connections are made. `fitter_ns`: how long the partner must have been fitter, and `unfit_ns` if
-    this node has no source or no store."""
+    this node has no source or no store; each time twice as long, if the last one was less than about `repeated_ns`
+    ago: a partner that is fitter only while it follows, because its device accepts connections and gives no value, is
+    not worth a switch every few seconds."""
 
     lease_ns: int = LEASE_MS * MS
     patience_ns: int = LEASE_MS * MS
     start_patience_ns: int = 10_000 * MS
     fitter_ns: int = 5_000 * MS
     unfit_ns: int = 1_000 * MS
+    repeated_ns: int = 600_000 * MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +150,10 @@ class _Waits:
     """Until then the lead is left to the partner."""
     fitter_ns: int | None = None
     """Since when the partner has been fitter."""
+    released_ns: int = 0
+    """When the lead was last left to it for that."""
+    doublings: int = 0
+    """How often the time for which it must be fitter has doubled."""
     partner_led_ns: int | None = None
     """When the partner was last known to record."""
 
@@ -177,14 +185,15 @@ class Leadership:
         """Take in an answer of the witness."""
         self.witness = word
         self.highest_term = max(self.highest_term, word.highest)
-        if word.leader == self.names.partner:
+        is_full = word.other is not None and word.other.fitness < 0
+        if word.leader == self.names.partner and not is_full:
             self._note_led(word.heard_ns - max(self.times.lease_ns - word.remaining_ns, 0))
 
     def hear_partner(self, word: PartnerWord) -> None:
         """Take in what the partner has asked or answered."""
         self.partner = word
         self.highest_term = max(self.highest_term, word.claim.highest)
-        if word.leads:
+        if word.leads and word.claim.fitness >= 0:  # a store that refuses records nothing, whoever leads
             self._note_led(word.heard_ns)
 
     def _note_led(self, at_ns: int) -> None:
@@ -300,6 +309,7 @@ class Leadership:
         elif witness is None and self.term < self._outdating_term:
             return Begin(self._own_term(), "there was a higher term")
         if self._must_release(now_ns):
+            self._waits.doublings, self._waits.released_ns = min(self._waits.doublings + 1, DOUBLINGS_MAX), now_ns
             self._hold(now_ns)
             return Stop("the partner is fitter")
         return None
@@ -311,8 +321,12 @@ class Leadership:
             return False
         if self._waits.fitter_ns is None:
             self._waits.fitter_ns = now_ns
-        patience_ns = self.times.unfit_ns if self._condition.fitness <= 0 else self.times.fitter_ns
-        return now_ns - self._waits.fitter_ns >= patience_ns
+        times, waits = self.times, self._waits
+        patience_ns = times.unfit_ns if self._condition.fitness <= 0 else times.fitter_ns
+        longer_ns = patience_ns << waits.doublings
+        if now_ns - waits.released_ns >= times.repeated_ns + 4 * longer_ns:
+            waits.doublings, longer_ns = 0, patience_ns
+        return now_ns - self._waits.fitter_ns >= longer_ns
 
     def _step_following(self, now_ns: int) -> Begin | None:
         if self._partner_leads(now_ns):

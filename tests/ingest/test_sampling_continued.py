@@ -22,6 +22,24 @@ def test_a_value_stored_by_a_clock_that_was_set_back_is_recorded_again(rule: Sam
         assert [sample.source_time_ns // S for sample in found] == kept_s
 
 
+@pytest.mark.parametrize("rule", [SamplingRule(deadband=1), SamplingRule(deadband=0, min_interval_ns=60 * S)])
+def test_the_first_value_after_another_gateway_is_recorded(rule: SamplingRule) -> None:
+    """The other gateway has recorded 1 and then 9, and fell silent before the 9 was here. The value is 1 again: without
+    a sample of it the 9 would stay the latest when it comes. After an own process nothing can be in between, and a
+    sample that is here is not recorded twice."""
+    for is_doubted in (True, False):
+        one = sampler(rule)
+        one.seed(TAG, Sample(TAG, 10 * S, 1), 10 * S)
+        if is_doubted:
+            one.doubt_seeded()
+        assert one.select([Sample(TAG, 20 * S, 1)], 20 * S) == [Sample(TAG, 20 * S, 1)] * is_doubted
+        assert one.select([Sample(TAG, 21 * S, 1)], 21 * S) == []
+    one = sampler(rule)
+    one.seed(TAG, Sample(TAG, 10 * S, 1), 10 * S)
+    one.doubt_seeded()
+    assert one.select([Sample(TAG, 10 * S, 1)], 20 * S) == []
+
+
 @pytest.mark.parametrize("in_columns", [True, False])
 def test_a_standing_value_is_no_second_sample_of_its_time_under_another_number(*, in_columns: bool) -> None:
     """An edit of a tag has a new item created, whose first value may be the last one of the old. It is recorded under

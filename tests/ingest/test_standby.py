@@ -148,19 +148,20 @@ async def obedient(self: ModbusSource, on_up: Callable[[], None]) -> None:
 class Before:
     """What the store holds: the newest sample of each tag, and up to when this node was complete, if it was."""
 
-    def __init__(self, complete_ns: int | None) -> None:
-        self._complete_ns = complete_ns
+    def __init__(self, complete_ns: int | None, newest_ns: int = S) -> None:
+        self._complete_ns, self._newest_ns = complete_ns, newest_ns
 
     def newest_samples(self, _: str, numbers: Sequence[int]) -> dict[int, Newest]:
-        return {n: Newest(Sample(n, S, 1.0), S) for n in numbers}
+        at_ns = self._newest_ns
+        return {n: Newest(Sample(n, at_ns, 1.0), at_ns) for n in numbers} if at_ns else {}
 
     def completeness(self, _: str) -> Mapping[str, Stored]:
         return {} if self._complete_ns is None else {"": Stored(self._complete_ns)}
 
 
-def before(complete_ns: int | None) -> StoredFacts:
+def before(complete_ns: int | None, newest_ns: int = S) -> StoredFacts:
     """As the port."""
-    return cast(StoredFacts, Before(complete_ns))
+    return cast(StoredFacts, Before(complete_ns, newest_ns))
 
 
 @pytest.mark.parametrize(
@@ -170,7 +171,7 @@ def before(complete_ns: int | None) -> StoredFacts:
         (None, 2 * S, [("leader_changed", "1970-01-01T00:00:02Z")]),
         (3 * S, 2 * S, [("agent_stopped", "1970-01-01T00:00:03Z")]),
         (3 * S, None, [("agent_stopped", "1970-01-01T00:00:03Z")]),
-        (None, None, []),
+        (None, None, [("leader_changed", "1970-01-01T00:00:01Z")]),
     ],
 )
 async def test_the_gap_begins_where_the_later_of_both_gateways_ended(
@@ -188,6 +189,36 @@ async def test_the_gap_begins_where_the_later_of_both_gateways_ended(
         await stands_by(run)
         assert (store.samples, store.messages, store.complete) == ([], {}, {})
         run.ingest.begin_recording(since_ns)
+        await run.wait_good("plant/x", 2)
+        await wait_until_async(lambda: len(store.messages) == len(expected), "the gap")
+    assert list(zip(reasons(store), [first for first, *_ in gaps(store)], strict=True)) == expected
+
+
+@pytest.mark.parametrize(
+    "complete_ns, newest_ns, expected",
+    [
+        (None, 0, []),
+        (None, 500 * S, [("leader_changed", "1970-01-01T00:08:20Z")]),
+        (3 * S, 500 * S, [("leader_changed", "1970-01-01T00:08:20Z")]),
+        (499 * S, 500 * S, [("agent_stopped", "1970-01-01T00:08:19Z")]),
+        (3 * S, 0, [("agent_stopped", "1970-01-01T00:00:03Z")]),
+    ],
+)
+async def test_the_other_gateway_failed_while_this_one_was_off(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    complete_ns: int | None,
+    newest_ns: int,
+    expected: list[tuple[str, str]],
+) -> None:
+    """After a power cut the node that followed starts first, and has never heard the other one: the gap begins with the
+    newest sample that the other one has recorded, and not nowhere, or where this node ended weeks ago. What this
+    node's own process left is its own."""
+    monkeypatch.setattr(ModbusSource, "run", obedient)
+    store, stored = FakeStore(), before(complete_ns, newest_ns)
+    async with ingesting(modbus(1, tmp_path, TAG), store=store, stored=stored, is_recording=False) as run:
+        await stands_by(run)
+        run.ingest.begin_recording(None)
         await run.wait_good("plant/x", 2)
         await wait_until_async(lambda: len(store.messages) == len(expected), "the gap")
     assert list(zip(reasons(store), [first for first, *_ in gaps(store)], strict=True)) == expected

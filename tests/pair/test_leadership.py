@@ -1,6 +1,7 @@
 """The leadership core: what a node does with what it hears, case by case; and the table of its roles."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -130,6 +131,46 @@ def test_a_leader_leaves_the_lead_to_a_fitter_partner(fitness: int, wait_ns: int
     assert node.step((at_ms + 101) * MS, fitness, 31) == Stop("the partner is fitter")
     assert node.claim_for_witness((at_ms + 102) * MS).state is RELEASES
     assert node.claim_for_partner((at_ms + 102) * MS).state is RELEASES
+
+
+def test_a_partner_that_is_fitter_only_while_it_follows_does_not_change_the_leader_for_ever() -> None:
+    """A device behind a converter accepts connections and gives no value: it counts as connected at the node that
+    follows, and not at the one that leads. In an hour the lead changes a few times, less and less often; a week later
+    the first change is again a quick one."""
+    nodes = {"a": core(), "b": core(names=PairNames("b", "b1", "a"))}
+    changes = list[int]()
+    for at_ms in range(0, 3_600_000, 100):
+        for name, node in nodes.items():
+            other = nodes["b" if name == "a" else "a"]
+            if at_ms % 300 == 0:
+                node.hear_partner(PartnerWord(other.claim_for_partner(at_ms * MS), None, at_ms * MS))
+            decision = node.step(at_ms * MS, 2 if node.is_recording else 3, 31)
+            if isinstance(decision, Stop):
+                changes.append(at_ms)
+    assert 2 <= len(changes) <= 20
+    pauses = [later - earlier for earlier, later in pairwise(changes)]
+    assert pauses[-1] > 600_000
+    leader = next(node for node in nodes.values() if node.is_recording)
+    week_ms, decisions = 7 * 86_400_000, []
+    for at_ms in range(week_ms, week_ms + TIMES.fitter_ns // MS + 500, 100):
+        leader.hear_partner(replace(partner(FOLLOWS, at_ms=at_ms), claim=Claim("x", "x1", FOLLOWS, 1, 1, 5)))
+        decisions.append(leader.step(at_ms * MS, 3, 31))
+    assert Stop("the partner is fitter") in decisions
+
+
+def test_a_full_partner_records_nothing_though_it_leads() -> None:
+    """Its store refuses: the gap begins when it was last known to record, and not when it left the lead."""
+    for is_told_by_witness in (True, False):
+        node = core()
+        for at_ms in range(100, 3_100, 100):
+            fitness = 5 if at_ms <= 1_000 else -1
+            claim = Claim("b", "b1", LEADS, 30, 30, fitness)
+            if is_told_by_witness:
+                node.hear_witness(witness("b", 30, at_ms, other=claim))
+            else:
+                node.hear_partner(PartnerWord(claim, None, at_ms * MS))
+        node.hear_witness(witness("a", 33, 3_100))
+        assert node.step(3_100 * MS, 5, 1) == Begin(33, "the witness has granted the lead", 1_000 * MS)
 
 
 def test_the_fitness_of_the_partner_is_also_told_by_the_witness() -> None:

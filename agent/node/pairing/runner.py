@@ -220,6 +220,8 @@ class PairRunner:
         if word.claim.state is not ClaimState.FOLLOWS:
             raise SwitchRefused(f"{partner} would not begin, it {word.claim.state.value}: bsfg pair status there")
         async with self._acting:
+            if not leadership.is_recording:
+                raise SwitchRefused(f"this node has just ended to lead: bsfg pair status on {partner}")
             await self._ports.sources.end_recording()
             await _until(self._ports.has_pulled_all)
             leadership.release(time.monotonic_ns())

@@ -228,6 +228,24 @@ async def test_a_planned_switch(tmp_path: Path) -> None:
         assert (await switching).leader == "plant-a-2"
 
 
+async def test_a_second_switch_during_the_first(tmp_path: Path) -> None:
+    """It is refused when the first one has handed the lead over."""
+    async with running(tmp_path) as stage:
+        stage.witness.says, stage.partner.says = lends("plant-a"), claims("follows")
+        await stage.wait(lambda: stage.role == "leads", "the lead")
+        stage.has_pulled_all = False
+        switching = asyncio.ensure_future(stage.runner.switch())
+        await stage.wait(lambda: stage.box.done[-1] == "stopped", "the sources to stop")
+        second = asyncio.ensure_future(stage.runner.switch())
+        await asyncio.sleep(0)  # it waits for the first
+        stage.has_pulled_all = True
+        await stage.wait(lambda: stage.role == "follows", "the release")
+        with pytest.raises(SwitchRefused, match="just ended"):
+            await second
+        stage.witness.says, stage.partner.says = lends("plant-a-2", 300), claims("leads", 300)
+        assert (await switching).leader == "plant-a-2"
+
+
 @pytest.mark.parametrize(
     "partner, why",
     [(None, "does not answer"), (claims("follows", fitness=0), "takes no facts")],
