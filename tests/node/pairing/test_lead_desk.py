@@ -88,7 +88,9 @@ async def test_a_renewal_writes_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     assert not (tmp_path / "leads.json").exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b'{"plant-a": 7}', b'{"plant-a": ["a", "b", "c", "d"]}', b"\xff", b"[" * 100_000])
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b'{"plant-a": 7}', b'{"plant-a": ["a", "b", "c", "d"]}', b"\xff", b"[" * 100_000]
+)
 def test_a_spoiled_file_counts_as_none(content: bytes, tmp_path: Path) -> None:
     """A witness with a spoiled file starts and lends anew."""
     (tmp_path / "leads.json").write_bytes(content)
