@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from agent.replication.protocol.errors import MalformedMessage
 
@@ -22,6 +23,7 @@ TOPIC_BYTES_MAX = 200
 
 SLOTS = tuple("0123456789abcdef")
 
+_TOPICS_KEPT = 4_096  # parsed ones: each request of a peer comes with the same two
 _NODE = re.compile(r"[a-z0-9-]{1,32}")
 _INSTANCE = re.compile(r"[a-z0-9-]{1,40}")
 
@@ -83,6 +85,7 @@ def subscription_to(topic: str) -> str:
     return request_filter(serving) if kind == "req" else response_filter(asking, rest[0])
 
 
+@lru_cache(_TOPICS_KEPT)
 def parse_request_topic(topic: str) -> RequestTopic:
     """The two nodes of a request topic. Raises MalformedMessage for any other topic."""
     levels = topic.split("/") if len(topic) <= TOPIC_BYTES_MAX else []
@@ -92,6 +95,7 @@ def parse_request_topic(topic: str) -> RequestTopic:
     raise MalformedMessage(f"not a request topic: {topic[:TOPIC_BYTES_MAX]!r}")
 
 
+@lru_cache(_TOPICS_KEPT)
 def check_response_topic(topic: str, serving_node: str, asking_node: str) -> str:
     """The instance in `topic`. Raises MalformedMessage unless it is a response topic of exactly these two nodes.
 
