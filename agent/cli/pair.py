@@ -78,8 +78,10 @@ def _lines(found: dict[str, Any]) -> list[str]:
     lines = [f"{found['zone']}: {found['leader'] or 'nobody'} leads; this node {found['role']} for {since}"]
     if found["term"]:
         lines.append(f"  term      {found['term']}")
-    state = f", {found['partner_state']}" if found["partner_state"] else ""
-    lines.append(f"  partner   {found['partner']}{state}, {_heard(found['partner_heard_ms'])}")
+    heard_ms = found["partner_heard_ms"]
+    said = "" if heard_ms is not None and heard_ms < HEARD_MS else "last said "
+    state = f", {said}{found['partner_state']}" if found["partner_state"] else ""
+    lines.append(f"  partner   {found['partner']}{state}, {_heard(heard_ms)}")
     if found["witness"]:
         lines.append(f"  witness   {found['witness']}, {_heard(found['witness_heard_ms'])}")
     return lines

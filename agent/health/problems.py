@@ -203,6 +203,10 @@ class Problem(Enum):
         "start the node of that zone; if it runs, bsfg peer test finds the step that fails; facts wait at the peer until "
         "their time to live",
     )
+    GATEWAY_SILENT = _late(
+        "One of two gateways of a zone does not answer; the other one does.",
+        "start it: systemctl status bsfg@{node}, there; if it runs, bsfg peer test {node} finds what fails",
+    )
     PAGE_WAITS = _full(
         "Facts of a peer have arrived and cannot be stored yet. They also stay at the peer.",
         "nothing: the node tries again by itself",
@@ -259,7 +263,17 @@ EXPLAINS: Mapping[Problem, frozenset[Problem]] = {
     P.CERTIFICATE_ENDED: frozenset(_NO_BROKER),
     **dict.fromkeys(
         _NO_BROKER,
-        frozenset({P.PEER_SILENT, P.PEER_LAG, P.PEER_CATCHES_UP, P.CONSUMER_BEHIND, P.CONSUMER_LOSES, *_NOT_HEARD}),
+        frozenset(
+            {
+                P.PEER_SILENT,
+                P.GATEWAY_SILENT,
+                P.PEER_LAG,
+                P.PEER_CATCHES_UP,
+                P.CONSUMER_BEHIND,
+                P.CONSUMER_LOSES,
+                *_NOT_HEARD,
+            }
+        ),
     ),
     **dict.fromkeys(_NOT_HEARD, frozenset({P.CONSUMER_BEHIND, P.CONSUMER_LOSES})),
     P.ARTIFACTS_FULL: frozenset({P.PAGE_WAITS, P.PEER_LAG, P.PEER_CATCHES_UP}),

@@ -280,6 +280,8 @@ class PeerStatus:
         float, Gauge("bsfg_replication_lag_high_watermark", "Highest lag in seconds since the start.")
     ] = 0.0
     trouble: Annotated[str, Sampled(meaning="Why it does not answer.")] = ""
+    pair_zone: str = ""
+    """The zone for which this peer and another one record; empty if no other one does."""
     fenced: Annotated[bool, Gauge("bsfg_peer_fenced", "1 if another instance of this node took over the pull.")] = False
     blocked: bool = False
     """Refused for good by the peer or by this store. The pull asks rarely, and goes on once an operator has removed the

@@ -398,8 +398,9 @@ def _broker_reasons(broker: BrokerStatus) -> Iterator[Reason]:
 
 
 def _silent_reasons(peers: Sequence[PeerStatus]) -> Iterator[Reason]:
-    """One for each zone that does not answer, whatever is pulled from it."""
+    """One for each node that does not answer, whatever is pulled from it. One of two of its zone is no outage."""
     silent: dict[str, list[PeerStatus]] = {}
+    answering = {peer.pair_zone for peer in peers if peer.pair_zone and not peer.is_silent}
     for peer in peers:
         if peer.is_silent:
             silent.setdefault(peer.subject, []).append(peer)
@@ -411,8 +412,12 @@ def _silent_reasons(peers: Sequence[PeerStatus]) -> Iterator[Reason]:
         text += "" if alert is None else f", {duration(lag)} behind"
         said = [peer.trouble.rstrip(". ") for peer in pulls if f"broker {peer.broker} (" not in peer.trouble]
         trouble = next((one for one in said if one and not one.endswith("no answer")), "")  # not said already
-        carriers = frozenset(f"broker {peer.broker}" for peer in pulls)
-        yield _reason(Problem.PEER_SILENT, subject, _told(text, trouble), carriers, alert=bool(alert))
+        carriers, told = frozenset(f"broker {peer.broker}" for peer in pulls), _told(text, trouble)
+        if pulls[0].pair_zone in answering:
+            text = f"{told}; the other gateway of {pulls[0].pair_zone} answers"
+            yield _reason(Problem.GATEWAY_SILENT, subject, text, carriers, node=pulls[0].zone)
+        else:
+            yield _reason(Problem.PEER_SILENT, subject, told, carriers, alert=bool(alert))
 
 
 def _told(text: str, trouble: str) -> str:

@@ -19,6 +19,7 @@ from agent.node import compare
 from agent.node.latest import has_peer_latest, latest_lookup, peer_latest, save_peer_latest
 from agent.node.pairing import LeadDesk
 from agent.replication.mqtt import Link, Requester
+from agent.replication.pki import Identity
 from agent.replication.pulling import (
     SPREAD_MS,
     SPREAD_OF_PULL_MS,
@@ -62,9 +63,9 @@ class BrokerRuntime:
         self._peers = [peer for peer in settings.peer if peer.broker == broker.name]
         self.broker = broker
         self.nodes = tuple(peer.node for peer in self._peers)
-        self.identity = compare.identity_of(broker, self._node)
-        access = compare.access_of(broker, self.identity, self._node, lambda: shared.store.signer)
-        self.link = Link(access, identity=self.identity)
+        self.identities: list[Identity] = []
+        """One for each connection, because each tries a new certificate by itself."""
+        self.link = self._link()
         self.server = self._server()
         self._requesters = {
             peer.node: Requester(self.link, peer.node, shared.judge.refuses_answer)
@@ -73,7 +74,7 @@ class BrokerRuntime:
         }
         # A connection of its own: on a slow line a claim behind pages would come after the lease has run out.
         asked = [peer.node for peer in self._peers if peer.node in settings.pair.nodes]
-        self._lead_link = Link(access) if asked else None
+        self._lead_link = self._link() if asked else None
         self._lead_requesters = {
             node: Requester(self._lead_link, node, shared.judge.refuses_answer) for node in asked if self._lead_link
         }
@@ -85,6 +86,18 @@ class BrokerRuntime:
         )
         self._stop = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
+
+    def _link(self) -> Link:
+        """A connection to the broker."""
+        identity, store = compare.identity_of(self.broker, self._node), self._shared.store
+        self.identities.append(identity)
+        access = compare.access_of(self.broker, identity, self._node, lambda: store.signer)
+        return Link(access, identity=identity)
+
+    @property
+    def identity(self) -> Identity:
+        """That of the connection for data."""
+        return self.identities[0]
 
     def lead_requester(self, node: str) -> Requester | None:
         """The requester of a node that is asked who leads; None if it is not at this broker."""

@@ -143,7 +143,7 @@ class Node:
         )
         self._shared = SharedParts(store, self._trust.judge, self._telemetry, self._queue_depth, Turns(), desk)
         self._runtimes = {broker.name: BrokerRuntime(settings, broker, self._shared) for broker in settings.broker}
-        self._identities = [runtime.identity for runtime in self._runtimes.values()]
+        self._identities = [one for runtime in self._runtimes.values() for one in runtime.identities]
         self._pair = self._make_pair(settings, desk)
         self._collector = StatusCollector(
             *(store, self._runtimes, self._ingest, self._telemetry, self._reloader), clock=self._clock, pair=self._pair
@@ -267,7 +267,7 @@ class Node:
             if broker.name in plan.brokers:
                 self._runtimes[broker.name] = BrokerRuntime(settings, broker, self._shared)
                 self._runtimes[broker.name].start(group)
-        self._identities[:] = [runtime.identity for runtime in self._runtimes.values()]
+        self._identities[:] = [one for runtime in self._runtimes.values() for one in runtime.identities]
         if plan.brokers:
             self._wait_for_readiness(group)
         files = {name: found.data for name, found in tag_files.items()}

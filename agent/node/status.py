@@ -272,6 +272,7 @@ class StatusCollector:
             pull,
             pull.counters,
             zone=pull.peer_node,
+            pair_zone=self._pair_zones().get(pull.peer_node, ""),
             broker=broker,
             connected=connected,
             position=pull.offset,
@@ -285,6 +286,12 @@ class StatusCollector:
             fenced=pull.asking is Asking.FENCED,
             blocked=pull.asking is Asking.BLOCKED,
         )
+
+    def _pair_zones(self) -> Mapping[str, str]:
+        """The zone of each peer for which another peer records, too."""
+        settings = self._reloader.settings
+        shared = settings.pair_zones - {settings.node.zone}
+        return {peer.node: peer.zone for peer in settings.peer if peer.zone in shared} if shared else {}
 
     def _source(self, source: SourceStatistics) -> SourceStatus:
         events = source.events

@@ -35,6 +35,22 @@ def test_a_pair_that_is_well_is_good(leader: NodeSnapshot) -> None:
     assert assess(replace(leader, pair=follower, sources=(quiet,))).reasons == ()
 
 
+@pytest.mark.parametrize("other", [True, False])
+def test_one_of_two_gateways_below_is_no_outage(healthy: NodeSnapshot, other: bool) -> None:
+    """A node above that hears one of two gateways of a zone is late, and says which one to start; hears it neither, it
+    is broken."""
+    pulls = [
+        replace(PULL, zone=node, pair_zone="plant-a", connected=answers, lag_seconds=0.0 if answers else 40.0)
+        for node, answers in (("plant-a", False), ("plant-a-2", other))
+    ]
+    verdict = assess(replace(healthy, zone="idmz", brokers=(BrokerStatus("pair", True, 2),), peers=tuple(pulls)))
+    assert verdict.level is (Level.LATE if other else Level.BROKEN)
+    assert verdict.alert is not other
+    if other:
+        assert "systemctl status bsfg@plant-a, there" in verdict.reasons[0].hint
+        assert "the other gateway of plant-a answers" in verdict.reasons[0].text
+
+
 @pytest.mark.parametrize(
     "changes, problem, alert, said",
     [

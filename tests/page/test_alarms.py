@@ -22,6 +22,7 @@ from agent.health.snapshot import (
     NodeSnapshot,
     NotInForceStatus,
     PairSnapshot,
+    PeerStatus,
     RequestStatus,
     ShareStatus,
     StoreStatus,
@@ -70,6 +71,12 @@ PROVOKED = {
     "fenced": {"peers": {"fenced": True, "trouble": "lease 2"}},
     "page waits": {"peers": {"page_waits": "StoreFull"}},
     "catches up": {"peers": {"lag_seconds": 900.0, "catch_up": CatchUpStatus(0, 50.0, 100.0, 60.0)}},
+    "one gateway below silent": {
+        "peers": tuple(
+            PeerStatus(node, "facts.telemetry", answers, 9, 9, 0.0, pair_zone="plant")
+            for node, answers in (("plant", False), ("plant-2", True))
+        )
+    },
     "second gateway silent": {"pair": replace(PAIR, partner_heard_ms=60_000)},
     "gateway alone": {"pair": replace(PAIR, role="alone", partner_heard_ms=60_000)},
     "both gateways": {"pair": replace(PAIR, partner_state="leads")},

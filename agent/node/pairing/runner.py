@@ -219,6 +219,9 @@ class PairRunner:
             raise SwitchRefused(f"the store of {partner} takes no facts: bsfg status there")
         if word.claim.state is not ClaimState.FOLLOWS:
             raise SwitchRefused(f"{partner} would not begin, it {word.claim.state.value}: bsfg pair status there")
+        # Before anything stops: while the other node is behind, nobody would record until it has pulled the rest.
+        if not await _until(self._ports.has_pulled_all):
+            raise SwitchRefused(f"{partner} is behind with pulling: bsfg consumer list here says how far")
         async with self._acting:
             if not leadership.is_recording:
                 raise SwitchRefused(f"this node has just ended to lead: bsfg pair status on {partner}")
@@ -264,8 +267,9 @@ class PairRunner:
         )
 
 
-async def _until(condition: Callable[[], bool]) -> None:
-    """Return when the condition holds, or after HEARD_OUT_S."""
+async def _until(condition: Callable[[], bool]) -> bool:
+    """Return True when the condition holds, False after HEARD_OUT_S."""
     deadline = time.monotonic() + HEARD_OUT_S
-    while not condition() and time.monotonic() < deadline:  # noqa: ASYNC110 store and peers set no event
+    while not (holds := condition()) and time.monotonic() < deadline:  # noqa: ASYNC110 store and peers set no event
         await asyncio.sleep(STEP_S / 2)
+    return holds

@@ -55,6 +55,7 @@ class Box:
         self.done: list[str] = []
         self.notes: list[str] = []
         self.next_life_number = 100
+        self.on_stop: Callable[[], object] = lambda: None
         self.error: Exception | None = None
         self.reaches = 2
 
@@ -75,6 +76,7 @@ class Box:
 
     async def end_recording(self) -> None:
         self.done.append("stopped")
+        self.on_stop()
 
     def fitness(self) -> int:
         return self.reaches
@@ -218,7 +220,7 @@ async def test_a_planned_switch(tmp_path: Path) -> None:
     async with running(tmp_path) as stage:
         stage.witness.says, stage.partner.says = lends("plant-a"), claims("follows")
         await stage.wait(lambda: stage.role == "leads", "the lead")
-        stage.has_pulled_all = False
+        stage.box.on_stop = lambda: setattr(stage, "has_pulled_all", False)
         switching = asyncio.ensure_future(stage.runner.switch())
         await stage.wait(lambda: stage.box.done[-1] == "stopped", "the sources to stop")
         assert stage.role == "leads"
@@ -233,7 +235,7 @@ async def test_a_second_switch_during_the_first(tmp_path: Path) -> None:
     async with running(tmp_path) as stage:
         stage.witness.says, stage.partner.says = lends("plant-a"), claims("follows")
         await stage.wait(lambda: stage.role == "leads", "the lead")
-        stage.has_pulled_all = False
+        stage.box.on_stop = lambda: setattr(stage, "has_pulled_all", False)
         switching = asyncio.ensure_future(stage.runner.switch())
         await stage.wait(lambda: stage.box.done[-1] == "stopped", "the sources to stop")
         second = asyncio.ensure_future(stage.runner.switch())
@@ -257,6 +259,17 @@ async def test_a_switch_to_a_node_that_cannot(partner: Says | None, why: str, tm
         stage.witness.says, stage.partner.says = lends("plant-a"), partner
         await stage.wait(lambda: stage.role == "leads", "the lead")
         with pytest.raises(SwitchRefused, match=why):
+            await stage.runner.switch()
+        assert stage.box.done == ["took the lead", "records"]
+
+
+async def test_a_switch_to_a_node_that_is_behind(tmp_path: Path) -> None:
+    """The other node does not hold everything within ten seconds: nothing was stopped, and this node records on."""
+    async with running(tmp_path) as stage:
+        stage.witness.says, stage.partner.says = lends("plant-a"), claims("follows")
+        await stage.wait(lambda: stage.role == "leads", "the lead")
+        stage.has_pulled_all = False
+        with pytest.raises(SwitchRefused, match="is behind with pulling"):
             await stage.runner.switch()
         assert stage.box.done == ["took the lead", "records"]
 
