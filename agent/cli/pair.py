@@ -48,8 +48,9 @@ def status(config_file: Path, as_json: bool) -> None:
     else:
         for line in _lines(found):
             click.echo(line)
-    heard_ms = found["partner_heard_ms"]  # what a dead leader said last says nothing of now
-    partner_leads = found["partner_state"] == "leads" and heard_ms is not None and heard_ms < HEARD_MS
+    heard_ms = found["partner_heard_ms"]  # what a leader said before it died, and this node began, says nothing of now
+    now_ms = min(HEARD_MS, time.time() * 1000 - found["since_unix_ms"])
+    partner_leads = found["partner_state"] == "leads" and heard_ms is not None and heard_ms < now_ms
     if not found["leader"] or (found["role"] in RECORDING and partner_leads):
         raise SystemExit(1)
 

@@ -484,12 +484,11 @@ def _pair_reasons(
     up_s = (snapshot.taken_unix_ms - snapshot.started_unix_ms) / 1000
     silent_s = up_s if pair.partner_heard_ms is None else pair.partner_heard_ms / 1000
     is_silent = THRESHOLDS["partner_silence"].passed(silent_s)
+    role_s = (snapshot.taken_unix_ms - pair.since_unix_ms) / 1000
     ways = carriers.get(pair.partner, NOTHING)
-    if not pair.is_recording and not pair.leader:
-        leaderless_s = (snapshot.taken_unix_ms - pair.since_unix_ms) / 1000
-        if leaderless_s > LEADERLESS_S:
-            text = f"no gateway of {pair.zone} records, since {_moment(pair.since_unix_ms)}"
-            yield _reason(Problem.PAIR_NO_LEADER, PAIR, text, alert=True)
+    if not pair.is_recording and not pair.leader and role_s > LEADERLESS_S:
+        text = f"no gateway of {pair.zone} records, since {_moment(pair.since_unix_ms)}"
+        yield _reason(Problem.PAIR_NO_LEADER, PAIR, text, alert=True)
     if is_silent is not None:
         heard = "no answer yet" if pair.partner_heard_ms is None else f"no answer for {duration(silent_s)}"
         problem, text = Problem.PAIR_PARTNER_SILENT, f"the other gateway, {pair.partner}, is silent: {heard}"
@@ -498,7 +497,7 @@ def _pair_reasons(
             others = f"{pair.partner} nor {pair.witness}" if pair.witness else f"{pair.partner}, and has no witness"
             text = f"records and hears neither {others}" if pair.witness else f"records and does not hear {others}"
         yield _reason(problem, PAIR, text, ways, alert=is_silent, partner=pair.partner)
-    elif pair.is_recording and pair.partner_state == "leads":
+    elif pair.is_recording and pair.partner_state == "leads" and silent_s < role_s:  # not said before it died
         text = f"{snapshot.name} and {pair.partner} both record {pair.zone}"
         yield _reason(Problem.PAIR_BOTH_RECORD, PAIR, text)
 

@@ -19,6 +19,10 @@ CASES = {
     "follows": (replace(LEADING, role="follows", leader="plant-a-2", partner_state="leads"), 0),
     "alone": (replace(LEADING, role="alone", partner_heard_ms=90_000, witness_heard_ms=None), 0),
     "after the partner's death": (replace(LEADING, partner_state="leads", partner_heard_ms=90_000), 0),
+    "at the partner's death": (
+        replace(LEADING, partner_state="leads", partner_heard_ms=1_600, since_unix_ms=2**53),
+        0,
+    ),
     "both": (replace(LEADING, partner_state="leads"), 1),
     "none": (replace(LEADING, role="follows", leader="", partner_state="releases"), 1),
 }

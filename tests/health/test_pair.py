@@ -83,11 +83,13 @@ def test_what_may_be_wrong(
 
 
 def test_a_takeover_is_no_problem(leader: NodeSnapshot) -> None:
-    """For some seconds the partner is silent, and neither leads; and a node that has just started has heard nothing."""
+    """For some seconds the partner is silent, and neither leads, or a leader's last word is that it leads; and a node
+    that has just started has heard nothing."""
     for changes in (
         {"partner_heard_ms": 9_000},
         {"role": "follows", "leader": "", "since_unix_ms": NOW_MS - 9_000},
         {"role": "alone", "partner_heard_ms": 9_000},
+        {"partner_state": "leads", "partner_heard_ms": 1_600, "since_unix_ms": NOW_MS - 700},
     ):
         assert assess(replace(leader, pair=replace(PAIR, **changes))).reasons == ()
     new = replace(leader, started_unix_ms=NOW_MS - 5_000, pair=replace(PAIR, partner_heard_ms=None))
