@@ -118,13 +118,13 @@ class Gateway:
             os.close(terminal)
         return shown
 
-    def connect(self, other: Gateway, mine: str, its: str) -> None:
+    def connect(self, other: Gateway, mine: str, its: str, devices: tuple[str, str] = ("eth0", "eth0")) -> None:
         """A cable to another machine, with an address at each end."""
-        peer = ["type", "veth", "peer", "name", "eth0", "netns", str(other._network_pid)]
-        subprocess.run([*self.in_network, "ip", "link", "add", "eth0", *peer], check=True)
-        for gateway, address in ((self, mine), (other, its)):
-            gateway.add_address(address, "eth0")
-            subprocess.run([*gateway.in_network, "ip", "link", "set", "eth0", "up"], check=True)
+        peer = ["type", "veth", "peer", "name", devices[1], "netns", str(other._network_pid)]
+        subprocess.run([*self.in_network, "ip", "link", "add", devices[0], *peer], check=True)
+        for gateway, address, device in ((self, mine, devices[0]), (other, its, devices[1])):
+            gateway.add_address(address, device)
+            subprocess.run([*gateway.in_network, "ip", "link", "set", device, "up"], check=True)
 
     def in_its_place(self, spare: Gateway) -> Gateway:
         """The files of another machine in this one's network, once this one is off."""

@@ -88,7 +88,7 @@ def two_zones(target: Target, deb: Path, folder: Path, *, is_bare: bool = False)
         stack.enter_context(plant.boot())
         stack.enter_context(idmz.boot())
         device = stack.enter_context(boiler(plant, folder))
-        stack.enter_context(_converter(plant, device.port))
+        stack.enter_context(converter(plant, "10.20.0.20", device.port))
         server = stack.enter_context(press(plant, folder, **PRESS))
         yield TwoZones(plant, idmz, device, server, Operator(machines, server, stick))
 
@@ -102,9 +102,9 @@ def walk(zones: TwoZones) -> float:
 
 
 @contextmanager
-def _converter(gateway: Gateway, port: int) -> Iterator[None]:
-    """The boiler's address on the page, in front of the device, which listens on loopback."""
-    listening = ["socat", "TCP-LISTEN:502,bind=10.20.0.20,fork,reuseaddr", f"TCP:127.0.0.1:{port}"]
+def converter(gateway: Gateway, address: str, port: int) -> Iterator[None]:
+    """An address of the boiler in the plant's network, in front of the device, which listens on loopback."""
+    listening = ["socat", f"TCP-LISTEN:502,bind={address},fork,reuseaddr", f"TCP:127.0.0.1:{port}"]
     process = subprocess.Popen([*gateway.in_network, *listening])
     try:
         yield

@@ -25,6 +25,15 @@ FOLDERS = re.compile(r"(?<=[\s\"'])/(?=(etc|var/lib|mnt|dev)/?)|(?<=^)/(?=(etc|v
 LIMIT_S = 60.0
 
 
+def blocks(name: str, section: str = "", zone: str = "plant-b") -> list[tuple[str, str, str, str]]:
+    """The blocks of a page or of one of its sections: kind, machine, file or mark, text. `zone` is the plant that the
+    page calls plant-b."""
+    page = (PAGES / f"{name}.md").read_text("utf-8").replace("plant-b", zone)
+    if section:
+        (page,) = re.findall(rf"^## {section}\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
+    return BLOCK.findall(page)
+
+
 class Site:
     """An authority, an IDMZ with broker and node, and plants; `said` has what the commands of a page printed."""
 
@@ -75,10 +84,7 @@ class Site:
             return self.said
         self._done.add(name + section + zone)
         self.said = {}
-        page = (PAGES / f"{name}.md").read_text("utf-8").replace("plant-b", zone)
-        if section:
-            (page,) = re.findall(rf"^## {section}\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
-        for kind, machine, mark, text in BLOCK.findall(page):
+        for kind, machine, mark, text in blocks(name, section, zone):
             if kind != "console":
                 self.write(machine, mark, text)
                 continue
