@@ -221,12 +221,17 @@ class Node:
             consumers = [one for one in self._store.consumers.all() if one.zone == partner]
             return all(one.frontier >= ends.get(one.stream, 0) for one in consumers)
 
+        def behind_s() -> float:
+            pulls = [peer for peer in self._collector.snapshot().peers if peer.zone == partner]
+            return max((peer.lag_seconds or 0.0 for peer in pulls), default=0.0)
+
         ports = PairPorts(
             self._store,
             self._ingest,
             requester_of,
             accepts=lambda: not self._store.statistics().appends_refused,
             has_pulled_all=has_pulled_all,
+            behind_s=behind_s,
             store_errors=(*_SOURCE_RETRIES, TermRefused),
             zone_term=_zone_term(self._store),
         )

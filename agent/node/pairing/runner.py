@@ -78,6 +78,8 @@ class PairPorts:
     accepts: Callable[[], bool]
     has_pulled_all: Callable[[], bool]
     store_errors: tuple[type[Exception], ...]
+    behind_s: Callable[[], float] = lambda: 0.0
+    """For how long the oldest fact of the other node that is not here has been outstanding."""
     zone_term: int = 0
     """The number of the newest life of the zone that is held here."""
 
@@ -183,8 +185,11 @@ class PairRunner:
             log.warning("lead_not_begun", extra={"zone": ports.store.zone, "why": str(error)})
             self._leadership.release(time.monotonic_ns())
             return False
-        age_ns = 0 if since_ns is None else time.monotonic_ns() - since_ns
-        ports.sources.begin_recording(None if since_ns is None else time.time_ns() - age_ns)
+        if since_ns is not None:
+            # What the other node had recorded and this one has not pulled may be lost with it: it is in the gap, too.
+            age_ns = max(time.monotonic_ns() - since_ns, round(ports.behind_s() * 1e9))
+            since_ns = time.time_ns() - age_ns
+        ports.sources.begin_recording(since_ns)
         log.warning("lead_begun", extra={"zone": ports.store.zone, "term": decision.term, "why": decision.why})
         self._note_lead(f"{self._shown[1] or 'none'} to {ports.store.node}", decision.why)
         return True

@@ -1,6 +1,7 @@
 """A node of a pair at work: the store takes the lead before a source is asked, and a silent peer delays nothing."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
@@ -55,6 +56,7 @@ class Box:
         self.done: list[str] = []
         self.notes: list[str] = []
         self.next_life_number = 100
+        self.since_ns: int | None = None
         self.on_stop: Callable[[], object] = lambda: None
         self.error: Exception | None = None
         self.reaches = 2
@@ -72,6 +74,7 @@ class Box:
         return taken
 
     def begin_recording(self, since_ns: int | None) -> None:
+        self.since_ns = since_ns
         self.done.append("records" if since_ns is None else "records after the other")
 
     async def end_recording(self) -> None:
@@ -93,9 +96,11 @@ class Stage:
     def __init__(self, folder: Path) -> None:
         self.box, self.witness, self.partner = Box(), Peer(), Peer()
         self.accepts = self.has_pulled_all = True
+        self.behind_s = 0.0
         peers: dict[str, Any] = {"idmz": self.witness, "plant-a-2": self.partner}
         ports = PairPorts(
-            self.box, self.box, peers.get, lambda: self.accepts, lambda: self.has_pulled_all, (StoreFull,)
+            *(self.box, self.box, peers.get, lambda: self.accepts, lambda: self.has_pulled_all, (StoreFull,)),
+            behind_s=lambda: self.behind_s,
         )
         name = store_name_of("plant-a", "plant-a", bytes(16))
         desk = LeadDesk({"plant-a-2": "plant-a"}, folder / "leads.json", lambda: name, "plant-a-2")
@@ -202,6 +207,19 @@ async def test_a_busy_store_ends_no_node(tmp_path: Path) -> None:
         stage.witness.says, stage.partner.says = lends("plant-a-2", 300), claims("leads", 300)
         await stage.wait(lambda: stage.box.done[-1] == "stopped", "the end of the lead")
         assert stage.role == "follows"
+
+
+@pytest.mark.parametrize("behind_s, gap_s", [(0.0, (0, 30)), (3_600.0, (3_600, 3_601))])
+async def test_the_gap_covers_what_was_not_pulled(behind_s: float, gap_s: tuple[int, int], tmp_path: Path) -> None:
+    """The leader dies: the gap begins when it was last heard; or, where this node was an hour behind with pulling, an
+    hour ago, because that hour may be lost with the leader."""
+    async with running(tmp_path) as stage:
+        stage.witness.says, stage.partner.says = lends("plant-a-2"), claims("leads", 200)
+        await stage.wait(lambda: stage.runner.snapshot().leader == "plant-a-2", "the leader")
+        stage.witness.says, stage.partner.says, stage.behind_s = lends("plant-a", 300), None, behind_s
+        await stage.wait(lambda: stage.role == "leads", "the lead")
+        assert stage.box.since_ns is not None
+        assert gap_s[0] <= (time.time_ns() - stage.box.since_ns) / 1e9 <= gap_s[1]
 
 
 async def test_a_store_without_room_leaves_the_lead(tmp_path: Path) -> None:

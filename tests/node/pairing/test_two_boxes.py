@@ -87,7 +87,8 @@ class Plant:
 
             errors = (StoreBusy, StoreFull, TermRefused)
             ports = PairPorts(
-                store, self.sources[node], requester_of, lambda: True, lambda: True, errors, _zone_term(store)
+                *(store, self.sources[node], requester_of, lambda: True, lambda: True, errors),
+                zone_term=_zone_term(store),
             )
             self.runners[node], self.desks[node] = PairRunner(settings, ports, desk), desk
             async with TaskGroup() as group:
