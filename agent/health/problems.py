@@ -178,6 +178,10 @@ class Problem(Enum):
         "The broker cannot be reached. Facts wait on both sides.",
         "start the broker, or check the network to it; bsfg broker check tries each step",
     )
+    PAIR_BROKER_LOST = _late(
+        "The broker between the two gateways of the zone cannot be reached; this one records or follows by its witness.",
+        "start the broker, or the gateway it runs on; bsfg broker check tries each step",
+    )
     BROKER_REFUSES = _broken(
         "The broker refuses this node, or its certificate cannot be used. It does not pass by itself.",
         "bsfg peer test tries each step (docs/operate/certificates.md)",
@@ -248,7 +252,7 @@ class Problem(Enum):
 
 
 P = Problem
-_NO_BROKER = {P.BROKER_LOST, P.BROKER_REFUSES}
+_NO_BROKER = {P.BROKER_LOST, P.BROKER_REFUSES, P.PAIR_BROKER_LOST}
 _NOT_HEARD = {P.PAIR_ALONE, P.PAIR_PARTNER_SILENT}
 
 EXPLAINS: Mapping[Problem, frozenset[Problem]] = {

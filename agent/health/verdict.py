@@ -118,13 +118,13 @@ def assess(snapshot: NodeSnapshot) -> Verdict:
     found = [*_node_reasons(snapshot)]
     for source in snapshot.sources:
         found += _source_reasons(source)
+    pair, carriers = snapshot.pair, _carriers(snapshot)
+    partner = "" if pair is None else pair.partner
     for broker in snapshot.brokers:
-        found += _broker_reasons(broker)
+        found += _broker_reasons(broker, partner)
     for abuse in snapshot.broker_abuses:
         alert = abuse.sessions > ABUSING_SESSIONS
         found.append(_reason(Problem.BROKER_ABUSED, f"zone {abuse.zone}", abuse.why, alert=alert, zone=abuse.zone))
-    pair, carriers = snapshot.pair, _carriers(snapshot)
-    partner = "" if pair is None else pair.partner
     if pair is not None:
         found += _pair_reasons(pair, snapshot, carriers)
     # A partner that is not heard is told by _pair_reasons: its zone is recorded.
@@ -383,14 +383,15 @@ def _moment(unix_ms: int) -> str:
     return f"{datetime.fromtimestamp(unix_ms // 1000, UTC):%Y-%m-%d %H:%M:%S}Z"
 
 
-def _broker_reasons(broker: BrokerStatus) -> Iterator[Reason]:
+def _broker_reasons(broker: BrokerStatus, partner: str) -> Iterator[Reason]:
     subject = f"broker {broker.name}"
     if not broker.connected:
         trouble = " ".join(broker.trouble.split()).rstrip(". ")  # several problems come as lines
         if trouble.startswith(f"{subject} ("):  # as its own errors name it
             trouble = trouble.removeprefix(f"{subject} (").replace("): ", ": ", 1)
         text = _told("not connected", trouble)
-        problem = Problem.BROKER_REFUSES if broker.needs_person else Problem.BROKER_LOST
+        lost = Problem.PAIR_BROKER_LOST if broker.zones == (partner,) else Problem.BROKER_LOST
+        problem = Problem.BROKER_REFUSES if broker.needs_person else lost
         yield _reason(problem, subject, text, alert=broker.needs_person)
     if broker.identity_trouble:
         text = f"its new certificate is not in force: {broker.identity_trouble}"

@@ -35,6 +35,18 @@ def test_a_pair_that_is_well_is_good(leader: NodeSnapshot) -> None:
     assert assess(replace(leader, pair=follower, sources=(quiet,))).reasons == ()
 
 
+def test_the_broker_of_the_pair_is_no_outage(leader: NodeSnapshot) -> None:
+    """The box with the broker of the pair is dead: the leader is late, because its zone is recorded; the broker to the
+    node above is another matter."""
+    pair = replace(PAIR, partner_heard_ms=60_000)
+    (first, second) = leader.brokers
+    lost = replace(leader, pair=pair, brokers=(replace(first, connected=False), second))
+    assert assess(lost).level is Level.LATE
+    assert assess(lost).reasons[0].key.startswith("pair_broker_lost")
+    cut = replace(leader, brokers=(first, replace(second, connected=False)))
+    assert assess(cut).level is Level.BROKEN
+
+
 @pytest.mark.parametrize("other", [True, False])
 def test_one_of_two_gateways_below_is_no_outage(healthy: NodeSnapshot, other: bool) -> None:
     """A node above that hears one of two gateways of a zone is late, and says which one to start; hears it neither, it
@@ -114,7 +126,7 @@ def test_a_dead_partner_is_one_warning(leader: NodeSnapshot) -> None:
     ]
     cut = assess(replace(dead, brokers=(replace(leader.brokers[0], connected=False), leader.brokers[1])))
     assert [(one.problem.name, one.caused_by) for one in cut.reasons][:2] == [
-        ("BROKER_LOST", ()),
+        ("PAIR_BROKER_LOST", ()),
         ("PAIR_PARTNER_SILENT", ("broker pair",)),
     ]
     deaf = assess(replace(dead, pair=PAIR))

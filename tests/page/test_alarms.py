@@ -16,6 +16,7 @@ from agent.fact_store import StoreReader
 from agent.health.problems import Level, Problem
 from agent.health.snapshot import (
     AbuseStatus,
+    BrokerStatus,
     CatchUpStatus,
     HistoryStatus,
     IntegrityStatus,
@@ -77,6 +78,7 @@ PROVOKED = {
             for node, answers in (("plant", False), ("plant-2", True))
         )
     },
+    "broker of the pair": {"pair": PAIR, "brokers": (BrokerStatus("pair", False, 1, zones=(PAIR.partner,)),)},
     "second gateway silent": {"pair": replace(PAIR, partner_heard_ms=60_000)},
     "gateway alone": {"pair": replace(PAIR, role="alone", partner_heard_ms=60_000)},
     "both gateways": {"pair": replace(PAIR, partner_state="leads")},
