@@ -77,7 +77,8 @@ def test_the_commands_of_the_page_work(tmp_path: Path) -> None:
     assert block
     for line in block[1].splitlines():
         done = bsfg(tmp_path, *shlex.split(line.removeprefix("$ bsfg ")))
-        assert (done.returncode, done.stderr) == (0, ""), line
+        # Status 1: what it measured is too slow, as the disk of a busy machine may be.
+        assert (done.returncode in {0, 1}, done.stderr) == (True, ""), line
         assert "hours that fit" in done.stdout
 
 

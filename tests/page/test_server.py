@@ -35,7 +35,8 @@ def served(folder: Path, more: str = "", before: tuple[str, ...] = ()) -> Iterat
     """A page over the store in `folder`, and its port."""
     (folder / "node.toml").write_text(f'[node]\nzone = "idmz"\n[page]\nlisten_port = 0\n{more}')
     words = [*before, sys.executable, "-m", "agent.cli", "page", "--config", folder / "node.toml"]
-    with Child("page", words, folder / "page.log") as page:
+    # In debug mode asyncio itself logs each visitor that ends a handshake.
+    with Child("page", words, folder / "page.log", {"PYTHONASYNCIODEBUG": ""}) as page:
         page.start()
         port = int(page.wait_line("page: ").rstrip("/").rpartition(":")[2])
         wait_until(lambda: accepts(port), "the page to be served")

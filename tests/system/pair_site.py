@@ -87,13 +87,15 @@ class PairSite:
 
     def wait_settled(self) -> str:
         """Wait until one box leads and the other follows; the leader's name."""
+        states = dict[str, str]()
 
-        def states() -> list[str]:
-            return sorted(self.pair_state(name) for name in BOXES)
+        def is_settled() -> bool:
+            states.clear()
+            states.update({self.pair_state(name): name for name in BOXES})
+            return states.keys() == {"follows", "leads"}
 
-        wait_until(lambda: states() == ["follows", "leads"], "one box to lead and the other to follow", TELLS_S)
-        (leader,) = self.leaders()
-        return leader
+        wait_until(is_settled, "one box to lead and the other to follow", TELLS_S)
+        return states["leads"]
 
     def switch(self, name: str) -> str:
         """What `bsfg pair switch` prints at a box; it must succeed."""

@@ -66,14 +66,18 @@ class Application:
 
     @contextmanager
     def running(self) -> Iterator["Application"]:
-        """Append for the length of a block."""
+        """Append for the length of a block, or until `stop`."""
         with ThreadPoolExecutor(1) as pool:
-            work = pool.submit(self._run)
+            self._work = pool.submit(self._run)
             try:
                 yield self
             finally:
-                self._is_over = True
-                work.result(DRAINS_S)
+                self.stop()
+
+    def stop(self) -> None:
+        """Append no more; everything acknowledged is known then."""
+        self._is_over = True
+        self._work.result(DRAINS_S)
 
     def _run(self) -> None:
         while not self._is_over:
@@ -94,8 +98,10 @@ class Application:
         return False
 
 
-def drain(site: PairSite, *but: str) -> None:
-    """Stop the plant's values and wait until every running store, but these, holds what the others hold."""
+def drain(site: PairSite, application: Application, *but: str) -> None:
+    """Stop the plant's values and messages, and wait until every running store, but these, holds what the others
+    hold."""
+    application.stop()
     asyncio.run(site.server.run(on=False))
     running = [name for name, node in site.nodes.items() if node.running and name not in but]
 
@@ -103,9 +109,16 @@ def drain(site: PairSite, *but: str) -> None:
         counts = [
             Counter(sample[:4] for sample in site.samples(name) if sample.tag.startswith("tag:f")) for name in running
         ]
-        return all(count == counts[0] for count in counts)
+        messages = [messages_in(site, name) for name in running]
+        return all(count == counts[0] for count in counts) and all(found == messages[0] for found in messages)
 
     wait_until(held, "all stores to hold the same", DRAINS_S)
+
+
+def messages_in(site: PairSite, name: str) -> Counter[str]:
+    """The messages of the application in a node's store, by their id."""
+    found = facts(site.store(name).parent, OPERATIONAL)
+    return Counter(one["object"].get("id") for one in found if one["predicate"] == "step_completed")
 
 
 def complaints(site: PairSite, name: str, application: Application) -> list[str]:
@@ -119,7 +132,7 @@ def complaints(site: PairSite, name: str, application: Application) -> list[str]
         books = Account(site.server.record(variable), stored, gaps)
         found += [f"{name}: {variable} lacks {one.value} of {one.time_ns}" for one in books.undeclared]
         found += [f"{name}: {variable} never was {one.value}" for one in books.invented]
-    held = Counter(one["object"].get("id") for one in facts(state, OPERATIONAL) if one["predicate"] == "step_completed")
+    held = messages_in(site, name)
     found += [f"{name}: {one} was acknowledged and is missing" for one in application.acknowledged if not held[one]]
     return found
 
@@ -159,7 +172,7 @@ def test_killed_leaders(tmp_path: Path) -> None:
             threading.Event().wait(dice.uniform(0, 3))
             site.nodes[leader].start()
         site.wait_settled()
-        drain(site)
+        drain(site, application)
         found = [line for name in (*BOXES, WITNESS) for line in complaints(site, name, application)]
         print(
             f"{KILLS} kills: without OPC UA values {percentiles(opcua_s)}; without Modbus values {percentiles(modbus_s)}"
@@ -182,7 +195,7 @@ def test_a_box_that_never_returns(tmp_path: Path) -> None:
             wait_values_after(site, site.other(leader), time.time_ns())
             acknowledged = len(application.acknowledged)
             wait_until(lambda: len(application.acknowledged) > acknowledged + 20, "acknowledgements by the other box")
-        drain(site)
+        drain(site, application)
         assert [line for name in (site.other(leader), WITNESS) for line in complaints(site, name, application)] == []
 
 
@@ -196,7 +209,7 @@ def test_a_frozen_leader_that_wakes(tmp_path: Path) -> None:
         threading.Event().wait(5.0)
         site.nodes[leader].thaw()
         assert site.wait_settled() == site.other(leader)
-        drain(site)
+        drain(site, application)
         print(f"{doubled(site, WITNESS)} doubled values")
         assert [line for name in (*BOXES, WITNESS) for line in complaints(site, name, application)] == []
 
@@ -212,7 +225,7 @@ def test_a_cut_cable_between_the_boxes(tmp_path: Path) -> None:
         assert site.leaders() == [leader]
         site.pair.thaw()
         assert site.wait_settled() == leader
-        drain(site)
+        drain(site, application)
         assert {sample.life for sample in site.samples(WITNESS)} == before
         assert [line for name in (*BOXES, WITNESS) for line in complaints(site, name, application)] == []
 
@@ -229,7 +242,7 @@ def test_the_witness_is_away(tmp_path: Path) -> None:
         site.nodes[leader].start()
         site.nodes[WITNESS].start()
         site.wait_settled()
-        drain(site)
+        drain(site, application)
         assert [line for name in (*BOXES, WITNESS) for line in complaints(site, name, application)] == []
 
 
@@ -247,7 +260,7 @@ def test_both_boxes_alone(tmp_path: Path) -> None:
         site.pair.thaw()
         site.uplink.thaw()
         site.wait_settled()
-        drain(site)
+        drain(site, application)
         print(f"{doubled(site, WITNESS)} doubled values")
         assert doubled(site, WITNESS) > 0
         assert [line for name in (*BOXES, WITNESS) for line in complaints(site, name, application)] == []
@@ -261,7 +274,7 @@ def test_a_planned_switch(tmp_path: Path) -> None:
         print(site.switch(leader))
         assert site.wait_settled() == site.other(leader)
         wait_values_after(site, site.other(leader), time.time_ns())
-        drain(site)
+        drain(site, application)
         print(f"longest time between two Modbus samples {silence_s(site, WITNESS):.2f} s")
         assert doubled(site, WITNESS) == 0
         assert [line for name in (*BOXES, WITNESS) for line in complaints(site, name, application)] == []
@@ -298,5 +311,5 @@ def test_a_full_disk_at_the_leader(small_disk: Path, tmp_path: Path) -> None:
         wait_until(lambda: site.leaders() == ["plant-a-2"], "plant-a-2 to lead alone")
         other.unlink()
         assert site.wait_settled() == "plant-a-2"
-        drain(site, "plant-a")
+        drain(site, application, "plant-a")
         assert [line for name in ("plant-a-2", WITNESS) for line in complaints(site, name, application)] == []
