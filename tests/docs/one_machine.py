@@ -42,7 +42,7 @@ class Site:
         self.said: dict[str, str] = {}
         self.running: dict[str, Child] = {}
         self.device_port = device_port
-        self._ports = {shown: free_port() for shown in ("8883", "8885")}
+        self._ports = {shown: free_port() for shown in ("8883", "8884", "8885")}
         self._done: set[str] = set()
         self._passphrase = folder / "passphrase"
         self._passphrase.touch(0o600)
