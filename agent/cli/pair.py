@@ -19,9 +19,8 @@ from agent.client import Client
 from agent.errors import BsfgError
 from agent.health.problems import duration
 from agent.health.snapshot import RECORDING
-from agent.pair import LEASE_MS
+from agent.health.verdict import HEARD_MS
 
-HEARD_MS = 2 * LEASE_MS
 SWITCH_MS_MAX = 60_000  # to read no more, to commit, to be pulled, and for the other node to begin
 
 
