@@ -30,7 +30,6 @@ from agent.fact_store.log import (
     StoreBusy,
     StoreDamaged,
     StoreError,
-    StoreForbidden,
     StoreForeign,
     StoreFull,
     StoreLocked,

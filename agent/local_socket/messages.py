@@ -11,7 +11,7 @@ from typing import Any, get_args
 import msgspec
 
 from agent.message import LOCAL_ZONE
-from agent.pages import Hole, Start
+from agent.pages import Start
 from agent.replication.protocol.codec import decoders
 
 
@@ -80,17 +80,6 @@ class ReadStatus(msgspec.Struct, frozen=True, tag="ReadStatus", tag_field="opera
     """The status of the node: the worst parts of each kind, or everything."""
 
     everything: bool = False
-
-
-class ReadLatest(msgspec.Struct, frozen=True, tag="ReadLatest", tag_field="operation"):
-    """The latest value of each tag, from the row `first` on: as `bsfg latest` reads it."""
-
-    tag_glob: str = "*"
-    zone: str | None = None
-    stream: str | None = None
-    depth_facts: int = 0
-    fresh_ms: int = 60_000
-    first: int = 0
 
 
 class Registered(msgspec.Struct, frozen=True, tag="RegisterConsumer", tag_field="operation"):
@@ -208,14 +197,6 @@ class NodeStatus(msgspec.Struct, frozen=True, tag="ReadStatus", tag_field="opera
     health: msgspec.Raw
 
 
-class LatestRows(msgspec.Struct, frozen=True, tag="ReadLatest", tag_field="operation"):
-    """The rows, as `bsfg latest --json` prints them, and whether more follow. `holes`: by stream."""
-
-    rows: list[dict[str, Any]]
-    more: bool
-    holes: list[tuple[str, Hole]]
-
-
 Request = (
     RegisterConsumer
     | ListConsumers
@@ -227,11 +208,10 @@ Request = (
     | BackfillSource
     | SwitchPair
     | ReadStatus
-    | ReadLatest
 )
-NODE_REQUESTS = (Reload, RetrySource, ReadSource, BackfillSource, SwitchPair, ReadStatus, ReadLatest)
+NODE_REQUESTS = (Reload, RetrySource, ReadSource, BackfillSource, SwitchPair, ReadStatus)
 """Only a running node can answer these. The others can be answered from the store too."""
-LOOKING_REQUESTS = (ListConsumers, ReadStatus, ReadLatest)
+LOOKING_REQUESTS = (ListConsumers, ReadStatus)
 """These change nothing, so members of the node's group may make them, as all of the protocol that change nothing. The
 others are for its user and root."""
 Answer = (
@@ -245,7 +225,6 @@ Answer = (
     | BackfillQueued
     | PairSwitched
     | NodeStatus
-    | LatestRows
 )
 
 

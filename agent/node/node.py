@@ -28,6 +28,7 @@ from agent.config import ConfigFile, InForce
 from agent.errors import BsfgError
 from agent.fact_store import FactStore, StoreBusy, StoreFull, StoreLocked, TermRefused
 from agent.health import notify
+from agent.health.brief import encode_health
 from agent.ingest import Ingest, RemovedTag, TagFile
 from agent.local_socket.serving import RequestHandler, open_store, serve
 from agent.node import compare
@@ -35,7 +36,6 @@ from agent.node.broker_runtime import BrokerRuntime, SharedParts
 from agent.node.clock import NodeClock
 from agent.node.health_recorder import HealthRecorder
 from agent.node.latest import facts_at_peers, latest_lookup, peer_latest
-from agent.node.looking import Looking
 from agent.node.pairing import LEADS_FILE, LeadDesk, PairPorts, PairRunner
 from agent.node.reload import Reloader
 from agent.node.reload_plan import ReloadPlan
@@ -184,7 +184,7 @@ class Node:
                 self._compare,
                 self._ingest,
                 self._reload,
-                reading=Looking(self._store, state_dir, self._collector.judge),
+                status=lambda everything: encode_health(*self._collector.judge(), everything=everything),
                 look_up=latest_lookup(self._store.reader, self._queue_depth, partial(peer_latest, state_dir)),
                 switch=None if self._pair is None else self._pair.switch,
             )

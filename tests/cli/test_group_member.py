@@ -1,4 +1,4 @@
-"""What members of the node's group may do: look, through the running node, as under the unit."""
+"""What members of the node's group may do, as under the unit: ask the running node, and read its store."""
 
 import os
 import signal
@@ -98,15 +98,3 @@ def test_others_are_told_of_the_group(here: Path) -> None:
         assert done.returncode == 1
         assert "cannot be read: Permission denied; run as root or as a member of its group" in done.stderr
         assert "Traceback" not in done.stderr
-
-
-def test_long_answers_come_in_pages(here: Path) -> None:
-    """More facts than fit into one answer of the node are read on from where it ended, in order and each once."""
-    for number in range(12):
-        done = run(here, "append", f"order:{number}", "noted", f'"{"x" * 100_000}"', user=NODE)
-        assert done.returncode == 0, done.stderr
-    done = run(here, "tail", "--stream", "facts.operational", "--limit", "12")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert [line.partition('"subject": "')[2][:8].rstrip('",') for line in done.stdout.splitlines()] == [
-        f"order:{number}" for number in range(12)
-    ]

@@ -7,7 +7,6 @@ import sys
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 
@@ -32,8 +31,11 @@ STREAM = "facts.operational"
 @asynccontextmanager
 async def served(store: FactStore, folder: Path) -> AsyncIterator[AsyncClient]:
     """A client of a store that is served."""
-    reading = Mock(status=lambda *, everything: b'{"everything":%s}' % str(everything).lower().encode())
-    handler = RequestHandler(store, reading=reading, look_up=latest_lookup(store.reader, lambda _: 0))
+    handler = RequestHandler(
+        store,
+        status=lambda everything: b'{"everything":%s}' % str(everything).lower().encode(),
+        look_up=latest_lookup(store.reader, lambda _: 0),
+    )
     serving = asyncio.create_task(serve(handler, folder))
     await wait_until_async((folder / SOCKET).exists, "the socket")
     try:

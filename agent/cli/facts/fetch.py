@@ -12,7 +12,6 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from agent.cli import config_option, json_option
 from agent.cli.local_node import node_client, start_option
 from agent.cli.node_settings import load_settings
 from agent.client import FetchedFact
-from agent.fact_store import StoreForbidden, StoreReader
+from agent.fact_store import StoreReader
 from agent.pages import Hole, Start
 from agent.query.scan import StreamUnknown, fact_messages, shown_fact
 
@@ -86,16 +85,9 @@ def tail(config_file: Path, stream: str, limit: int, follow: bool) -> None:
     """Print the last facts of a stream. No cursor moves."""
     settings = load_settings(config_file)
     with contextlib.ExitStack() as stack:
-        try:
-            reader = stack.enter_context(contextlib.closing(StoreReader(settings.node.store_file)))
-        except StoreForbidden as error:
-            from agent.cli.facts.through_node import facts_of, streams_of
-
-            ends = streams_of(settings, error)
-            known, end, read = list(ends), ends.get(stream, 0), partial(facts_of, settings, stream)
-        else:
-            known, end, read = _streams(reader), reader.end_offset(stream), partial(fact_messages, reader, stream)
+        reader = stack.enter_context(contextlib.closing(StoreReader(settings.node.store_file)))
         stack.enter_context(contextlib.suppress(KeyboardInterrupt, BrokenPipeError))
+        known, end = _streams(reader), reader.end_offset(stream)
         if stream not in known:
             if not follow:  # which may wait for the first fact
                 raise StreamUnknown(f"there is no stream {stream!r}", f"there are: {', '.join(known) or 'none'}")
@@ -103,7 +95,7 @@ def tail(config_file: Path, stream: str, limit: int, follow: bool) -> None:
         after = max(0, end - limit)
         while True:
             # Without --follow, stop at the end found at the start: a running node keeps appending.
-            for message in read(after, sys.maxsize if follow else end - after):
+            for message in fact_messages(reader, stream, after, sys.maxsize if follow else end - after):
                 after = _print(message, stream)
             if not follow:
                 return

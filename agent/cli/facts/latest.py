@@ -14,18 +14,16 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import click
 
-from agent import local_socket
 from agent.cli import config_option, json_option
 from agent.cli.facts.tags_in_force import tags_in_force
 from agent.cli.local_node import answer_s_option
 from agent.cli.node_settings import load_settings
 from agent.cli.store.store_file import file_option, open_reader, report_holes
 from agent.cli.table import lines
-from agent.fact_store import StoreForbidden
 from agent.query.latest import (
     DEPTH_FACTS,
     FRESH_MS,
@@ -111,19 +109,7 @@ def latest(
         asked = get_latest(load_settings(config_file), peer, stream or TELEMETRY, tag_glob, fresh_ms, answer_s)
         records = [record for record in asked if zone in {None, record["zone"]}]
     else:
-        try:
-            records, counters = _records(config_file, store_file, tag_glob, zone, stream, depth, fresh_ms)
-        except StoreForbidden as error:
-            if store_file is not None:
-                raise
-            from agent.cli.facts.through_node import latest_rows
-
-            records = []
-            request = local_socket.ReadLatest(tag_glob, zone, stream, depth, fresh_ms)
-            for page in latest_rows(load_settings(config_file), request, error):
-                records += cast("list[LatestRecord]", page.rows)
-                for name, hole in page.holes:
-                    counters.add_hole(name, hole)
+        records, counters = _records(config_file, store_file, tag_glob, zone, stream, depth, fresh_ms)
     now_ns = time.time_ns()  # after the search: no tag is younger than its source
     rows = [aged_record(row, in_force, now_ns) for row in records]
     if as_summary or (len(rows) > ROWS_MAX and not everything and not as_json):

@@ -73,12 +73,9 @@ class StoreUnusable(StoreError):
 
 
 class StoreForbidden(StoreUnusable):
-    """This user may not read the store. Only its node opens the file: a reader's locks could stop the writer."""
+    """This user may not read the store."""
 
-    hint = (
-        "a member of the node's group may use status, latest, tail, source list and consumer list while it runs; for "
-        "other commands: runuser -u bsfg -- bsfg ..."
-    )
+    hint = "run as a member of the node's group (usermod -aG bsfg USER), or: runuser -u bsfg -- bsfg ..."
 
 
 class StoreMissing(StoreUnusable):

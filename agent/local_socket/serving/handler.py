@@ -51,6 +51,8 @@ _HINTS = {"unknown_consumer": UnknownConsumer.hint, "consumer_not_yours": "name 
 Compare = Callable[[ComparePeer], Awaitable[Compared]]
 Reload = Callable[[], Awaitable[messages.Reloaded]]
 Switch = Callable[[], Awaitable[messages.PairSwitched]]
+Status = Callable[[bool], bytes]
+"""status(everything) is the status of the node as JSON."""
 
 
 class Sources(Protocol):
@@ -124,20 +126,10 @@ def _opened(settings: NodeSettings) -> Iterator[FactStore]:
         yield store
 
 
-class Reading(Protocol):
-    """Reads the store of a running node for others, and the node itself."""
-
-    def status(self, *, everything: bool) -> bytes:
-        """The status of the node as JSON."""
-
-    async def latest(self, request: messages.ReadLatest) -> messages.LatestRows:
-        """Latest values. Raises a BsfgError."""
-
-
 class RequestHandler:
     """Carries out requests on a store that this process owns. `compare` reaches peers; it is None in a process without
-    links to peers, `sources` in one that reads none, and `reload`,
-    `reading` and `look_up` in one that is no node, `switch` in one that is not one of two."""
+    links to peers, `sources` in one that reads none, and `reload`, `status` and `look_up` in one that is no node,
+    `switch` in one that is not one of two."""
 
     def __init__(
         self,
@@ -145,12 +137,12 @@ class RequestHandler:
         compare: Compare | None = None,
         sources: Sources | None = None,
         reload: Reload | None = None,
-        reading: Reading | None = None,
+        status: Status | None = None,
         look_up: LookUp | None = None,
         switch: Switch | None = None,
     ) -> None:
         self._operations = LocalOperations(store, look_up)
-        self._reading = reading
+        self._status = status
         self._reload, self._switch = reload, switch
         self._store = store
         self._compare = compare
@@ -211,8 +203,10 @@ class RequestHandler:
                 if self._sources is None:
                     raise NoNode
                 return await _of_sources(self._sources, request)
-            case messages.ReadStatus() | messages.ReadLatest():
-                return await _of_reading(self._reading, request)
+            case messages.ReadStatus():
+                if self._status is None:
+                    raise NoNode
+                return messages.NodeStatus(msgspec.Raw(self._status(request.everything)))
 
 
 async def _registered(store: FactStore, request: messages.RegisterConsumer) -> messages.Registered:
@@ -227,14 +221,6 @@ def _check_consumer_name(name: str, owner: str) -> None:
     check_name("consumer_name", name, CONSUMER)
     if not name.startswith(f"{owner}."):
         raise MessageError("consumer_name", f"{name!r}; use {owner}.{name}: names of consumers begin with their owner")
-
-
-async def _of_reading(reading: Reading | None, request: messages.ReadStatus | messages.ReadLatest) -> Answer:
-    if reading is None:
-        raise NoNode
-    if isinstance(request, messages.ReadStatus):
-        return messages.NodeStatus(msgspec.Raw(reading.status(everything=request.everything)))
-    return await reading.latest(request)
 
 
 async def _of_sources(
