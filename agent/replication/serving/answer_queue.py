@@ -48,7 +48,7 @@ class AnswerQueue:
         on_sent: Callable[[], None],
     ) -> None:
         self._link, self._call_later, self._on_sent = link, call_later, on_sent
-        self._waiting: FairQueue[_Answer] = FairQueue(1, 1)
+        self._waiting: FairQueue[_Answer] = FairQueue(1)
         self._bytes: Counter[str] = Counter()
         self.on_lost: Callable[[str, TransportError], None] = lambda _node, _error: None
         """Called with node and reason for an answer that was not sent."""
@@ -75,7 +75,7 @@ class AnswerQueue:
     def add(self, node: str, topic: str, payload: bytes, correlation: bytes) -> None:
         """Send an answer when it is the node's turn."""
         answer = node, topic, payload, correlation
-        is_first = not self._waiting.nodes_waiting()
+        is_first = self._waiting.is_empty()
         if is_first and not self._is_connection_full():
             self._publish(answer)
             return
@@ -90,7 +90,7 @@ class AnswerQueue:
             self._waiting.end(node)
             self._bytes[node] -= len(payload)
             self._publish(answer)
-        if self._waiting.nodes_waiting():
+        if not self._waiting.is_empty():
             self._call_later(SEND_AGAIN_S, self._send)
         self._on_sent()
 

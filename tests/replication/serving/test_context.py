@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from agent.replication.serving.operations.context import Alarm, Context
+from agent.replication.protocol.pacing import Alarm
+from agent.replication.serving.operations.context import Context
 from agent.settings.peers import PeerLimits
 from tests.waiting import LIMIT_S
 
@@ -46,13 +47,13 @@ async def test_reading_is_paid_by_the_time_that_it_takes(monkeypatch: pytest.Mon
     """Processor time, in microseconds, also of a read that fails."""
     context, times_ns, ended = context_of(), [1_000_000, 6_000_000], list[tuple[str, int]]()
     monkeypatch.setattr(context, "cpu_ns", lambda: times_ns.pop(0))
-    end = context.turns.end
+    end = context.turns.end_read
 
     def noted(zone: str, work: Any, took_us: int, now_ms: int) -> None:
         ended.append((zone, took_us))
         end(zone, work, took_us, now_ms)
 
-    monkeypatch.setattr(context.turns, "end", noted)
+    monkeypatch.setattr(context.turns, "end_read", noted)
 
     def read() -> None:
         if fails:

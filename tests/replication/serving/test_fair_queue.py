@@ -1,13 +1,14 @@
 """Fair queue and pacing: the wait of one zone does not depend on the requests of another."""
 
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.replication.serving.fair_queue import FairQueue
-from agent.replication.serving.pacing import Pacer
+from agent.replication.serving.fair_queue import Dispatcher, FairQueue
+from agent.replication.serving.pacing import Pacer, Use
 from agent.settings.peers import PeerLimits
 
 ZONES = ("evil", "idmz", "cloud")
@@ -15,7 +16,7 @@ ZONES = ("evil", "idmz", "cloud")
 
 def test_zones_take_turns() -> None:
     """However much work of one zone came first, each zone's first piece comes before any zone's second."""
-    queue = FairQueue[str](1, 1)
+    queue = FairQueue[str](1)
     for work in ("evil 1", "evil 2", "evil 3", "idmz 1", "cloud 1", "idmz 2"):
         queue.add(work.split()[0], work)
     order = []
@@ -27,7 +28,7 @@ def test_zones_take_turns() -> None:
 
 def test_a_zone_that_was_just_served_goes_behind_those_that_came_meanwhile() -> None:
     """Even if its own next piece came before theirs."""
-    queue = FairQueue[str](1, 1)
+    queue = FairQueue[str](1)
     queue.add("evil", "evil 1")
     assert queue.take() == "evil 1"
     for work in ("evil 2", "idmz 1"):
@@ -38,7 +39,7 @@ def test_a_zone_that_was_just_served_goes_behind_those_that_came_meanwhile() -> 
 
 def test_a_zone_takes_only_its_places() -> None:
     """With three places and two for one zone, another zone's work begins at once while the first zone's waits."""
-    queue = FairQueue[str](3, 2)
+    queue = FairQueue[str](3, lambda *_: 2)
     for number in range(5):
         queue.add("evil", f"evil {number}")
     assert [queue.take(), queue.take(), queue.take()] == ["evil 0", "evil 1", None]
@@ -51,29 +52,52 @@ def test_a_zone_takes_only_its_places() -> None:
 
 
 def test_a_zone_that_may_not_begin_delays_no_other() -> None:
-    """A zone that waits for its tokens keeps its place in the queue, and the others overtake it."""
-    allowed = {"idmz"}
-    queue = FairQueue[str](2, 2, allowed.__contains__)
-    queue.add("evil", "evil 0")
-    queue.add("idmz", "idmz 0")
-    assert [queue.take(), queue.take()] == ["idmz 0", None]
-    assert queue.nodes_waiting() == ["evil"]
-    allowed.add("evil")
-    assert queue.take() == "evil 0"
+    """A zone that waits for its tokens keeps its place in the queue, and the others overtake it. The next time at which
+    one of them may begin is known, except of a zone of which it is not."""
+    ready = {"evil": 60_000, "idmz": 0, "cloud": None, "erp": 1_000}
+    queue = FairQueue[str](4, ready_ms=lambda node, _: ready[node])
+    for zone in ready:
+        queue.add(zone, zone)
+    assert [queue.take(0), queue.take(0)] == ["idmz", None]
+    assert (queue.due_ms(0), queue.due_ms(1_000), queue.due_ms(60_000)) == (1_000, 60_000, None)
+    assert [queue.take(60_000), queue.take(60_000), queue.take(60_000)] == ["evil", "erp", None]
+
+
+def test_no_work_is_left_waiting_while_time_passes() -> None:
+    """Work that is not due yet is begun by the alarm, which is set for the earliest; that of a zone whose time comes
+    while other work begins, too."""
+    alarms, begun, looks = list[tuple[float, Callable[[], object]]](), list[str](), [0, 999, 1_000, 60_000]
+    queue = FairQueue[str](3, ready_ms=lambda node, _: {"evil": 60_000, "idmz": 1_000}[node])
+    queue.add("evil", "evil")
+    queue.add("idmz", "idmz")
+
+    def call_later(delay_s: float, callback: Callable[[], object]) -> Callable[[], None]:
+        alarms.append((delay_s, callback))
+        return alarms.clear
+
+    dispatcher = Dispatcher(queue, begun.append, lambda: looks.pop(0), call_later)
+    dispatcher.begin_due()
+    assert [delay_s for delay_s, _ in alarms] == [1.0]
+    for delays, done in (([0.001], []), ([59.0], ["idmz"]), ([], ["idmz", "evil"])):
+        (_, ring), *_ = alarms
+        alarms.clear()
+        ring()
+        assert ([delay_s for delay_s, _ in alarms], begun) == (delays, done)
 
 
 def test_work_that_is_not_wanted_any_more_is_withdrawn() -> None:
     """It is not taken, and the zone has no queue left."""
-    queue = FairQueue[str](1, 1)
+    queue = FairQueue[str](1)
     queue.add("evil", "a")
     queue.add("evil", "b")
-    assert queue.withdraw("evil", "a")
+    assert not queue.leave("evil", "a"), "it had no place"
     assert (queue.waiting("evil"), queue.take()) == (1, "b")
-    assert not queue.withdraw("evil", "b"), "it has been taken, and has to be ended"
-    queue.end("evil")
     queue.add("evil", "c")
-    assert queue.withdraw("evil", "c")
-    assert queue.nodes_waiting() == []
+    assert queue.leave("evil", "b"), "its place is free"
+    assert queue.take() == "c"
+    queue.add("evil", "d")
+    assert not queue.leave("evil", "d")
+    assert queue.is_empty()
 
 
 @given(st.lists(st.tuples(st.sampled_from(ZONES), st.booleans()), max_size=60), st.integers(1, 4), st.integers(1, 4))
@@ -82,13 +106,13 @@ def test_no_work_is_lost_and_the_zone_with_least_under_way_goes_first(
 ) -> None:
     """All work is taken once, in its zone's order; the limits are never exceeded; and no zone begins a second piece
     while another one with none under way waits for its first."""
-    queue = FairQueue[tuple[str, int]](places, of_zone)
+    queue = FairQueue[tuple[str, int]](places, lambda *_: of_zone)
     added, taken, under_way = list[tuple[str, int]](), list[tuple[str, int]](), Counter[str]()
 
     def take_all() -> None:
         while (work := queue.take()) is not None:
             zone = work[0]
-            waiting = [other for other in queue.nodes_waiting() if other != zone]
+            waiting = [other for other in ZONES if other != zone and queue.waiting(other)]
             assert all(under_way[other] >= under_way[zone] for other in waiting)
             taken.append(work)
             under_way[zone] += 1
@@ -120,21 +144,21 @@ def test_requests_begin_at_the_rate_of_the_zone(rate: int) -> None:
     not delayed."""
     pacer, begun = Pacer(lambda _: PeerLimits(requests_per_second_max=rate)), 0
     for now_ms in range(10_000):
-        while pacer.request_ready_ms("evil", now_ms) <= now_ms:
-            pacer.request_begins("evil", now_ms)
+        while pacer.ready_ms(Use.REQUESTS, "evil", now_ms) <= now_ms:
+            pacer.spend(Use.REQUESTS, "evil", 1, now_ms)
             begun += 1
-        assert pacer.request_ready_ms("idmz", now_ms) <= now_ms
+        assert pacer.ready_ms(Use.REQUESTS, "idmz", now_ms) <= now_ms
     assert 10 * rate <= begun <= 10 * rate + rate // 4 + 2
 
 
-def test_bytes_and_searches_are_paid_for_afterwards() -> None:
-    """The first begins at once, the next waits until the debt is paid off; without a limit of bytes nothing waits."""
+@pytest.mark.parametrize("use, amount, due_ms", [(Use.ANSWER_BYTES, 1_000_000, 9_750), (Use.SEARCH_MS, 500, 1_750)])
+def test_bytes_and_searches_are_paid_for_afterwards(use: Use, amount: int, due_ms: int) -> None:
+    """The first begins at once, the next waits until the debt is paid off; of another zone, or without a limit, nothing
+    waits."""
     pacer = Pacer(lambda zone: PeerLimits(answer_bytes_per_second_max=100_000 if zone == "evil" else 0))
-    assert pacer.answer_ready_ms("evil", 0) == 0
-    pacer.answered("evil", 1_000_000, 0)
-    assert pacer.answer_ready_ms("evil", 0) == pytest.approx(9_750, abs=1)
-    pacer.answered("idmz", 10**9, 0)
-    assert pacer.answer_ready_ms("idmz", 0) == 0
-    pacer.searched("evil", 500, 0)
-    assert pacer.search_ready_ms("evil", 0) == pytest.approx(1_750, abs=2)
-    assert pacer.search_ready_ms("idmz", 0) == 0
+    assert pacer.ready_ms(use, "evil", 0) == 0
+    pacer.spend(use, "evil", amount, 0)
+    assert pacer.ready_ms(use, "evil", 0) == pytest.approx(due_ms, abs=2)
+    assert pacer.ready_ms(use, "idmz", 0) == 0
+    pacer.spend(Use.ANSWER_BYTES, "idmz", 10**9, 0)
+    assert pacer.ready_ms(Use.ANSWER_BYTES, "idmz", 0) == 0

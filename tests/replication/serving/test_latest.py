@@ -35,6 +35,7 @@ from agent.replication.serving.limits import SEARCHES_WAITING_MAX
 from agent.replication.serving.operations.context import Context
 from agent.replication.serving.operations.latest import Latest
 from agent.replication.serving.outcomes import Refuse, Reply
+from agent.replication.serving.pacing import Use
 from agent.replication.serving.server import Server
 from tests.replication.answers import encode_answer
 from tests.replication.nodes import STREAM
@@ -144,7 +145,7 @@ async def test_what_was_found_does_not_wait_without_a_limit(monkeypatch: pytest.
     caller, request = Caller("idmz", "one", bytes(16)), GetLatest(stream=STREAM)
     async with asyncio.timeout(LIMIT_S):
         waiting = [asyncio.create_task(searches.get_latest(caller, request)) for _ in range(SEARCHES_WAITING_MAX + 1)]
-        await wait_until_async(lambda: context.turns._queue.waiting("idmz") == len(waiting), "the answers")
+        await wait_until_async(lambda: context.turns.waiting("idmz") == len(waiting), "the answers")
         refused = await searches.get_latest(caller, request)
         assert isinstance(refused, Refuse)
         assert refused.code == "busy"
@@ -182,32 +183,6 @@ async def test_an_answer_with_many_values_fits_into_a_packet() -> None:
     assert 10_000 < len(encode_answer(reply.answer, [])) <= context.packet_bytes_max
 
 
-async def test_a_search_whose_time_comes_while_others_are_begun_is_not_forgotten(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A zone had a long search, and its wait ends between two readings of the clock: an alarm begins the next search,
-    without another request."""
-    context = empty_context()
-    alarms, times_ms = list[Callable[[], object]](), [0]
-
-    def call_later(_delay_s: float, callback: Callable[[], object]) -> Callable[[], None]:
-        alarms.append(callback)
-        return lambda: None
-
-    monkeypatch.setattr(context, "call_later", call_later)
-    monkeypatch.setattr(context, "now_ms", lambda: times_ms.pop(0) if len(times_ms) > 1 else times_ms[0])
-    context.pacer.searched("idmz", 1_000, 0)
-    ready_ms = context.pacer.search_ready_ms("idmz", 0)
-    searches = Latest(context, lambda *_: LatestValues([], value, 0, 7))
-    times_ms[:] = [ready_ms - 1, ready_ms]
-    searching = asyncio.create_task(searches._searched("idmz", GetLatest(stream=STREAM)))
-    await asyncio.sleep(0)
-    assert alarms, "the search waits for something that comes"
-    alarms.pop()()
-    async with asyncio.timeout(LIMIT_S):
-        assert (await searching).found.queue_depth == 7
-
-
 async def test_a_search_is_counted_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """The zone waits for its next search according to the time that this one took; what it found, some megabytes, is
     dropped after ten seconds, also without another request."""
@@ -222,7 +197,7 @@ async def test_a_search_is_counted_and_forgotten(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(context, "now_ms", lambda: now_ms[0])
     searches = Latest(context, look_up)
     await searches.get_latest(Caller("idmz", "one", bytes(16)), GetLatest(stream=STREAM))
-    assert context.pacer.search_ready_ms("idmz", now_ms[0]) > now_ms[0]
+    assert context.pacer.ready_ms(Use.SEARCH_MS, "idmz", now_ms[0]) > now_ms[0]
     assert searches._kept._searches
     ((delay_s, forget),) = [alarm for alarm in alarms if alarm[0] == KEPT_MS / 1000]
     now_ms[0] += int(delay_s * 1000)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -72,7 +71,7 @@ class Node:
         for read in [read for read, at_ms in self.under_way.items() if at_ms <= self.now_ms]:
             del self.under_way[read], self.asked_ms[read]
             self.took_ms[read.zone] += read.took_ms
-            self.turns.end(read.zone, read, read.took_ms * 1000, self.now_ms)
+            self.turns.end_read(read.zone, read, read.took_ms * 1000, self.now_ms)
 
 
 @settings(max_examples=10, phases=NO_SHRINKING)
@@ -131,8 +130,8 @@ def test_a_zone_that_is_alone_again_pays_no_debt() -> None:
     for zone, work in ((HONEST, "short"), ("evil", "long"), ("evil", "next")):
         turns.ask(zone, work, lambda now_ms: now_ms, 0)
     assert {turns.take(0), turns.take(0)} == {"short", "long"}
-    turns.end(HONEST, "short", 1, 1)
-    turns.end("evil", "long", 60_000_000, 1)
+    turns.end_read(HONEST, "short", 1, 1)
+    turns.end_read("evil", "long", 60_000_000, 1)
     assert turns.take(SHARED_MS - 1) is None
     assert turns.take(SHARED_MS + 1) == "next"
 
@@ -205,25 +204,6 @@ async def test_the_zones_of_all_links_share_the_places() -> None:
         assert not await stands(third)
         assert begun == ["evil", "evil"]
         may_end.set()
-
-
-async def test_a_zone_that_is_ready_sooner_does_not_wait_for_the_alarm_of_another() -> None:
-    """Evil must wait for a minute until its bytes are paid for, idmz for a second: the alarm is set for idmz."""
-    one, done = context(Turns(), evil=1000, idmz=1000), asyncio.Event()
-    done.set()
-    async with asyncio.TaskGroup() as group:
-        for zone, size in (("evil", 60_000), ("idmz", 1250)):
-            one.send(zone, "topic", bytes(size), b"")
-            assert await stands(group.create_task(read(one, zone, done)))
-        one.clock_ms, alarm = min(one.alarms)
-        assert one.clock_ms == pytest.approx(1000, abs=1)
-        one.alarms.clear()
-        alarm()
-        last = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        assert [task for task in last if not await stands(task)], "idmz has read"
-        one.clock_ms, alarm = min(one.alarms)
-        assert one.clock_ms == pytest.approx(59_750, abs=1)
-        alarm()
 
 
 async def test_nothing_is_read_while_answers_wait_to_be_sent() -> None:

@@ -1,7 +1,6 @@
 """How much a server takes on at once: requests in hand, answers that no peer reads, reads and changes in turns."""
 
 import asyncio
-import itertools
 import threading
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -36,6 +35,7 @@ from agent.replication.serving.limits import (
     REQUESTS_OPEN_MAX,
     STARTS_MAX,
 )
+from agent.replication.serving.pacing import Use
 from agent.replication.serving.server import Server
 from tests.replication.nodes import STREAM, samples
 from tests.replication.serving.support import ORDERS, Peer, filled, new_message, serving
@@ -109,7 +109,7 @@ async def test_a_page_is_read_when_the_answers_before_it_are_sent(
         peer.send(ListStreams())
         await wait_until_async(lambda: server._context.answers._bytes["idmz"] >= 100, "an answer that waits")
         peer.send(FetchFacts(consumer_name=f"idmz.{STREAM}", stream=STREAM, limit=5))
-        await wait_until_async(lambda: server._context.turns._queue.waiting("idmz") == 1, "a page that waits")
+        await wait_until_async(lambda: server._context.turns.waiting("idmz") == 1, "a page that waits")
         peer.outgoing_bytes = 0
         await wait_until_async(lambda: len(peer.answers) == 2, "both answers")
 
@@ -134,7 +134,7 @@ async def test_answers_for_a_lost_link_are_given_up(tmp_path: Path) -> None:
         for _ in range(2):
             peer.send(ListStreams())
         await wait_until_async(
-            lambda: len(server._context.answers._waiting.nodes_waiting()) and not server._arrivals.open["idmz"],
+            lambda: server._context.answers._waiting.waiting("idmz") and not server._arrivals.open["idmz"],
             "two answers",
         )
         peer.link.connection = None
@@ -183,13 +183,13 @@ async def test_what_takes_time_takes_its_turn(tmp_path: Path, request_of: Callab
         request = request_of(Origin("plant-a", store.life), store.life.hex())
         count = len(peer.answers)
         ended = list[str]()
-        end = context.turns.end
-        context.turns.end = lambda zone, *given: (ended.append(zone), end(zone, *given))[1]  # type: ignore[method-assign]
+        end = context.turns.end_read
+        context.turns.end_read = lambda zone, *given: (ended.append(zone), end(zone, *given))[1]  # type: ignore[method-assign]
         async with AsyncExitStack() as places:
             for _ in range(READS_OF_NODE_MAX):
                 await places.enter_async_context(context.reading("idmz"))
             peer.send(request)
-            await wait_until_async(lambda: context.turns._queue.waiting("idmz") == 1, "its turn")
+            await wait_until_async(lambda: context.turns.waiting("idmz") == 1, "its turn")
             assert len(peer.answers) == count
         await wait_until_async(lambda: len(peer.answers) > count, "its answer")
         assert not isinstance(peer.answers[-1], ErrorAnswer)
@@ -206,7 +206,7 @@ async def test_a_zone_that_changes_without_end_is_slowed_down(tmp_path: Path, *,
 
         async def ask_in_time(request: Request) -> Any:
             nonlocal now_ms
-            while server._context.pacer.request_ready_ms("idmz", now_ms) > now_ms:
+            while server._context.pacer.ready_ms(Use.REQUESTS, "idmz", now_ms) > now_ms:
                 now_ms += 10
             answer = await peer.ask(request)
             assert not isinstance(answer, ErrorAnswer), answer
@@ -221,18 +221,6 @@ async def test_a_zone_that_changes_without_end_is_slowed_down(tmp_path: Path, *,
             else:
                 await ask_in_time(AcquireLease(stream=STREAM, producer="idmz.mes"))
         assert now_ms > (2000 if is_consumer else 900) * count / CHANGES_PER_SECOND_MAX
-
-
-async def test_no_request_is_left_waiting_while_time_passes(tmp_path: Path) -> None:
-    """A zone has used up its requests and may send the next one in a millisecond, and no other zone asks. That
-    millisecond passes while the server decides: the request is answered all the same."""
-    async with serving(tmp_path) as (server, peer):
-        start_ms = server._context.now_ms()
-        for _ in range(251):  # a quarter of a second's are saved
-            server._context.pacer.request_begins("idmz", start_ms)
-        looks = itertools.chain([start_ms], itertools.repeat(start_ms + 1))
-        server._context.now_ns = lambda: next(looks) * 1_000_000  # type: ignore[method-assign]
-        await peer.ask(GetBounds(stream=STREAM))
 
 
 async def test_a_stream_that_another_zone_may_use_is_refused_by_each_operation(tmp_path: Path) -> None:

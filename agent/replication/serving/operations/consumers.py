@@ -24,6 +24,7 @@ from agent.replication.serving.consumer_core import ConsumerCore
 from agent.replication.serving.consumer_effects import Effect, Parked, Steps, StreamState
 from agent.replication.serving.operations.context import Context
 from agent.replication.serving.outcomes import Outcome, Refuse
+from agent.replication.serving.pacing import Use
 from agent.replication.serving.reading import PageQuery
 from agent.telemetry import Side, Span, Started, Telemetry
 
@@ -183,9 +184,9 @@ class Consumers:
         """Commit the awaited confirmations at once, at a limited rate for each node; its further confirmations share
         the next commit."""
         context, now_ms = self._context, self._context.now_ms()
-        at_ms = context.pacer.confirm_ready_ms(node, now_ms)
+        at_ms = context.pacer.ready_ms(Use.CONFIRMS, node, now_ms)
         if at_ms <= now_ms:
-            context.pacer.confirms(node, now_ms)
+            context.pacer.spend(Use.CONFIRMS, node, 1, now_ms)
             context.store.consumers.hasten()
         elif node not in self._hastening:
             self._hastening.add(node)

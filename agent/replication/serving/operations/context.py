@@ -16,11 +16,11 @@ from typing import TypeVar
 
 from agent.positions import Position, Resolved
 from agent.replication.protocol.messages import LogPosition
-from agent.replication.protocol.pacing import Alarm
 from agent.replication.protocol.ports import ServingStore
 from agent.replication.serving.answer_queue import AnswerQueue, Carrier
+from agent.replication.serving.fair_queue import Dispatcher
 from agent.replication.serving.outcomes import Refuse, StoreName, store_name_of
-from agent.replication.serving.pacing import Pacer
+from agent.replication.serving.pacing import Pacer, Use
 from agent.replication.serving.page import HeldThere
 from agent.replication.serving.read_turns import ReadTurns
 from agent.replication.serving.reading import InlineReads, PageQuery, PageRead, read_page
@@ -35,6 +35,12 @@ PAGE_ENDS_MAX = 256
 """Ends of pages that are remembered: two for each pull that catches up."""
 
 Turns = ReadTurns[asyncio.Future[bool]]
+
+
+def give_place(place: asyncio.Future[bool]) -> None:
+    """Wake who waits for a place. Of one that is being cancelled, the place is given back."""
+    if not place.done():
+        place.set_result(False)
 
 
 class Meter:
@@ -76,9 +82,9 @@ class Context:
 
     def __post_init__(self, link: Carrier) -> None:
         self.pacer = Pacer(self.limits_of)
-        self.answers = AnswerQueue(link, self.call_later, self._give_places)
+        self._places = Dispatcher(self.turns, give_place, self.now_ms, self.call_later)
+        self.answers = AnswerQueue(link, self.call_later, self._places.begin_due)
         self._page_ends: dict[tuple[str, Position], None] = {}  # of the pages read last, with their streams
-        self._alarm = Alarm(self.call_later, self._give_places)
 
     def limits_of(self, node: str) -> PeerLimits:
         """The limits of a node."""
@@ -177,33 +183,25 @@ class Context:
         """Wait for a place to read for a node. Reads run in the meter, so that their time counts against the node."""
         place, meter = self.future(), Meter(self.cpu_ns)
         self.turns.ask(node, place, partial(self._answer_ready_ms, node), self.now_ms())
-        self._give_places()
+        self._places.begin_due()
         try:
             if not place.done():
                 await place
             yield meter
         finally:
             # Also if the request is cancelled just after it got the place.
-            self.turns.end(node, place, meter.used_ns // 1000, self.now_ms())
-            self._give_places()
+            self.turns.end_read(node, place, meter.used_ns // 1000, self.now_ms())
+            self._places.begin_due()
 
     def _answer_ready_ms(self, node: str, now_ms: int) -> int | None:
         """When more may be read for a node: its answers are sent, and its byte rate allows more. None: not known."""
         if self.answers.are_behind(node):
             return None  # `answers` gives places when some are sent
-        return self.pacer.answer_ready_ms(node, now_ms)
-
-    def _give_places(self) -> None:
-        # One time for turns and alarm: a node that becomes ready in between would otherwise get no alarm.
-        now_ms = self.now_ms()
-        while (place := self.turns.take(now_ms)) is not None:
-            if not place.done():  # else its request is being cancelled, and gives the place back
-                place.set_result(False)
-        self._alarm.set(self.turns.due_ms(now_ms), now_ms)
+        return self.pacer.ready_ms(Use.ANSWER_BYTES, node, now_ms)
 
     def send(self, node: str, topic: str, payload: bytes, correlation: bytes) -> None:
         """Send an answer when it is the node's turn."""
-        self.pacer.answered(node, len(payload), self.now_ms())
+        self.pacer.spend(Use.ANSWER_BYTES, node, len(payload), self.now_ms())
         self.answers.add(node, topic, payload, correlation)
 
     async def page(self, node: str, asked: PageQuery) -> PageRead | Refuse:

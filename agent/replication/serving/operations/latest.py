@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from functools import partial
 
 from agent.replication.protocol.messages import GetLatest, LatestAnswer
-from agent.replication.protocol.pacing import Alarm
 from agent.replication.serving.admission import Caller, not_exported
-from agent.replication.serving.fair_queue import FairQueue
+from agent.replication.serving.fair_queue import Dispatcher, FairQueue
 from agent.replication.serving.latest_page import KEPT_MS, LatestQuery, LookUp, Search, SearchCache, page_of
 from agent.replication.serving.limits import SEARCHES_WAITING_MAX
-from agent.replication.serving.operations.context import Context
+from agent.replication.serving.operations.context import Context, give_place
 from agent.replication.serving.outcomes import Outcome, Refuse, Reply
+from agent.replication.serving.pacing import Use
 
 HEAD_BYTES = 2048
 """Of an answer and its packet without the values."""
@@ -29,9 +30,9 @@ class Latest:
     def __init__(self, context: Context, look_up: LookUp) -> None:
         self._context = context
         self._look_up = look_up
-        self._turns: FairQueue[asyncio.Future[bool]] = FairQueue(1, 1, self._may_search)
-        self._alarm = Alarm(context.call_later, self._begin_next)
-        self._begins_ms = 0
+        ready_ms = partial(context.pacer.ready_ms, Use.SEARCH_MS)
+        self._turns: FairQueue[asyncio.Future[bool]] = FairQueue(1, ready_ms=ready_ms)
+        self._dispatcher = Dispatcher(self._turns, give_place, context.now_ms, context.call_later)
         self._kept = SearchCache()
         self._open = Counter[str]()
 
@@ -75,30 +76,17 @@ class Latest:
             return searched
         turn = context.future()
         self._turns.add(node, turn)
-        self._begin_next()
+        self._dispatcher.begin_due()
         try:
             if not turn.done():
                 await turn
             began_ms, end_offset = context.now_ms(), context.store.end_offset(request.stream)
             asked = request.stream, query.is_about, request.fresh_ms, request.depth_facts
             searched = Search(await context.in_executor(self._look_up, *asked), end_offset, context.now_ms())
-            context.pacer.searched(node, searched.at_ms - began_ms, searched.at_ms)
+            context.pacer.spend(Use.SEARCH_MS, node, searched.at_ms - began_ms, searched.at_ms)
         finally:
-            if not self._turns.withdraw(node, turn):
-                self._turns.end(node)
-            self._begin_next()
+            self._turns.leave(node, turn)
+            self._dispatcher.begin_due()
         self._kept.put(node, query, searched)
         context.call_later(KEPT_MS / 1000, lambda: self._kept.forget(context.now_ms()))
         return searched
-
-    def _may_search(self, node: str) -> bool:
-        return self._context.pacer.search_ready_ms(node, self._begins_ms) <= self._begins_ms
-
-    def _begin_next(self) -> None:
-        # One time for turns and alarm, as in `Context._give_places`.
-        now_ms = self._begins_ms = self._context.now_ms()
-        while (turn := self._turns.take()) is not None:
-            if not turn.done():  # else its request is being cancelled
-                turn.set_result(False)
-        due = [self._context.pacer.search_ready_ms(node, now_ms) for node in self._turns.nodes_waiting()]
-        self._alarm.set(min((at_ms for at_ms in due if at_ms > now_ms), default=None), now_ms)
