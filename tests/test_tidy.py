@@ -73,8 +73,7 @@ CORES = tuple(
         "agent/fact_store/append": "acks admission checkpoint group_commit",
         "agent/fact_store/integrity": "row_checks",
         "agent/fact_store/log": (
-            "artifact_reference catalog frontier held_ranges lifecycle operational_facts page_assembly records "
-            "store_age tail_cache"
+            "artifact_reference catalog frontier held_ranges lifecycle operational_facts page_assembly records store_age"
         ),
         "agent/fact_store/read": "forecast",
         "agent/fact_store/retention": "fullness holding retention shares",

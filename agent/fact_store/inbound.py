@@ -12,18 +12,16 @@ from concurrent.futures import Future
 from functools import partial
 
 from agent.batch import Batch
-from agent.fact_store.append import check_headers, store_definitions, store_page
+from agent.fact_store.append import store_definitions, store_page
 from agent.fact_store.integrity import (
     DamageRegistry,
     damaged_batches,
     repair_batches,
     repair_definitions,
 )
-from agent.fact_store.log import FactsRefused
 from agent.fact_store.read import StoreReader
 from agent.fact_store.sqlite import Transaction
 from agent.fact_store.writer import Writer
-from agent.message import STREAM, ZONE, check_name
 from agent.pages import (
     ComparedSums,
     DefinitionChain,
@@ -32,9 +30,7 @@ from agent.pages import (
     ReceivedPage,
     RepairedRange,
 )
-from agent.positions import LIFE_BYTES, Position, Trail, last_of
-
-_OFFSET_MAX = 2**63 - 1
+from agent.positions import Position, Trail, last_of
 
 
 class Inbound:
@@ -60,18 +56,13 @@ class Inbound:
         A batch that overlaps other facts held of its life is skipped and reported as an incident and as `refused` in
         the result.
 
-        At once: BatchError (a slice, another stream), FactsRefused (an invalid position), StoreBusy. Through the
-        future: FactsRefused, StoreFull, and DefinitionsMissing, which names all that the page lacks.
+        At once: StoreBusy. Through the future: FactsRefused, StoreFull, and DefinitionsMissing, which names all that
+        the page lacks.
         """
-        check_name("peer", page.peer, ZONE)
-        check_name("stream", page.stream, STREAM)
-        if any(len(one.life) != LIFE_BYTES or not 0 <= one.offset <= _OFFSET_MAX for one in page.read):
-            raise FactsRefused(f"{page.read} has no position", "a life has 16 bytes, an offset is not negative")
-        check_headers(page.stream, page.batches)
+        _assert_whole(page.stream, page.batches)
         size = sum(len(one.sealed) for one in page.batches)
         adds_to = page.stream if page.batches else None
-        is_strong = self._writer.committer.limits.policy(page.stream).write_class == "strong"
-        run = partial(store_page, page=page, is_strong=is_strong)
+        run = partial(store_page, page=page, limits=self._writer.committer.limits)
         return self._writer.submit(f"{page.stream} from {page.peer}", run, size=size, stream=adds_to, zone=page.peer)
 
     def damaged(self, stream: str) -> Future[list[OriginRange]]:
@@ -82,12 +73,9 @@ class Inbound:
         """Replace damaged batches by copies, byte for byte, at the same offsets (batch_repair.py). The caller has
         parsed each batch and read its content.
 
-        At once: BatchError (a slice, another stream), StoreBusy. Through the future: FactsRefused, ForkError (another
-        history), StoreFull.
+        At once: StoreBusy. Through the future: FactsRefused, ForkError (another history), StoreFull.
         """
-        check_name("peer", peer, ZONE)
-        check_name("stream", stream, STREAM)
-        check_headers(stream, batches)
+        _assert_whole(stream, batches)
         run = partial(repair_batches, stream=stream, peer=peer, batches=batches)
         size = sum(len(one.sealed) for one in batches)
         repairing = self._writer.submit(f"{stream} from {peer}", run, size=size, stream=stream, zone=peer)
@@ -126,6 +114,14 @@ class Inbound:
     def note(self, kind: str, stream: str, peer: str, why: str) -> Future[None]:
         """Record an incident about a peer's stream."""
         return self._writer.note(kind, f"{stream} from {peer}", why)
+
+
+def _assert_whole(stream: str, batches: Sequence[Batch]) -> None:
+    """The caller has refused slices, which would break the chain, and batches of other streams, whose facts would get
+    another identity."""
+    for batch in batches:
+        assert not batch.header.is_slice, batch.header
+        assert batch.header.stream == stream, batch.header
 
 
 def _size(chains: Sequence[DefinitionChain]) -> int:

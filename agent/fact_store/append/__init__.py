@@ -16,4 +16,4 @@ from agent.fact_store.append.definitions import define, store_definitions
 from agent.fact_store.append.group_commit import CommitPace
 from agent.fact_store.append.message_plan import acquire_lease, acquire_lease_after
 from agent.fact_store.append.queue import AppendMessages, AppendSamples, Call, CommitGroup, Work, WriteQueue
-from agent.fact_store.append.receive import check_headers, store_page
+from agent.fact_store.append.receive import store_page

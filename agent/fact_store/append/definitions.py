@@ -8,7 +8,7 @@ read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import reduce
 
 from agent.batch import Definitions
@@ -44,21 +44,14 @@ def define(transaction: Transaction, zone: str, bodies: Sequence[bytes]) -> list
     return [known[body] for body in bodies]
 
 
-def held_count(transaction: Transaction, zone: str, definitions: Definitions) -> int | None:
-    """How many definitions a digest stands for, which is what a batch that names it must say; None if they are not
-    held."""
-    number = transaction.definition_id(zone, definitions.digest)
-    return None if number is None else transaction.definition_number(number)
-
-
 def lacking_definitions(
-    transaction: Transaction, needed: Mapping[tuple[str, Definitions], bool]
+    transaction: Transaction, needed: Sequence[tuple[str, Definitions]]
 ) -> list[LackingDefinitions]:
-    """Of the definitions that batches need, and that are held or not, those to be fetched: the most of each zone, which
+    """Of the definitions that batches need and that are not held, those to be fetched: the most of each zone, which
     nearly always include its others."""
     wanted = dict[str, Definitions]()
-    for (zone, definitions), is_held in needed.items():
-        if not is_held and (zone not in wanted or wanted[zone].count < definitions.count):
+    for zone, definitions in needed:
+        if zone not in wanted or wanted[zone].count < definitions.count:
             wanted[zone] = definitions
     return [
         LackingDefinitions(zone, definitions, transaction.newest_definitions(zone, HELD_NAMED_MAX))

@@ -20,10 +20,8 @@ from typing import TypeVar
 
 from agent import batch as batch_format
 from agent.batch import Batch, Definitions, Kind, Origin, open_messages
-from agent.columns import BatchError
-from agent.fact_store.append.append import append_notice, content_digest, message_key
-from agent.fact_store.append.definitions import HELD_NAMED_MAX, held_count, lacking_definitions
-from agent.fact_store.append.history import report_branch
+from agent.fact_store.append.append import append_notice, content_digest, message_key, report_branch
+from agent.fact_store.append.definitions import HELD_NAMED_MAX, lacking_definitions
 from agent.fact_store.append.message_plan import digest
 from agent.fact_store.log import (
     Branch,
@@ -33,6 +31,7 @@ from agent.fact_store.log import (
     Gap,
     Insert,
     LifeRefused,
+    StoreLimits,
     StreamState,
     decide_insert,
     digests_in,
@@ -73,32 +72,19 @@ class _Plan:
     left_out: dict[str, list[OriginRange]] = field(default_factory=dict)  # by reason
 
 
-def check_headers(stream: str, batches: Iterable[Batch]) -> None:
-    """Raise BatchError for a batch that cannot be stored in `stream`: a slice, or a batch of another stream. Reads
-    headers only: the caller has parsed each batch and read its content (`agent.batch.parse`, `agent.batch.verify`)."""
-    for batch in batches:
-        header = batch.header
-        if header.is_slice:
-            raise BatchError(
-                f"slice: {header.origin} {header.first_sequence} was cut for a reader and cannot be stored"
-            )
-        if header.stream != stream:
-            raise BatchError(f"stream: a batch of {header.stream!r} cannot be stored in {stream!r}")
-
-
-def store_page(transaction: Transaction, page: ReceivedPage, *, is_strong: bool) -> PutResult:
-    """Store what is not held yet and move the peer's position. `is_strong`: the newest message about each subject is
-    recorded in the stream. Raises FactsRefused, and DefinitionsMissing with all that the page lacks; then nothing is
-    stored."""
+def store_page(transaction: Transaction, page: ReceivedPage, limits: StoreLimits) -> PutResult:
+    """Store what is not held yet and move the peer's position. Raises FactsRefused, and DefinitionsMissing with all
+    that the page lacks; then nothing is stored."""
     known = transaction.catalog.streams.get(page.stream)
     plan = _Plan(known.id if known else 0)
     for index, batch in enumerate(page.batches):
         if _plan_batch(transaction, page, plan, batch) and index in page.verified:
             plan.verified.add(len(plan.inserts) - 1)
-    if lacking := lacking_definitions(transaction, plan.definitions):
+    if needed := [one for one, is_held in plan.definitions.items() if not is_held]:
+        lacking = lacking_definitions(transaction, needed)
         zones = ", ".join(one.zone for one in lacking)
         raise DefinitionsMissing(f"{page.stream} from {page.peer}: tag definitions of {zones} are not held", lacking)
-    _write(transaction, page, plan, is_strong=is_strong)
+    _write(transaction, page, plan, limits)
     _report(transaction, page, plan)
     stored_facts = sum(batch.header.count for batch in plan.inserts)
     end_offset = transaction.catalog.streams[page.stream].end_offset
@@ -173,7 +159,7 @@ def _beyond_limit(
     origin, needed = batch.header.origin, (batch.header.origin.zone, batch.header.definitions)
     zone, why = origin.zone, ""
     if batch.header.definitions.count and needed not in plan.definitions:
-        if (count := held_count(transaction, *needed)) is not None and count != batch.header.definitions.count:
+        if (count := transaction.definition_number(*needed)) is not None and count != batch.header.definitions.count:
             why = f"a batch of {zone} names {batch.header.definitions.count} tag definitions by the digest of {count}"
         elif count is None and (total := _definitions_with(transaction, *needed)) > DEFINITIONS_OF_ZONE_MAX:
             why = f"{zone} would have {total} tag definitions here, at most {DEFINITIONS_OF_ZONE_MAX}"
@@ -225,7 +211,7 @@ def _add_range(ranges: list[OriginRange], header: batch_format.Header) -> None:
 # -------------------------------------------------------------------------------------------------------------- writing
 
 
-def _write(transaction: Transaction, page: ReceivedPage, plan: _Plan, *, is_strong: bool) -> None:
+def _write(transaction: Transaction, page: ReceivedPage, plan: _Plan, limits: StoreLimits) -> None:
     stream = transaction.stream(page.stream)
     transaction.add_signers(page.signers, page.peer)
     own = {Origin(zone, transaction.catalog.life) for zone in transaction.catalog.own_zones}
@@ -237,9 +223,11 @@ def _write(transaction: Transaction, page: ReceivedPage, plan: _Plan, *, is_stro
         first_offset = transaction.add_batches(
             *(stream, plan.inserts), verified=plan.verified, is_backlog=page.is_backlog, writer=page.peer
         )
-        _index_messages(transaction, stream, plan.inserts, first_offset, is_strong=is_strong)
-        kept = transaction.catalog.streams[page.stream]
-        transaction.add_artifacts(kept, digests_in(messages_in(plan.inserts)), kept.end_offset)
+        if any(batch.header.kind is Kind.MESSAGES for batch in plan.inserts):
+            is_strong = limits.policy(page.stream).write_class == "strong"
+            _index_messages(transaction, stream, plan.inserts, first_offset, is_strong=is_strong)
+            kept = transaction.catalog.streams[page.stream]
+            transaction.add_artifacts(kept, digests_in(messages_in(plan.inserts)), kept.end_offset)
     for origin, ranges in plan.ranges.items():
         transaction.set_held(stream.id, transaction.origin(origin), ranges)
     _report_holes(transaction, page)  # before the position says that they are read
@@ -249,8 +237,8 @@ def _write(transaction: Transaction, page: ReceivedPage, plan: _Plan, *, is_stro
 def _index_messages(
     transaction: Transaction, stream: StreamState, batches: Sequence[Batch], first_offset: int, *, is_strong: bool
 ) -> None:
-    """Add the ids and subjects of the zone's messages: a program that tries again at the other node of its zone, or
-    after this store was put back, gets the outcome of the message that is held."""
+    """Add the ids and, in a strong stream, the subjects of the zone's messages: a program that tries again at the other
+    node of its zone, or after this store was put back, gets the outcome of the message that is held."""
     zone, fresh, subjects = transaction.catalog.zone, dict[bytes, tuple[bytes, int]](), dict[bytes, int]()
     for batch in batches:
         if batch.header.kind is Kind.MESSAGES and batch.header.origin.zone == zone:

@@ -20,7 +20,7 @@ from agent.fact_store.log.artifact_reference import (
     quota_charge,
     references_in,
 )
-from agent.fact_store.log.catalog import Catalog, OwnDefinitions, StreamState
+from agent.fact_store.log.catalog import Catalog, OwnDefinitions, StreamState, TailCache
 from agent.fact_store.log.errors import (
     AcksRefused,
     ArtifactMismatch,
@@ -95,4 +95,3 @@ from agent.fact_store.log.store_age import (
     last_offset_before,
 )
 from agent.fact_store.log.store_limits import StoreLimits
-from agent.fact_store.log.tail_cache import TailCache

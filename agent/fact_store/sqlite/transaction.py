@@ -129,9 +129,11 @@ class Transaction:
         row = self._execute(QUERIES["select_definition_id"], (zone, digest)).fetchone()
         return None if row is None else row[0]
 
-    def definition_number(self, definition: int) -> int:
-        """The number of a stored definition, by its id."""
-        return int(self._execute(QUERIES["select_definition"], (definition,)).fetchone()[3])
+    def definition_number(self, zone: str, definitions: Definitions) -> int | None:
+        """How many definitions of a zone a digest stands for, which is what a batch that names it must say; None if
+        they are not stored."""
+        found = self.definition_id(zone, definitions.digest)
+        return None if found is None else int(self._execute(QUERIES["select_definition"], (found,)).fetchone()[3])
 
     def definition_bodies(self, zone: str, wanted: Definitions) -> list[bytes]:
         """Canonical JSON of definitions that are stored. Raises StoreDamaged."""

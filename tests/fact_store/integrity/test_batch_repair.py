@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from agent.batch import cut, open_samples, parse, seal_columns
-from agent.columns import BatchError
 from agent.fact_store import FactStore
 from agent.fact_store.integrity.verify import VerifyCounts, verify_store
 from agent.fact_store.log.errors import FactsRefused, ForkError
@@ -109,7 +108,7 @@ def test_only_the_original_bytes_are_accepted(tmp_path: Path) -> None:
         assert isinstance(
             failed(store.inbound.repair(TELEMETRY, "plant", parsed([stranger.seal(COUNT)]))), FactsRefused
         )
-        with pytest.raises(BatchError, match="slice"):
+        with pytest.raises(AssertionError):  # the pull has refused it: our mistake
             store.inbound.repair(TELEMETRY, "plant", [cut(honest, 0, 5)])
         assert store.read(TELEMETRY, 20, 10, EVERYTHING, until_offset=30).holes == (Hole(21, 30, "damaged"),)
         assert len(done(store.inbound.damaged(TELEMETRY))) == 1

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from agent import batch
 from agent.fact_store import FactStore, StoreReader
+from agent.fact_store.log.catalog import TAIL_BYTES_MAX, TailCache
 from agent.fact_store.log.errors import StoreClosed
-from agent.fact_store.log.tail_cache import BYTES_MAX, TailCache
 from agent.pages import StoredBatch
 from agent.settings.store import StreamSettings
 from tests.fact_store.making import AT_ONCE, EVERYTHING, TELEMETRY, Elsewhere, done, plant, samples, tag
@@ -72,9 +72,9 @@ def test_a_tail_is_bounded_in_bytes() -> None:
         end_offset += sum(one.header.count for one in some)
         tail = tail.extended(some, end_offset)
         assert tail.batches[-1].last_offset == end_offset
-        assert sum(len(one.sealed) for one in tail.batches) <= BYTES_MAX
+        assert sum(len(one.sealed) for one in tail.batches) <= TAIL_BYTES_MAX
         assert all(one.last_offset + 1 == two.first_offset for one, two in pairwise(tail.batches))
-    left = BYTES_MAX - sum(len(one.sealed) for one in tail.batches)
+    left = TAIL_BYTES_MAX - sum(len(one.sealed) for one in tail.batches)
     assert left < max(len(one.sealed) for one in sealed)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agent.fact_store import StoreReader
-from agent.fact_store.log import page_assembly, tail_cache
+from agent.fact_store.log import catalog, page_assembly
 from agent.fact_store.log.errors import StoreClosed, StoreDamaged, StoreForeign, StoreMissing, StoreUnusable
 from agent.fact_store.log.records import StreamInfo
 from agent.fact_store.read.history import _pieces
@@ -150,7 +150,7 @@ def test_another_reader_sees_commits(tmp_path: Path) -> None:
 def read_from(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages come from the tail cache, as in these short logs, or from the file, as further back in a long one."""
     if request.param == "file":
-        monkeypatch.setattr(tail_cache, "BYTES_MAX", 0)
+        monkeypatch.setattr(catalog, "TAIL_BYTES_MAX", 0)
 
 
 @pytest.mark.usefixtures("read_from")
