@@ -132,7 +132,7 @@ class PeerSettings:
     def zone_limit(self) -> ZoneLimit:
         """The limit of the facts that its consumers hold back from being released, and the room for its own."""
         writes = frozenset({*self.pulls, *self.appends})
-        return ZoneLimit(self.hold_bytes_max, self.hold_hours_max, self.share_bytes, writes)
+        return ZoneLimit(self.hold_bytes_max, self.hold_hours_max, self.share_bytes, writes, self.zone)
 
     @property
     def limits(self) -> PeerLimits:

@@ -84,12 +84,13 @@ class ZoneLimit:
     recorded. 0 for no limit. Beyond it the zone loses its oldest facts, as soon as all others have confirmed them.
 
     `writes` are the streams that get facts from it, `share_bytes` the room that is kept for these in the store; 0 for
-    an equal part (agent/fact_store/retention/shares.py)."""
+    an equal part (agent/fact_store/retention/shares.py). `zone`: for which the node of that name records."""
 
     bytes_max: int = 0
     hours_max: float = 0.0
     share_bytes: int = 0
     writes: frozenset[str] = frozenset()
+    zone: str = ""
 
 
 @dataclass(frozen=True, slots=True)

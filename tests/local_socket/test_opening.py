@@ -20,7 +20,7 @@ def test_limits_of_what_peers_hold_back_apply_from_the_start(tmp_path: Path) -> 
     peer = PeerSettings("idmz", "broker", exports=("facts.operational",), hold_bytes_max=1_000_000, hold_hours_max=3)
     settings = NodeSettings(IdentitySettings("plant-a", tmp_path), peer=(peer,))
     with open_store(settings) as store:
-        assert store._writer.committer.limits.holds == {"idmz": ZoneLimit(1_000_000, 3)}
+        assert store._writer.committer.limits.holds == {"idmz": ZoneLimit(1_000_000, 3, zone="idmz")}
 
 
 def test_a_command_gives_the_store_the_compromised_keys(tmp_path: Path) -> None:

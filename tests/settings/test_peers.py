@@ -57,11 +57,11 @@ def test_limits_of_a_peer() -> None:
     assert made().limits == PeerLimits(2 + CONSUMERS_BESIDE_STREAMS)
     limited = made(consumers_max=3, requests_per_second_max=7, answer_bytes_per_second_max=20_000)
     assert limited.limits == PeerLimits(3, 7, 20_000)
-    assert made(pulls=()).zone_limit == ZoneLimit(0, 0.0)
+    assert made(pulls=()).zone_limit == ZoneLimit(zone="idmz")
     limited = made(
         hold_bytes_max=MIB, hold_hours_max=2.0, pulls=("a",), appends=("b", "a"), share_bytes=5, health=False
     )
-    assert limited.zone_limit == ZoneLimit(MIB, 2.0, 5, frozenset({"a", "b"}))
+    assert limited.zone_limit == ZoneLimit(MIB, 2.0, 5, frozenset({"a", "b"}), "idmz")
 
 
 def test_health_goes_where_facts_go() -> None:

@@ -169,7 +169,8 @@ def _beyond_limit(
         grown = sum(len(ranges) for one, ranges in plan.ranges.items() if one.zone == zone)
         if transaction.range_count(zone) + grown >= RANGES_OF_ZONE_MAX:
             why = f"facts of {zone} would be more than {RANGES_OF_ZONE_MAX} separate ranges here"
-    if why and zone == page.peer:
+    peer = transaction.peers.get(page.peer)
+    if why and zone in {page.peer, peer.zone if peer else ""}:
         hint = f"find out whether {page.peer} invents facts of {zone}, and take it from pulls or relays if it does"
         raise FactsRefused(why, hint)
     return f"{why}. {page.peer} sent them; they are not stored here" if why else None

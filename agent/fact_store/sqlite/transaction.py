@@ -45,6 +45,7 @@ from agent.pages import (
 )
 from agent.pages import count as count_of
 from agent.positions import NUMBER_BYTES, Position, Resolved, begun_ms, drawn_life, extended
+from agent.settings.store import ZoneLimit
 from agent.signing.records import KEY_ID_BYTES, RecordSigner, sign_record
 
 ROWS_AT_ONCE = 8
@@ -98,6 +99,7 @@ class Transaction:
         """The key with which this store signs what it records; None if it does not sign."""
         self.pair_zones = frozenset[str]()
         """Zones that two nodes record, so that their history may divide."""
+        self.peers: Mapping[str, ZoneLimit] = {}
         self.batches_added = 0
         self.index = index
         self.now_unix_ms = now_unix_ms

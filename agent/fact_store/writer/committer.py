@@ -97,7 +97,7 @@ class Committer:
                 *(self._connection, self.catalog, self._index, now_unix_ms, self.age_ms(), self.signer),
                 rows=self._rows,
             )
-            transaction.pair_zones = self.limits.pair_zones
+            transaction.pair_zones, transaction.peers = self.limits.pair_zones, self.limits.holds
             if self._clock.has_jumped(now_unix_ms, time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000):
                 transaction.begin_life(is_forked=True)  # the memory of this process may have been put back
             outcomes = self._perform(transaction, group)

@@ -18,7 +18,7 @@ from agent.fact_store.sqlite.transaction import INCIDENTS_FIRST, INCIDENTS_OF_KI
 from agent.message import Sample
 from agent.pages import OriginRange, PutResult
 from agent.positions import Position
-from agent.settings.store import StreamSettings
+from agent.settings.store import StreamSettings, ZoneLimit
 from tests.fact_store.making import (
     AT_ONCE,
     LIFE,
@@ -502,6 +502,24 @@ def test_a_zone_without_room_stops_no_other_behind_a_relay(
     named = [one for one in store.reader.incidents() if one.kind == "declined"]
     assert named
     assert all(f"evil would have {why}" in one.detail or f"of evil would be {why}" in one.detail for one in named)
+
+
+def test_the_zone_of_a_node_without_room_is_refused_and_not_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The facts of its zone are a node's own, though its name is another one, as in a pair. Beyond what is kept of the
+    zone they wait at the node, and are not passed over as those that it relays."""
+    with FactStore.open(tmp_path / "facts.db", "idmz", holds={"plant-2": ZoneLimit(zone="plant")}) as store:
+        zone, relayed = Elsewhere("plant"), Elsewhere("other")
+        done(put_page(store, "plant-2", TELEMETRY, parsed([zone.seal(1)]), zone.received(), Position(LIFE, 1)))
+        monkeypatch.setattr(receive, "RANGES_OF_ZONE_MAX", 1)
+        zone.seal(1)
+        beyond = put_page(store, "plant-2", TELEMETRY, parsed([zone.seal(1)]), [], Position(LIFE, 2))
+        assert isinstance(failed(beyond), FactsRefused)
+        assert store.inbound.peer_position("plant-2", TELEMETRY) == Position(LIFE, 1)
+        monkeypatch.setattr(receive, "RANGES_OF_ZONE_MAX", 0)
+        other = put_page(store, "plant-2", TELEMETRY, parsed([relayed.seal(1)]), relayed.received(), Position(LIFE, 2))
+        assert done(other).left_out
 
 
 def test_a_chain_has_no_more_definitions_than_a_new_receiver_takes(
