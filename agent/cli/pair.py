@@ -13,13 +13,15 @@ import click
 
 from agent import local_socket
 from agent.cli import config_option, json_option
+from agent.cli.health.status import reason_lines
 from agent.cli.local_node import ask
 from agent.cli.node_settings import load_settings
 from agent.client import Client
 from agent.errors import BsfgError
+from agent.escaping import printable
 from agent.health.problems import duration
 from agent.health.snapshot import RECORDING
-from agent.health.verdict import HEARD_MS
+from agent.health.verdict import HEARD_MS, PAIR
 
 SWITCH_MS_MAX = 60_000  # to read no more, to commit, to be pulled, and for the other node to begin
 
@@ -40,17 +42,20 @@ def pair() -> None:
 @json_option
 def status(config_file: Path, as_json: bool) -> None:
     """Say which of the two nodes leads, and when this one heard the other and the witness. Exit status 1 if none leads,
-    or both record."""
-    found = _pair_of(config_file)
+    both record, or one refuses to say who leads."""
+    found, reasons = _pair_of(config_file)
     if as_json:
         click.echo(json.dumps(found))
     else:
-        for line in _lines(found):
-            click.echo(line)
+        about = [reason for reason in reasons if reason["subject"] == PAIR]
+        causes = {PAIR, *(cause for reason in about for cause in reason["caused_by"])}
+        about = [reason for reason in reasons if reason["subject"] in causes]
+        for line in [*_lines(found), *(line for one in about for line in reason_lines(one, is_hinted=True))]:
+            click.echo(printable(line))
     heard_ms = found["partner_heard_ms"]  # what a leader said before it died, and this node began, says nothing of now
     now_ms = min(HEARD_MS, time.time() * 1000 - found["since_unix_ms"])
     partner_leads = found["partner_state"] == "leads" and heard_ms is not None and heard_ms < now_ms
-    if not found["leader"] or (found["role"] in RECORDING and partner_leads):
+    if not found["leader"] or found["refusals"] or (found["role"] in RECORDING and partner_leads):
         raise SystemExit(1)
 
 
@@ -65,17 +70,18 @@ def switch(config_file: Path) -> None:
     click.echo(f"{answer.leader} leads now, after {time.monotonic() - began_s:.1f} s; this node follows")
 
 
-def _pair_of(config_file: Path) -> dict[str, Any]:
-    """The pair as the running node knows it."""
-    found = Client(load_settings(config_file).node.state_dir).status().get("pair")
+def _pair_of(config_file: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The pair as the running node knows it, and the node's problems."""
+    status = Client(load_settings(config_file).node.state_dir).status()
+    found = status.get("pair")
     if not found:
         raise NoPair(f"{config_file} has no [pair], or the node was not restarted since")
-    return dict(found)
+    return dict(found), list(status["reasons"])
 
 
 def _lines(found: dict[str, Any]) -> list[str]:
     since = duration(time.time() - found["since_unix_ms"] / 1000)
-    lines = [f"{found['zone']}: {found['leader'] or 'nobody'} leads; this node {found['role']} for {since}"]
+    lines = [f"{found['zone']}: {found['leader'] or 'no node'} leads; this node {found['role']} for {since}"]
     if found["term"]:
         lines.append(f"  term      {found['term']}")
     heard_ms = found["partner_heard_ms"]

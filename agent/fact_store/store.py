@@ -229,6 +229,11 @@ class FactStore:
         streams = self._writer.catalog.streams.values()
         return max(((one.mark_ms or 0, one.mark_unix_ms) for one in streams), default=(0, 0))[1]
 
+    @property
+    def refuses_appends(self) -> bool:
+        """Whether the last append to a stream was refused for want of room. From memory."""
+        return self._writer.refuses_appends
+
     def is_nearly_full(self, stream: str) -> bool:
         """Whether a stream, the store or the disk is filled to 80 %. From memory."""
         return self._writer.committer.housekeeping.room.is_near(self._writer.catalog, stream)

@@ -179,7 +179,7 @@ class Problem(Enum):
         "start the broker, or check the network to it; bsfg broker check tries each step",
     )
     PAIR_BROKER_LOST = _late(
-        "The broker between the two gateways of the zone cannot be reached; this one records or follows by its witness.",
+        "The broker between the two gateways cannot be reached; this one records or follows by its witness.",
         "start the broker, or the gateway it runs on; bsfg broker check tries each step",
     )
     BROKER_REFUSES = _broken(
@@ -227,19 +227,23 @@ class Problem(Enum):
     )
     # --------------------------------------------------------------------------------------------- two gateways of a zone
     PAIR_NO_LEADER = _broken(
-        "No gateway of the zone records: this one cannot, and the other one does not say that it leads.",
+        "No gateway records: this one cannot, and the other one does not say that it leads.",
         "on both: bsfg status; a gateway records when its store takes facts and a source is connected",
     )
+    PAIR_REFUSED = _broken(
+        "The other gateway or the witness does not know this one as one of a pair.",
+        "{remedy}",
+    )
     PAIR_ALONE = _late(
-        "This gateway records, and hears neither the other gateway nor the witness. The other one may record too.",
+        "This gateway records and hears neither the other one, which may record too, nor the witness.",
         "check the network between the gateways and to the witness; doubled facts count once, nothing is to be removed",
     )
     PAIR_BOTH_RECORD = _late(
-        "Both gateways of the zone record. Devices are asked twice; of facts of one time the later leader's counts.",
+        "Both gateways record. Devices are asked twice; of facts of one time the later leader's counts.",
         "nothing if it ends within a minute; else bsfg pair status on both, and check the network between them",
     )
     PAIR_PARTNER_SILENT = _late(
-        "The other gateway of the zone does not answer. If this one fails too, nothing is recorded.",
+        "The other gateway does not answer. If this one fails, nothing is recorded.",
         "start it: systemctl status bsfg@{partner}, there; if it runs, bsfg peer test {partner} finds what fails",
     )
     # ---------------------------------------------------------------------------------------------------------- consumers
@@ -280,6 +284,7 @@ EXPLAINS: Mapping[Problem, frozenset[Problem]] = {
         ),
     ),
     **dict.fromkeys(_NOT_HEARD, frozenset({P.CONSUMER_BEHIND, P.CONSUMER_LOSES})),
+    P.PAIR_REFUSED: frozenset({*_NOT_HEARD, P.PAIR_BOTH_RECORD}),
     P.ARTIFACTS_FULL: frozenset({P.PAGE_WAITS, P.PEER_LAG, P.PEER_CATCHES_UP}),
     P.PAGE_WAITS: frozenset({P.PEER_LAG, P.PEER_CATCHES_UP}),
     P.CONSUMER_BEHIND: frozenset({P.CONSUMER_LOSES, P.STORE_FILL, P.STORE_FULL_SOON, P.SHARE_USED_UP}),

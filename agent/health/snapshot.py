@@ -604,11 +604,22 @@ class NotInForceStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class PairRefusal:
+    """The other gateway or the witness refuses this one's question who leads: the code of its answer, its words, and
+    what to do for the code."""
+
+    node: str
+    code: str
+    why: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True)
 class PairSnapshot:
     """A gateway of two that record for one zone. `role`: leads, follows, or alone, which records without hearing the
     other gateway or the witness. `leader`: the node that leads by what this one knows; empty if none does.
     `partner_state`: leads, follows or releases, as the other one said last. A `_heard_ms` is the time since the last
-    answer; None before the first. `since_unix_ms`: of role and leader."""
+    answer; None before the first. `since_unix_ms`: of role and leader. `refusals` are those of the last seconds."""
 
     zone: str
     role: Annotated[str, Sampled(meaning="Whether it leads, follows, or records alone.")]
@@ -628,6 +639,7 @@ class PairSnapshot:
         Gauge("bsfg_pair_witness_heard_seconds", "Time since the witness answered.", divisor=1000),
         Sampled("ms"),
     ] = None
+    refusals: tuple[PairRefusal, ...] = ()
 
     @property
     def is_recording(self) -> bool:

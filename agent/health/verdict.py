@@ -23,6 +23,7 @@ from agent.health.snapshot import (
     HistoryStatus,
     IntegrityStatus,
     NodeSnapshot,
+    PairRefusal,
     PairSnapshot,
     PeerStatus,
     SourceStatus,
@@ -490,7 +491,10 @@ def _pair_reasons(
     if not pair.is_recording and not pair.leader and role_s > LEADERLESS_S:
         text = f"no gateway of {pair.zone} records, since {_moment(pair.since_unix_ms)}"
         yield _reason(Problem.PAIR_NO_LEADER, PAIR, text, alert=True)
-    if is_silent is not None:
+    for refusal in pair.refusals:
+        yield _refusing_reason(pair, refusal, snapshot.name)
+    is_refused = pair.role != "alone" and pair.partner in {refusal.node for refusal in pair.refusals}
+    if is_silent is not None and not is_refused:
         heard = "no answer yet" if pair.partner_heard_ms is None else f"no answer for {duration(silent_s)}"
         problem, text = Problem.PAIR_PARTNER_SILENT, f"the other gateway, {pair.partner}, is silent: {heard}"
         if pair.role == "alone":
@@ -501,6 +505,20 @@ def _pair_reasons(
     elif pair.is_recording and pair.partner_state == "leads" and silent_s < role_s:  # not said before it died
         text = f"{snapshot.name} and {pair.partner} both record {pair.zone}"
         yield _reason(Problem.PAIR_BOTH_RECORD, PAIR, text)
+
+
+def _refusing_reason(pair: PairSnapshot, refusal: PairRefusal, own: str) -> Reason:
+    remedy, there = refusal.hint, f"in node.toml of {refusal.node}"
+    if refusal.code == "lead_not_yours" and refusal.node == pair.partner:
+        remedy = f'{there}: [pair] with partner = "{own}", then restart it; or correct partner in [pair] here'
+    elif refusal.code == "lead_not_yours":
+        remedy = (
+            f'{there}: a [[peer]] with zone = "{pair.zone}" for each node, {own} and {pair.partner}, then reload it'
+        )
+    text = f"{refusal.node} does not know this node as one of a pair: {refusal.why}"
+    if refusal.code != "lead_not_yours":
+        text = f"{refusal.node} refuses to say who leads: {refusal.why}"
+    return _reason(Problem.PAIR_REFUSED, PAIR, text, remedy=remedy, alert=True)
 
 
 def _consumer_reasons(

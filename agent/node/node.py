@@ -36,7 +36,7 @@ from agent.node.broker_runtime import BrokerRuntime, SharedParts
 from agent.node.clock import NodeClock
 from agent.node.health_recorder import HealthRecorder
 from agent.node.latest import facts_at_peers, latest_lookup, peer_latest
-from agent.node.pairing import LEADS_FILE, LeadDesk, PairPorts, PairRunner
+from agent.node.pairing import LEADS_FILE, LeadDesk, PairPorts, PairRunner, partner_lacks
 from agent.node.reload import Reloader
 from agent.node.reload_plan import ReloadPlan
 from agent.node.removed_tags import find_removed_tags
@@ -216,10 +216,11 @@ class Node:
             found = (runtime.lead_requester(node) for runtime in self._runtimes.values())
             return next((requester for requester in found if requester is not None), None)
 
-        def has_pulled_all() -> bool:
+        def lacks() -> str:
+            exports = (peer.exports for peer in self._reloader.settings.peer if peer.node == partner)
             ends = {stream.name: stream.end_offset for stream in self._store.streams()}
-            consumers = [one for one in self._store.consumers.all() if one.zone == partner]
-            return all(one.frontier >= ends.get(one.stream, 0) for one in consumers)
+            frontiers = {one.name: one.frontier for one in self._store.consumers.all() if one.zone == partner}
+            return partner_lacks(partner, next(exports, ()), ends, frontiers)
 
         def behind_s() -> float:
             pulls = [peer for peer in self._collector.snapshot().peers if peer.zone == partner]
@@ -229,8 +230,8 @@ class Node:
             self._store,
             self._ingest,
             requester_of,
-            accepts=lambda: not self._store.statistics().appends_refused,
-            has_pulled_all=has_pulled_all,
+            accepts=lambda: not self._store.refuses_appends,
+            lacks=lacks,
             behind_s=behind_s,
             store_errors=(*_SOURCE_RETRIES, TermRefused),
             zone_term=_zone_term(self._store),

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from agent import local_socket
 from agent.cli import bsfg
 from agent.cli import pair as command
-from agent.health.snapshot import PairSnapshot
+from agent.health.snapshot import PairRefusal, PairSnapshot
 
 LEADING = PairSnapshot("plant-a", "leads", 30, "plant-a", "plant-a-2", 0, "follows", 200, "idmz", 300)
 CASES = {
@@ -24,8 +24,13 @@ CASES = {
         0,
     ),
     "both": (replace(LEADING, partner_state="leads"), 1),
+    "refused": (replace(LEADING, refusals=(PairRefusal("plant-a-2", "lead_not_yours", "it says no", ""),)), 1),
     "none": (replace(LEADING, role="follows", leader="", partner_state="releases"), 1),
 }
+
+
+REASON = {"alert": True, "text": "it says no", "problem": "pair_refused", "hint": "write it there", "caused_by": []}
+REASONS = [REASON | {"subject": "pair"}, REASON | {"subject": "store", "text": "it is full"}]
 
 
 def run(monkeypatch: pytest.MonkeyPatch, folder: Path, pair: PairSnapshot | None, *arguments: str) -> Result:
@@ -36,7 +41,7 @@ def run(monkeypatch: pytest.MonkeyPatch, folder: Path, pair: PairSnapshot | None
             """Connected at once."""
 
         def status(self) -> dict[str, Any]:
-            return {"pair": None if pair is None else asdict(pair)}
+            return {"pair": None if pair is None else asdict(pair), "reasons": REASONS}
 
     monkeypatch.setattr(command, "Client", Node)
     (folder / "node.toml").write_text('[node]\nzone = "plant-a"\n')
@@ -45,15 +50,17 @@ def run(monkeypatch: pytest.MonkeyPatch, folder: Path, pair: PairSnapshot | None
 
 @pytest.mark.parametrize("case", CASES)
 def test_status(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The leader, the term, and when the others were heard; exit status 1 if none leads or both record now."""
+    """The leader, the term, and when the others were heard; what is wrong with the pair, and with nothing else;
+    exit status 1 if none leads, both record now, or one refuses."""
     pair, status = CASES[case]
     done = run(monkeypatch, tmp_path, pair, "status")
     assert done.exit_code == status, done.output
-    assert f"{pair.leader or 'nobody'} leads" in done.output
+    assert f"{pair.leader or 'no node'} leads" in done.output
     assert "plant-a-2" in done.output
     assert "30" in done.output
+    assert done.output.splitlines()[-2:] == ["  ! pair: it says no [pair_refused]", "      -> write it there"]
     done = run(monkeypatch, tmp_path, pair, "status", "--json")
-    assert (done.exit_code, json.loads(done.output)) == (status, asdict(pair))
+    assert (done.exit_code, json.loads(done.output)) == (status, json.loads(json.dumps(asdict(pair))))
 
 
 def test_status_of_a_node_that_is_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,15 @@ from agent.cli.health.status import text
 from agent.health.metrics import families
 from agent.health.problems import Level
 from agent.health.samples import health_samples, read_health
-from agent.health.snapshot import BrokerStatus, ConsumerStatus, NodeSnapshot, PairSnapshot, PeerStatus, SourceStatus
+from agent.health.snapshot import (
+    BrokerStatus,
+    ConsumerStatus,
+    NodeSnapshot,
+    PairRefusal,
+    PairSnapshot,
+    PeerStatus,
+    SourceStatus,
+)
 from agent.health.verdict import assess
 from tests.cli.test_status import health_json
 from tests.health.conftest import NOW_MS
@@ -94,6 +102,44 @@ def test_what_may_be_wrong(
     assert "{" not in reason.hint
 
 
+@pytest.mark.parametrize(
+    "refusal, said, todo",
+    [
+        (
+            PairRefusal("plant-a", "lead_not_yours", "partner in [pair] here names no node", "Name both."),
+            "plant-a does not know this node as one of a pair: partner in [pair] here names no node",
+            'in node.toml of plant-a: [pair] with partner = "plant-a-2", then restart it',
+        ),
+        (
+            PairRefusal("idmz", "lead_not_yours", "plant-a-2 is not one of two", "Name both."),
+            "idmz does not know this node as one of a pair: plant-a-2 is not one of two",
+            'in node.toml of idmz: a [[peer]] with zone = "plant-a" for each node, plant-a-2 and plant-a',
+        ),
+        (
+            PairRefusal("plant-a", "", "the broker's rights forbid it", "bsfg broker config --link"),
+            "plant-a refuses to say who leads: the broker's rights forbid it",
+            "bsfg broker config --link",
+        ),
+    ],
+    ids=["partner", "witness", "broker"],
+)
+def test_a_refusal_is_told_with_what_to_do(leader: NodeSnapshot, refusal: PairRefusal, said: str, todo: str) -> None:
+    """A partner or witness that refuses is not silent: an operator must act, in the file of the one that refuses."""
+    pair = replace(PAIR, partner_heard_ms=None if refusal.node == "plant-a" else 200, refusals=(refusal,))
+    verdict = assess(replace(leader, pair=pair))
+    assert [(one.problem.name, one.alert) for one in verdict.reasons] == [("PAIR_REFUSED", True)]
+    assert said in verdict.reasons[0].text
+    assert todo in verdict.reasons[0].hint
+
+
+def test_two_that_refuse_explain_a_gateway_that_is_alone(leader: NodeSnapshot) -> None:
+    """It records alone because neither answers; their refusals come first."""
+    refusals = tuple(PairRefusal(node, "lead_not_yours", "no", "") for node in ("plant-a", "idmz"))
+    pair = replace(PAIR, role="alone", partner_heard_ms=None, refusals=refusals)
+    found = [(one.problem.name, one.caused_by) for one in assess(replace(leader, pair=pair)).reasons]
+    assert found == [("PAIR_REFUSED", ()), ("PAIR_REFUSED", ()), ("PAIR_ALONE", ("pair",))]
+
+
 def test_a_takeover_is_no_problem(leader: NodeSnapshot) -> None:
     """For some seconds the partner is silent, and neither leads, or a leader's last word is that it leads; and a node
     that has just started has heard nothing."""
@@ -165,6 +211,6 @@ def test_the_status_has_a_line_for_the_pair(leader: NodeSnapshot) -> None:
         "pair plant-a leads for 60.0 s, term 7; plant-a heard 0.2 s ago, witness idmz heard 0.1 s ago".split()
     )
     deaf = replace(PAIR, role="follows", leader="", witness="", partner_heard_ms=None)
-    assert "follows nobody for 60.0 s, term 7; plant-a has not answered" in text(
+    assert "follows no node for 60.0 s, term 7; plant-a has not answered" in text(
         health_json(replace(leader, pair=deaf))
     )

@@ -22,6 +22,7 @@ from agent.health.snapshot import (
     IntegrityStatus,
     NodeSnapshot,
     NotInForceStatus,
+    PairRefusal,
     PairSnapshot,
     PeerStatus,
     RequestStatus,
@@ -82,6 +83,9 @@ PROVOKED = {
     "second gateway silent": {"pair": replace(PAIR, partner_heard_ms=60_000)},
     "gateway alone": {"pair": replace(PAIR, role="alone", partner_heard_ms=60_000)},
     "both gateways": {"pair": replace(PAIR, partner_state="leads")},
+    "no pair at the other gateway": {
+        "pair": replace(PAIR, refusals=(PairRefusal("idmz-2", "lead_not_yours", "no", ""),))
+    },
     "no gateway": {"pair": replace(PAIR, role="follows", leader="")},
     "loses": {"streams": {"ttl_hours": 48.0}, "consumers": BEHIND | {"hours_until_ttl_loss": 2.0}},
 }

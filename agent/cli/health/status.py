@@ -57,7 +57,7 @@ def text(found: dict[str, Any]) -> str:
     reasons = found["reasons"]
     for place, reason in enumerate(reasons, 1):
         is_last_of_hint = place == len(reasons) or reasons[place]["hint"] != reason["hint"]
-        lines += _reason(reason, is_hinted=is_last_of_hint)
+        lines += reason_lines(reason, is_hinted=is_last_of_hint)
     if left_out := found["reasons_left_out"]:
         kinds = ", ".join(f"{count:,} {problem}" for problem, count in left_out.items())
         lines += _wrapped(f"and {sum(left_out.values()):,} more: {kinds} (--all)", "  ")
@@ -111,7 +111,7 @@ def _more(found: dict[str, Any], kind: str, good: str = "", said: str = "") -> l
     return [f"  {'':<9} the worst {len(found[kind])} of {count:,}{well} (--all prints all)"]
 
 
-def _reason(reason: dict[str, Any], *, is_hinted: bool) -> list[str]:
+def reason_lines(reason: dict[str, Any], *, is_hinted: bool) -> list[str]:
     """A problem, and beneath it what to do, once for several with the same remedy. What follows from another problem
     stands beneath that, and needs nothing of its own."""
     if reason["caused_by"]:
@@ -155,7 +155,7 @@ def _pair(pair: dict[str, Any] | None, now_unix_ms: int) -> list[str]:
     """The role of this gateway of two, since when, and when the other one and the witness were heard."""
     if pair is None:
         return []
-    role = {"leads": "leads", "alone": "records alone"}.get(pair["role"], f"follows {pair['leader'] or 'nobody'}")
+    role = {"leads": "leads", "alone": "records alone"}.get(pair["role"], f"follows {pair['leader'] or 'no node'}")
     since = duration((now_unix_ms - pair["since_unix_ms"]) / 1000)
     heard = f"{pair['partner']} {_heard(pair['partner_heard_ms'])}"
     if pair["witness"]:

@@ -113,6 +113,11 @@ class Writer:
         self._subscribers[key] = callback
         return partial(self._subscribers.pop, key, None)  # type: ignore[return-value]
 
+    @property
+    def refuses_appends(self) -> bool:
+        """Whether the last append to a stream was refused for want of room."""
+        return bool(self._refusals.streams)
+
     def statistics(self) -> StoreStatistics:
         """Counters since the start, what is queued now, and the sizes of the files."""
         queue, meter, refusals, path = self.queue, self.meter, self._refusals, self.committer.path

@@ -43,9 +43,12 @@ class LeadDesk:
 
     async def answer(self, caller: Caller, request: ClaimLead) -> Outcome:
         """What the asking node needs to know. A node claims for itself and its own zone alone."""
-        zone = self.claimants.get(caller.node)
+        zone, own = self.claimants.get(caller.node), self._store_name()
+        if request.zone == own["store_zone"] and caller.node != self._partner:  # a node is no witness of its own zone
+            names = f"names {self._partner}" if self._partner else "names no node, or it was written after the start"
+            return Refuse("lead_not_yours", f"partner in [pair] here {names}, and not {caller.node}")
         if zone != request.zone or request.claim.node != caller.node or caller.node == LOCAL_ZONE:
-            return Refuse("lead_not_yours", f"{caller.node} does not record for {request.zone} with another peer here")
+            return Refuse("lead_not_yours", f"{caller.node} is not one of two [[peer]] here that record {request.zone}")
         claim = claim_of(request.claim)
         if caller.node == self._partner:
             return self._answer_partner(claim, request.witness_says)

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -19,12 +19,20 @@ from typing import Protocol
 
 from agent.concurrency import TaskGroup, timeout
 from agent.errors import BsfgError
-from agent.health.snapshot import PairSnapshot
+from agent.health.snapshot import PairRefusal, PairSnapshot
+from agent.health.verdict import HEARD_MS
 from agent.local_socket import PairSwitched
+from agent.message import HEALTH_STREAM
 from agent.node.pairing.lead_desk import LeadDesk, claim_of, entry_of
 from agent.pair import LEASE_MS, Begin, Claim, ClaimState, Leadership, PairNames, PartnerWord, Role, Stop, WitnessWord
 from agent.replication.mqtt import Requester
-from agent.replication.protocol.errors import MalformedMessage, ReplicationError
+from agent.replication.protocol.errors import (
+    MalformedMessage,
+    NotAuthorized,
+    PeerRefused,
+    ReplicationError,
+    UnprovenAnswer,
+)
 from agent.replication.protocol.messages import ClaimLead, LeadAnswer
 from agent.settings.node import NodeSettings
 
@@ -69,14 +77,14 @@ class Sources(Protocol):
 @dataclass(frozen=True, slots=True)
 class PairPorts:
     """What the pair needs of the node. `requester_of`: to a node, None while its broker is being replaced. `accepts`:
-    whether the store takes facts. `has_pulled_all`: whether the other node holds what is stored here. `store_errors`:
-    with which the store refuses a commit for now."""
+    whether the store takes facts. `lacks`: why the other node does not hold what is stored here, empty if it does.
+    `store_errors`: with which the store refuses a commit for now."""
 
     store: Store
     sources: Sources
     requester_of: Callable[[str], Requester | None]
     accepts: Callable[[], bool]
-    has_pulled_all: Callable[[], bool]
+    lacks: Callable[[], str]
     store_errors: tuple[type[Exception], ...]
     behind_s: Callable[[], float] = lambda: 0.0
     """For how long the oldest fact of the other node that is not here has been outstanding."""
@@ -91,6 +99,7 @@ class PairRunner:
         self._pair, self._ports = settings.pair, ports
         names = PairNames(settings.node.name, ports.store.life.hex(), settings.pair.partner)
         self._leadership = Leadership(names, time.monotonic_ns(), highest_term=ports.zone_term)
+        self._refusals: dict[str, tuple[PairRefusal, int]] = {}
         self._heard = asyncio.Event()
         self._acting = asyncio.Lock()
         self._shown: tuple[Role, str] = (Role.FOLLOWS, "")
@@ -137,7 +146,10 @@ class PairRunner:
             answer = (await requester.ask(request, ANSWER_S)).answer
         except (ReplicationError, MalformedMessage) as error:
             log.debug("lead_not_answered", extra={"peer": node, "why": str(error)})
+            if (refusal := _refusal_of(node, error)) is not None:
+                self._refusals[node] = refusal, time.monotonic_ns()
             return None
+        self._refusals.pop(node, None)
         return answer if isinstance(answer, LeadAnswer) else None
 
     def _hear_witness(self, answer: LeadAnswer, asked_ns: int) -> None:
@@ -219,25 +231,25 @@ class PairRunner:
             raise SwitchRefused(f"this node follows; run it on {leadership.leader(time.monotonic_ns()) or partner}")
         word = leadership.partner_word(time.monotonic_ns())
         if word is None:
-            raise SwitchRefused(f"{partner} does not answer, so nobody would record: bsfg pair status there")
+            raise SwitchRefused(f"{partner} does not answer, so no node would record: bsfg pair status there")
         if word.claim.fitness < 0:
             raise SwitchRefused(f"the store of {partner} takes no facts: bsfg status there")
         if word.claim.state is not ClaimState.FOLLOWS:
             raise SwitchRefused(f"{partner} would not begin, it {word.claim.state.value}: bsfg pair status there")
-        # Before anything stops: while the other node is behind, nobody would record until it has pulled the rest.
-        if not await _until(self._ports.has_pulled_all):
-            raise SwitchRefused(f"{partner} is behind with pulling: bsfg consumer list here says how far")
+        # Before anything stops: while the other node is behind, no node would record until it has pulled the rest.
+        if not await _until(lambda: not self._ports.lacks()):
+            raise SwitchRefused(f"{partner} {self._ports.lacks()}")
         async with self._acting:
             if not leadership.is_recording:
                 raise SwitchRefused(f"this node has just ended to lead: bsfg pair status on {partner}")
             await self._ports.sources.end_recording()
-            await _until(self._ports.has_pulled_all)
+            await _until(lambda: not self._ports.lacks())
             leadership.release(time.monotonic_ns())
         self._note_ended("bsfg pair switch")
         await _until(lambda: leadership.leader(time.monotonic_ns()) == partner)
         now_leads = leadership.leader(time.monotonic_ns())
         if now_leads != partner:
-            why = "this node leads again" if now_leads else "nobody leads"
+            why = "this node leads again" if now_leads else "no node leads"
             raise SwitchRefused(f"{partner} has not begun within {HEARD_OUT_S:.0f} s, {why}: bsfg pair status on both")
         return PairSwitched(now_leads)
 
@@ -269,7 +281,33 @@ class PairRunner:
             partner_heard_ms=None if partner is None else (now_ns - partner.heard_ns) // MS,
             witness=self._pair.witness,
             witness_heard_ms=None if witness is None else (now_ns - witness.heard_ns) // MS,
+            refusals=tuple(one for one, at_ns in self._refusals.values() if now_ns - at_ns < HEARD_MS * MS),
         )
+
+
+def partner_lacks(partner: str, exports: Iterable[str], ends: Mapping[str, int], frontiers: Mapping[str, int]) -> str:
+    """Why the partner does not hold the facts of the streams that it may pull, empty if it does. `ends`: of the streams
+    here; `frontiers`: what its consumers have confirmed, by their names. Its copy of the health of this node does not
+    matter."""
+    pulled = {stream: frontiers.get(f"{partner}.{stream}") for stream in exports if stream != HEALTH_STREAM}
+    filled = {stream: frontier for stream, frontier in pulled.items() if ends.get(stream)}
+    if never := [stream for stream, frontier in filled.items() if frontier is None]:
+        return f"has never pulled {', '.join(never)}: is it in pulls of the [[peer]] there? bsfg status there"
+    if behind := [stream for stream, frontier in filled.items() if (frontier or 0) < ends[stream]]:
+        return f"is behind with pulling {', '.join(behind)}: bsfg consumer list here says how far"
+    return ""
+
+
+def _refusal_of(node: str, error: ReplicationError) -> PairRefusal | None:
+    """An error that does not pass by itself: what the other side says, and what to do."""
+    match error:
+        case PeerRefused(retryable=False):
+            return PairRefusal(node, error.code, error.message, error.hint)
+        case NotAuthorized() | UnprovenAnswer():
+            return PairRefusal(node, "", error.why, error.hint)
+        case MalformedMessage():
+            return PairRefusal(node, error.code, error.why, error.hint)
+    return None
 
 
 async def _until(condition: Callable[[], bool]) -> bool:

@@ -107,7 +107,8 @@ _ROWS = (
              "Give the requesting node a signing key (bsfg pki signer), or correct [[origin]] of the serving node."),
     ErrorRow("lead_not_yours", False,
              "the asking node is not one of two nodes of this zone here",
-             "Name both as [[peer]] of this zone in the answering node's node.toml."),
+             "Name both as [[peer]] of this zone in the answering node's node.toml; at the other node of the zone, write "
+             "partner of [pair] and restart it."),
     ErrorRow("fenced", False,
              "a newer instance holds the lease; final for this one",
              "Two receivers use one name (a cloned machine?): stop one. To continue with the fenced one, restart it."),

@@ -51,11 +51,13 @@ def test_refused_appends_name_the_reason(
     with store_of(tmp_path, bytes_max=200_000, keep_hours=0) as store:
         done(store.consumers.register("idmz.a", "idmz", TELEMETRY))
         assert store.statistics().appends_refused == ""
+        assert not store.refuses_appends
         error = fill_up(store, noise(1, 50_000))
         failed(store.appends.append_samples(TELEMETRY, samples(1)))
         done(store.appends.append_message(OPERATIONAL, message("another stream")))
         found = store.statistics()
         assert (found.appends_refused, found.refused_remedy) == (error.why, error.hint)
+        assert store.refuses_appends
         assert found.refused_since_unix_ms is not None
         (line,) = events(caplog, "appends_refused")
         assert (line.stream, line.reason, line.hint) == (TELEMETRY, error.why, error.hint)
@@ -67,6 +69,7 @@ def test_refused_appends_name_the_reason(
             done(store.appends.append_samples(TELEMETRY, samples(1)))
         wait_until(lambda: events(caplog, "appends_stored_again"), "the store to say that it takes appends")
         assert not store.statistics().appends_refused
+        assert not store.refuses_appends
         assert [one.refused for one in events(caplog, "appends_stored_again")] == [2]
 
 

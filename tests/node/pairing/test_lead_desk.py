@@ -15,9 +15,9 @@ from agent.replication.serving import Caller, Refuse, store_name_of
 BOXES = {"plant-a": "plant-a", "plant-a-2": "plant-a"}
 
 
-def desk_at(folder: Path, partner: str = "") -> LeadDesk:
-    """A desk whose file is in this folder."""
-    return LeadDesk(BOXES, folder / "leads.json", lambda: store_name_of("idmz", "idmz", bytes(16)), partner)
+def desk_at(folder: Path) -> LeadDesk:
+    """A witness whose file is in this folder."""
+    return LeadDesk(BOXES, folder / "leads.json", lambda: store_name_of("idmz", "idmz", bytes(16)))
 
 
 def claim(node: str = "plant-a", *, state: Any = "follows", zone: str = "plant-a", term: int = 5) -> ClaimLead:
@@ -51,6 +51,18 @@ async def test_a_node_claims_for_itself_alone(caller: str, request_: ClaimLead, 
     outcome = await desk.answer(Caller(caller, "i", b"c" * 8), request_)
     assert isinstance(outcome, Refuse)
     assert outcome.code == "lead_not_yours"
+    assert not (tmp_path / "leads.json").exists()
+
+
+@pytest.mark.parametrize("partner, said", [("", "names no node"), ("plant-a-3", "names plant-a-3, and not plant-a-2")])
+async def test_a_node_is_no_witness_of_its_own_zone(partner: str, said: str, tmp_path: Path) -> None:
+    """The other node of our zone asks, and [pair] here does not name it, or does so only since a reload: it is refused
+    with what is written here, and nothing is lent."""
+    desk = LeadDesk(BOXES, tmp_path / "leads.json", lambda: store_name_of("plant-a", "plant-a", bytes(16)), partner)
+    outcome = await desk.answer(Caller("plant-a-2", "i", b"c" * 8), claim("plant-a-2"))
+    assert isinstance(outcome, Refuse)
+    assert outcome.code == "lead_not_yours"
+    assert said in outcome.message
     assert not (tmp_path / "leads.json").exists()
 
 
@@ -99,7 +111,8 @@ def test_a_spoiled_file_counts_as_none(content: bytes, tmp_path: Path) -> None:
 
 async def test_the_partner_hears_and_is_heard(tmp_path: Path) -> None:
     """What the other node of our own zone claims is passed on, and it is answered with what this node claims."""
-    desk, heard = desk_at(tmp_path, partner="plant-a-2"), list[PartnerWord]()
+    own_name = store_name_of("plant-a", "plant-a", bytes(16))
+    desk, heard = LeadDesk(BOXES, tmp_path / "leads.json", lambda: own_name, "plant-a-2"), list[PartnerWord]()
     desk.hear_partner = heard.append
     assert isinstance(await desk.answer(Caller("plant-a-2", "i", b"c" * 8), claim("plant-a-2")), Refuse)
     own = Claim("plant-a", "cd" * 16, ClaimState.LEADS, 9, 9, -1)

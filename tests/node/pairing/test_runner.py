@@ -12,10 +12,11 @@ import pytest
 
 from agent.concurrency import TaskGroup
 from agent.fact_store import StoreFull
-from agent.node.pairing import LeadDesk, PairPorts, PairRunner
+from agent.health.snapshot import PairRefusal
+from agent.node.pairing import LeadDesk, PairPorts, PairRunner, partner_lacks
 from agent.node.pairing.runner import SwitchRefused
 from agent.replication.mqtt import Reply
-from agent.replication.protocol.errors import TransportError
+from agent.replication.protocol.errors import PeerRefused, TransportError
 from agent.replication.protocol.messages import ClaimEntry, ClaimLead, LeadAnswer
 from agent.replication.serving import store_name_of
 from agent.settings.node import IdentitySettings, NodeSettings
@@ -95,11 +96,11 @@ class Stage:
 
     def __init__(self, folder: Path) -> None:
         self.box, self.witness, self.partner = Box(), Peer(), Peer()
-        self.accepts = self.has_pulled_all = True
+        self.accepts, self.lacks = True, ""
         self.behind_s = 0.0
         peers: dict[str, Any] = {"idmz": self.witness, "plant-a-2": self.partner}
         ports = PairPorts(
-            *(self.box, self.box, peers.get, lambda: self.accepts, lambda: self.has_pulled_all, (StoreFull,)),
+            *(self.box, self.box, peers.get, lambda: self.accepts, lambda: self.lacks, (StoreFull,)),
             behind_s=lambda: self.behind_s,
         )
         name = store_name_of("plant-a", "plant-a", bytes(16))
@@ -238,11 +239,11 @@ async def test_a_planned_switch(tmp_path: Path) -> None:
     async with running(tmp_path) as stage:
         stage.witness.says, stage.partner.says = lends("plant-a"), claims("follows")
         await stage.wait(lambda: stage.role == "leads", "the lead")
-        stage.box.on_stop = lambda: setattr(stage, "has_pulled_all", False)
+        stage.box.on_stop = lambda: setattr(stage, "lacks", "is behind with pulling")
         switching = asyncio.ensure_future(stage.runner.switch())
         await stage.wait(lambda: stage.box.done[-1] == "stopped", "the sources to stop")
         assert stage.role == "leads"
-        stage.has_pulled_all = True
+        stage.lacks = ""
         await stage.wait(lambda: stage.role == "follows", "the release")
         stage.witness.says, stage.partner.says = lends("plant-a-2", 300), claims("leads", 300)
         assert (await switching).leader == "plant-a-2"
@@ -253,12 +254,12 @@ async def test_a_second_switch_during_the_first(tmp_path: Path) -> None:
     async with running(tmp_path) as stage:
         stage.witness.says, stage.partner.says = lends("plant-a"), claims("follows")
         await stage.wait(lambda: stage.role == "leads", "the lead")
-        stage.box.on_stop = lambda: setattr(stage, "has_pulled_all", False)
+        stage.box.on_stop = lambda: setattr(stage, "lacks", "is behind with pulling")
         switching = asyncio.ensure_future(stage.runner.switch())
         await stage.wait(lambda: stage.box.done[-1] == "stopped", "the sources to stop")
         second = asyncio.ensure_future(stage.runner.switch())
         await asyncio.sleep(0)  # it waits for the first
-        stage.has_pulled_all = True
+        stage.lacks = ""
         await stage.wait(lambda: stage.role == "follows", "the release")
         with pytest.raises(SwitchRefused, match="just ended"):
             await second
@@ -286,10 +287,48 @@ async def test_a_switch_to_a_node_that_is_behind(tmp_path: Path) -> None:
     async with running(tmp_path) as stage:
         stage.witness.says, stage.partner.says = lends("plant-a"), claims("follows")
         await stage.wait(lambda: stage.role == "leads", "the lead")
-        stage.has_pulled_all = False
+        stage.lacks = "is behind with pulling"
         with pytest.raises(SwitchRefused, match="is behind with pulling"):
             await stage.runner.switch()
         assert stage.box.done == ["took the lead", "records"]
+
+
+@pytest.mark.parametrize(
+    "exports, ends, frontiers, said",
+    [
+        (("a", "b"), {"a": 5, "b": 0}, {"plant-a-2.a": 5}, ""),
+        (("a", "b"), {"a": 5, "b": 2}, {"plant-a-2.a": 5}, "has never pulled b"),
+        (("a", "b"), {"a": 5, "b": 2}, {"plant-a-2.b": 2, "plant-a-2.by-hand": 9}, "has never pulled a"),
+        (("a", "b"), {"a": 5, "b": 2}, {"plant-a-2.a": 4, "plant-a-2.b": 2}, "is behind with pulling a"),
+        (("a", "health"), {"a": 5, "health": 9}, {"plant-a-2.a": 5}, ""),
+    ],
+    ids=["empty stream", "never pulled", "by hand", "behind", "health"],
+)
+def test_what_the_partner_lacks(
+    exports: tuple[str, ...], ends: dict[str, int], frontiers: dict[str, int], said: str
+) -> None:
+    """A stream that the partner may pull and never has is not level, though it has no consumer that is behind."""
+    found = partner_lacks("plant-a-2", exports, ends, frontiers)
+    assert said in found if said else found == ""
+
+
+async def test_a_refusal_is_known_until_it_is_answered(tmp_path: Path) -> None:
+    """What the other side says no to is in the status, as long as it does; a time-out tells nothing new."""
+
+    async def refuses(_: ClaimLead) -> LeadAnswer:
+        raise PeerRefused("plant-a-2", "lead_not_yours", "partner names no node", "Write it.", retryable=False)
+
+    async with running(tmp_path) as stage:
+        stage.witness.says, stage.partner.says = lends("plant-a"), refuses
+        await stage.wait(lambda: stage.runner.snapshot().refusals, "the refusal")
+        (refusal,) = stage.runner.snapshot().refusals
+        assert refusal == PairRefusal("plant-a-2", "lead_not_yours", "partner names no node", "Write it.")
+        stage.partner.says = claims("follows")
+        await stage.wait(lambda: not stage.runner.snapshot().refusals, "the answer")
+        stage.partner.says = refuses
+        await stage.wait(lambda: stage.runner.snapshot().refusals, "the refusal again")
+        stage.partner.says = None
+        await stage.wait(lambda: not stage.runner.snapshot().refusals, "silence")
 
 
 async def test_a_follower_does_not_switch(tmp_path: Path) -> None:

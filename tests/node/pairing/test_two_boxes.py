@@ -87,7 +87,7 @@ class Plant:
 
             errors = (StoreBusy, StoreFull, TermRefused)
             ports = PairPorts(
-                *(store, self.sources[node], requester_of, lambda: True, lambda: True, errors),
+                *(store, self.sources[node], requester_of, lambda: True, str, errors),
                 zone_term=_zone_term(store),
             )
             self.runners[node], self.desks[node] = PairRunner(settings, ports, desk), desk
