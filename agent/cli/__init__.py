@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import click
@@ -106,6 +107,12 @@ config_option = click.option(
 )
 
 
+PATH = click.Path(path_type=Path)
+FILE = click.Path(path_type=Path, dir_okay=False)
+INPUT = click.Path(path_type=Path, dir_okay=False, exists=True)
+FILE_OR_STDOUT = click.Path(path_type=Path, dir_okay=False, allow_dash=True)
+FOLDER = click.Path(path_type=Path, file_okay=False)
+WRITABLE_FOLDER = click.Path(path_type=Path, file_okay=False, exists=True, writable=True)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 
 

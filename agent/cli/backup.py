@@ -16,8 +16,8 @@ from click.core import ParameterSource
 
 from agent import __version__, backup
 from agent.backup import Backup, BackupError, Place, Rights, SavedFile, Target
-from agent.cli import config_option, json_option
-from agent.cli.pki.options import FILE, get_passphrase
+from agent.cli import FILE, FOLDER, INPUT, config_option, json_option
+from agent.cli.pki.options import get_passphrase
 from agent.cli.prepare import unit
 from agent.cli.prepare.check import check, runs
 from agent.config import load
@@ -26,17 +26,15 @@ from agent.settings.node import DEFAULT_STATE_DIR
 
 _QUESTION = "Passphrase of the backup"
 _passphrase_option = click.option(
-    "--passphrase-file", type=FILE, help="The passphrase, in the first line of a file; by default it is asked for."
+    "--passphrase-file",
+    type=INPUT,
+    help="The passphrase, in the first line of a file; by default it is asked for.",
 )
-_authority_option = click.option(
-    "--authority",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="The folder of an authority, which is included.",
-)
+_authority_option = click.option("--authority", type=FOLDER, help="The folder of an authority, which is included.")
 
 
 @click.command("backup")
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("file", type=FILE)
 @config_option
 @_authority_option
 @_passphrase_option
@@ -77,18 +75,10 @@ def backup_command(
 
 
 @click.command()
-@click.argument("file", type=FILE)
+@click.argument("file", type=INPUT)
+@click.option("--config", "config_file", type=FILE, help="Where node.toml goes.  [default: where it was]")
 @click.option(
-    "--config",
-    "config_file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Where node.toml goes.  [default: where it was]",
-)
-@click.option(
-    "--authority",
-    "authority",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Where the authority goes; without this it is not restored.",
+    "--authority", "authority", type=FOLDER, help="Where the authority goes; without this it is not restored."
 )
 @_passphrase_option
 @click.option("--force", is_flag=True, help="Replace existing files.")

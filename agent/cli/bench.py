@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from agent.cli import json_option
+from agent.cli import WRITABLE_FOLDER, json_option
 
 if TYPE_CHECKING:
     from bench.common.measuring import Report
@@ -46,10 +46,7 @@ def _repeats(default: int) -> _Option:
 
 _SEED = _option("--seed", click.INT, 1, "Seed of the data.")
 _FOLDER = click.option(
-    "--folder",
-    "below",
-    type=click.Path(path_type=Path, exists=True, file_okay=False, writable=True),
-    help="Measure the disk that this folder is on.  [default: /var/tmp]",
+    "--folder", "below", type=WRITABLE_FOLDER, help="Measure the disk that this folder is on.  [default: /var/tmp]"
 )
 
 

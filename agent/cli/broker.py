@@ -19,7 +19,7 @@ from pathlib import Path
 
 import click
 
-from agent.cli import json_option
+from agent.cli import FILE, FOLDER, PATH, json_option
 from agent.cli.pki.options import broker_pki_option, pki_option
 from agent.replication.broker import (
     PORT,
@@ -48,7 +48,7 @@ class _LinkType(click.ParamType[PeerLink]):
 _config_file_option = click.option(
     "--config",
     "config_file",
-    type=click.Path(path_type=Path),
+    type=PATH,
     default=Path("/etc/mosquitto/bsfg"),
     show_default=True,
     help="The folder that bsfg broker config wrote, for all its brokers, or the mosquitto.conf of one.",
@@ -65,7 +65,7 @@ def broker() -> None:
 
 
 @broker.command()
-@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("folder", type=FOLDER)
 @click.option(
     "--name", help="The broker's certificate, as in: bsfg pki issue --broker NAME. By default the folder's name."
 )
@@ -208,12 +208,12 @@ def _files(config_file: Path, pid: int | None) -> list[Path]:
 
 @broker.command()
 @_config_file_option
-@click.option("--log", "log_file", type=click.Path(path_type=Path), help="The broker's log; by default the journal.")
+@click.option("--log", "log_file", type=PATH, help="The broker's log; by default the journal.")
 @click.option("--seconds", type=click.FloatRange(0.1, 3600), default=5.0, show_default=True, help="How long to look.")
 @click.option(
     "--watch",
     "watch_file",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     help="Look without end, and write to this file, for the nodes of this machine, which zones use too much.",
 )
 @json_option
@@ -291,17 +291,15 @@ def _output(*command: str) -> str:
 @click.option(
     "--files",
     "config_file",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Also check what a reload would read: the folder of this machine's brokers, or one mosquitto.conf.",
 )
 @click.option("--link", "links", type=_LinkType(), multiple=True, help=_HELP + " Links of other nodes are ignored.")
 @click.option("--host", default="localhost", show_default=True, help="Host of the broker.")
 @click.option("--port", type=click.IntRange(1, 65535), default=PORT, show_default=True, help="Port of the broker.")
-@click.option("--ca", "ca_file", type=click.Path(path_type=Path), help="CA certificate; by default ca.pem in --pki.")
-@click.option(
-    "--cert", "cert_file", type=click.Path(path_type=Path), help="Certificate; by default the node's in --pki."
-)
-@click.option("--key", "key_file", type=click.Path(path_type=Path), help="Key; by default the node's in --pki.")
+@click.option("--ca", "ca_file", type=PATH, help="CA certificate; by default ca.pem in --pki.")
+@click.option("--cert", "cert_file", type=PATH, help="Certificate; by default the node's in --pki.")
+@click.option("--key", "key_file", type=PATH, help="Key; by default the node's in --pki.")
 @pki_option
 @json_option
 def check(

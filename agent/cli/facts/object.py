@@ -22,7 +22,7 @@ from pathlib import Path
 import click
 
 from agent import local_socket
-from agent.cli import config_option, json_option, table
+from agent.cli import FILE, INPUT, config_option, json_option, table
 from agent.cli.local_node import answer_s_option, to_option
 from agent.cli.node_settings import load_settings
 from agent.errors import BsfgError
@@ -55,7 +55,7 @@ def object_() -> None:
 @config_option
 @to_option
 @answer_s_option
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("file", type=INPUT)
 def put(config_file: Path, peer: str | None, answer_s: float, file: Path) -> None:
     """Store FILE beside the log and print the reference for a fact's object_json."""
     settings = load_settings(config_file)
@@ -114,7 +114,7 @@ async def feed(source: BufferedReader, send: Send, chunk_bytes: int) -> None:
 )
 @answer_s_option
 @click.argument("digest")
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("file", type=FILE)
 def get(config_file: Path, peer: str | None, answer_s: float, digest: str, file: Path) -> None:
     """Write the artifact DIGEST to FILE and check it against its digest."""
     settings = load_settings(config_file)

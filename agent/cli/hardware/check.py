@@ -16,7 +16,7 @@ from pathlib import Path
 
 import click
 
-from agent.cli import json_option
+from agent.cli import WRITABLE_FOLDER, json_option
 from agent.errors import BsfgError
 from agent.hardware.fit import Disk, Fit, Load, assess
 from agent.hardware.machine import Machine, MeasuredDisk, measure_disk, read_machine
@@ -61,7 +61,7 @@ def list_() -> None:
 @click.option("--write-amplification", type=click.FloatRange(min=1), help="Bytes worn per byte written.")
 @click.option(
     "--folder",
-    type=click.Path(path_type=Path, exists=True, file_okay=False, writable=True),
+    type=WRITABLE_FOLDER,
     help="Measure the disk that this folder is on.  [default: /var/lib/bsfg if it may be written, else the current folder]",
 )
 @json_option

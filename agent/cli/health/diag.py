@@ -21,7 +21,7 @@ from pathlib import Path
 import click
 
 from agent import __version__
-from agent.cli import config_option
+from agent.cli import FILE, config_option
 from agent.cli.node_settings import load_settings
 
 COMMAND_S = 60.0
@@ -40,9 +40,7 @@ def without_secrets(text: str) -> str:
 
 @click.command()
 @config_option
-@click.option(
-    "--out", type=click.Path(path_type=Path, dir_okay=False), help="The file.  [default: bsfg-diag-ZONE-TIME.tar.gz]"
-)
+@click.option("--out", type=FILE, help="The file.  [default: bsfg-diag-ZONE-TIME.tar.gz]")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def diag(config_file: Path, out: Path | None, yes: bool) -> None:
     """Write one file for support: settings without secrets, status, checks, store statistics, log, versions, peer

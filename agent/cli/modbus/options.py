@@ -11,13 +11,13 @@ from urllib.parse import urlsplit
 
 import click
 
+from agent.cli import FILE
 from agent.cli.node_choice import NodeFile, default_file
 from agent.config import load
 from agent.ingest.modbus.explore.device import PAUSE_MS
 from agent.settings.sources import ADDRESS_BASES, ModbusSourceSettings, Parity, Transport
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
-_FILE = click.Path(path_type=Path, dir_okay=False)
 PORT, TLS_PORT = 502, 802
 
 _OPTIONS = (
@@ -40,9 +40,9 @@ _OPTIONS = (
     ),
     click.option("--parity", type=click.Choice(get_args(Parity)), help="Parity of a serial port.  [default: even]"),
     click.option("--stop-bits", type=click.IntRange(1, 2), help="Stop bits of a serial port.  [default: 1]"),
-    click.option("--ca", "ca_file", type=_FILE, help="For tls: the authority that signed the device's certificate."),
-    click.option("--cert", "cert_file", type=_FILE, help="For tls: our certificate."),
-    click.option("--key", "key_file", type=_FILE, help="For tls: the key of our certificate."),
+    click.option("--ca", "ca_file", type=FILE, help="For tls: the authority that signed the device's certificate."),
+    click.option("--cert", "cert_file", type=FILE, help="For tls: our certificate."),
+    click.option("--key", "key_file", type=FILE, help="For tls: the key of our certificate."),
     click.option("--server-name", help="For tls: the name in the device's certificate."),
 )
 _TRANSPORTS: dict[str, Transport] = {"tcp": "tcp", "tls": "tls", "rtu+tcp": "rtu_over_tcp"}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from agent.cli import json_option
+from agent.cli import FILE_OR_STDOUT, json_option
 from agent.cli.opcua.options import Connection, connection_of, connection_options
 from agent.cli.terminal import Progress
 from agent.escaping import printable
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     Found = list[tuple[FoundVariable, TagRow]]
 
 STDOUT = Path("-")
-CSV_FILE = click.Path(path_type=Path, dir_okay=False, allow_dash=True)
 
 
 @click.command()
@@ -49,7 +48,7 @@ CSV_FILE = click.Path(path_type=Path, dir_okay=False, allow_dash=True)
 )
 @click.option("--properties", is_flag=True, help="Include properties, such as serial numbers and limits.")
 @click.option("--server-object", is_flag=True, help="Include the server's own state and diagnostics.")
-@click.option("--csv", "csv_file", type=CSV_FILE, help="Write a tag file; - is standard output.")
+@click.option("--csv", "csv_file", type=FILE_OR_STDOUT, help="Write a tag file; - is standard output.")
 @click.option(
     "--exclude", multiple=True, metavar="GLOB", help="Leave out variables whose path or tag matches; may be repeated."
 )

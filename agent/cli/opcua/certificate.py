@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from agent.cli import config_option, json_option
+from agent.cli import FILE, config_option, json_option
 from agent.cli.opcua.options import pki_option
 from agent.config import load_sections
 from agent.ingest.opcua.security.certificate import (
@@ -24,14 +24,12 @@ from agent.ingest.opcua.security.certificate import (
 )
 from agent.settings.sources import APPLICATION_URI
 
-_FILE = click.Path(path_type=Path, dir_okay=False)
-
 
 @click.command()
 @config_option
 @pki_option
-@click.option("--certificate", "certificate_file", type=_FILE, help="Our certificate, instead of the one in --pki.")
-@click.option("--key", "key_file", type=_FILE, help="The key of our certificate.")
+@click.option("--certificate", "certificate_file", type=FILE, help="Our certificate, instead of the one in --pki.")
+@click.option("--key", "key_file", type=FILE, help="The key of our certificate.")
 @click.option(
     "--application-uri", default=APPLICATION_URI, show_default=True, help="Application URI of a new certificate."
 )

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 import click
 
+from agent.cli import FILE, FOLDER
 from agent.cli.node_choice import NodeFile, default_file
 from agent.cli.prepare import unit
 from agent.cli.source.access import named_source
@@ -25,7 +26,6 @@ from agent.ingest.opcua.explore.probe import check_settings
 from agent.settings.sources import APPLICATION_URI, OpcuaSourceSettings, SecurityMode, SecurityPolicy
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
-_FILE = click.Path(path_type=Path, dir_okay=False)
 DEFAULT_POLICY: SecurityPolicy = "Basic256Sha256"
 DEFAULT_MODE: SecurityMode = "SignAndEncrypt"
 
@@ -57,7 +57,7 @@ def _give_to_node(folder: Path) -> None:
 pki_option = click.option(
     "--pki",
     "pki_folder",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=FOLDER,
     show_default="opcua in the state folder of a node in /etc/bsfg, else pki/opcua",
     envvar="BSFG_OPCUA_PKI",
     show_envvar=True,
@@ -74,8 +74,8 @@ _OPTIONS = (
         help="If URL is the name of a source: its node.toml.",
     ),
     pki_option,
-    click.option("--certificate", "certificate_file", type=_FILE, help="Our certificate, instead of the one in --pki."),
-    click.option("--key", "private_key_file", type=_FILE, help="The key of our certificate."),
+    click.option("--certificate", "certificate_file", type=FILE, help="Our certificate, instead of the one in --pki."),
+    click.option("--key", "private_key_file", type=FILE, help="The key of our certificate."),
     click.option(
         "--policy",
         type=click.Choice([p for p in get_args(SecurityPolicy) if p != "None"]),
@@ -85,7 +85,7 @@ _OPTIONS = (
         "--mode", type=click.Choice([m for m in get_args(SecurityMode) if m != "None"]), help="Use only this mode."
     ),
     click.option("--insecure", is_flag=True, help="Neither sign nor encrypt (policy None)."),
-    click.option("--server-certificate", "server_certificate_file", type=_FILE, help="Pin this server certificate."),
+    click.option("--server-certificate", "server_certificate_file", type=FILE, help="Pin this server certificate."),
     click.option(
         "--server-sha256", "server_certificate_sha256", default="", help="Pin the server certificate with this SHA-256."
     ),
@@ -96,11 +96,11 @@ _OPTIONS = (
         help="Our application URI, as in our certificate.",
     ),
     click.option("--user", "user_name", default="", help="A user name; a prompt asks for the password."),
-    click.option("--password-file", type=_FILE, help="A file with the password, instead of a prompt."),
+    click.option("--password-file", type=FILE, help="A file with the password, instead of a prompt."),
     click.option(
-        "--user-certificate", "user_certificate_file", type=_FILE, help="A certificate that identifies the user."
+        "--user-certificate", "user_certificate_file", type=FILE, help="A certificate that identifies the user."
     ),
-    click.option("--user-key", "user_private_key_file", type=_FILE, help="The key of the user certificate."),
+    click.option("--user-key", "user_private_key_file", type=FILE, help="The key of the user certificate."),
     click.option(
         "--timeout-ms",
         "request_timeout_ms",

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
+from agent.cli import FOLDER, INPUT
 from agent.replication import pki as authority
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -23,7 +24,7 @@ def _pki_option(default: Path, what: str) -> Callable[[_Command], _Command]:
     return click.option(
         "--pki",
         "pki_folder",
-        type=click.Path(path_type=Path, file_okay=False),
+        type=FOLDER,
         default=default,
         show_default=True,
         envvar="BSFG_PKI",
@@ -51,10 +52,9 @@ def days_option(default: int) -> Callable[[_Command], _Command]:
 
 broker_option = click.option("--broker", "for_broker", is_flag=True, help="NAME is a broker, not a node.")
 KEY = "Passphrase of the authority's key"
-FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 passphrase_option = click.option(
     "--passphrase-file",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    type=INPUT,
     envvar="BSFG_PKI_PASSPHRASEFILE",
     show_envvar=True,
     help="The passphrase of the authority's key, in the first line; by default it is asked for.",

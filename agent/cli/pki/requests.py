@@ -8,9 +8,8 @@ from pathlib import Path
 
 import click
 
-from agent.cli import json_option
+from agent.cli import INPUT, json_option
 from agent.cli.pki.options import (
-    FILE,
     authority_option,
     broker_option,
     days_option,
@@ -51,7 +50,7 @@ def request(name: str, for_broker: bool, hosts: tuple[str, ...], pki_folder: Pat
 @click.option(
     "--request",
     "request_file",
-    type=FILE,
+    type=INPUT,
     help="The request, made by bsfg pki request.  [default: none, for the key of the present certificate]",
 )
 @authority_option
@@ -89,11 +88,13 @@ def sign(
 @click.argument("name", metavar="NAME")
 @broker_option
 @click.option(
-    "--cert", "cert_file", type=FILE, required=True, help="Its certificate, with all intermediate ones up to the root."
+    "--cert", "cert_file", type=INPUT, required=True, help="Its certificate, with all intermediate ones up to the root."
 )
-@click.option("--key", "key_file", type=FILE, help="Its private key, without a password; by default the requested one.")
-@click.option("--ca", "ca_file", type=FILE, required=True, help="The root, or roots, that nodes and brokers trust.")
-@click.option("--crl", "crl_file", type=FILE, help="The revocation lists of those authorities.")
+@click.option(
+    "--key", "key_file", type=INPUT, help="Its private key, without a password; by default the requested one."
+)
+@click.option("--ca", "ca_file", type=INPUT, required=True, help="The root, or roots, that nodes and brokers trust.")
+@click.option("--crl", "crl_file", type=INPUT, help="The revocation lists of those authorities.")
 @pki_option
 @force_option
 @json_option

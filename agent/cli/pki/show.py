@@ -10,13 +10,13 @@ from pathlib import Path
 
 import click
 
-from agent.cli import json_option
+from agent.cli import INPUT, json_option
 from agent.cli.pki.options import authority_option, crl_valid, plain_crl, print_json, print_rows, valid_text
 from agent.replication import pki as authority
 
 
 @click.command()
-@click.argument("files", nargs=-1, type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.argument("files", nargs=-1, type=INPUT)
 @authority_option
 @json_option
 def show(files: tuple[Path, ...], pki_folder: Path, as_json: bool) -> None:

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import click
 
-from agent.cli import config_option, json_option
+from agent.cli import FILE, FOLDER, INPUT, config_option, json_option
 from agent.cli.pki.options import (
-    FILE,
     days_option,
     force_option,
     new_passphrase,
@@ -38,7 +37,7 @@ from agent.signing.records import KEY_ID_BYTES
 facts_option = click.option(
     "--facts",
     "facts_folder",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=FOLDER,
     default=Path("facts"),
     show_default=True,
     envvar="BSFG_FACTS",
@@ -123,7 +122,7 @@ def request(zone: str, pki_folder: Path, as_json: bool) -> None:
 
 @signer.command()
 @click.argument("zone")
-@click.option("--request", "request_file", type=FILE, required=True, help="The request, made by signer request.")
+@click.option("--request", "request_file", type=INPUT, required=True, help="The request, made by signer request.")
 @facts_option
 @passphrase_option
 @days_option(authority.SIGNER_DAYS)
@@ -146,8 +145,8 @@ def sign(
 
 @signer.command(name="import")
 @click.argument("zone")
-@click.option("--cert", "cert_file", type=FILE, required=True, help="The certificate of this node's signing key.")
-@click.option("--facts-ca", "facts_ca_file", type=FILE, help="The facts authority that issued it, to check it.")
+@click.option("--cert", "cert_file", type=INPUT, required=True, help="The certificate of this node's signing key.")
+@click.option("--facts-ca", "facts_ca_file", type=INPUT, help="The facts authority that issued it, to check it.")
 @pki_option
 @json_option
 def import_command(zone: str, cert_file: Path, facts_ca_file: Path | None, pki_folder: Path, as_json: bool) -> None:
@@ -158,8 +157,8 @@ def import_command(zone: str, cert_file: Path, facts_ca_file: Path | None, pki_f
 
 
 @signer.command()
-@click.argument("files", nargs=-1, required=True, type=FILE)
-@click.option("--facts-ca", "facts_ca_file", type=FILE, help="Also check that this facts authority issued them.")
+@click.argument("files", nargs=-1, required=True, type=INPUT)
+@click.option("--facts-ca", "facts_ca_file", type=INPUT, help="Also check that this facts authority issued them.")
 @json_option
 def show(files: tuple[Path, ...], facts_ca_file: Path | None, as_json: bool) -> None:
     """Show signer certificates. Exit status 1 when one has expired, or the facts authority did not issue it."""
@@ -176,7 +175,7 @@ def show(files: tuple[Path, ...], facts_ca_file: Path | None, as_json: bool) -> 
 
 
 @signer.command()
-@click.argument("cert_file", metavar="CERTIFICATE", type=FILE)
+@click.argument("cert_file", metavar="CERTIFICATE", type=INPUT)
 def pin(cert_file: Path) -> None:
     """Print the lines for node.toml of a receiver that accepts this signer certificate of its zone, and no other.
 
@@ -192,12 +191,7 @@ def pin(cert_file: Path) -> None:
 @click.argument("what", metavar="KEY_ID|CERTIFICATE")
 @click.option("--since", type=click.DateTime(_INSTANTS), required=True, help="As 2026-11-22T10:00:00+00:00.")
 @click.option("--note", default="", help="Why, for readers of the list.")
-@click.option(
-    "--file",
-    "list_file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="The list, instead of the one in node.toml.",
-)
+@click.option("--file", "list_file", type=FILE, help="The list, instead of the one in node.toml.")
 @config_option
 @json_option
 def compromise(what: str, since: datetime, note: str, list_file: Path | None, config_file: Path, as_json: bool) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import click
 
+from agent.cli import PATH
 from agent.cli.node_choice import DEFAULT_CONFIG
 from agent.cli.prepare import unit
 from agent.message import ZONE
@@ -48,16 +49,11 @@ def write_node_toml(config_file: Path, text: str) -> None:
     "--name", default="", help="The name of this node, if two nodes record for the zone.  [default: the zone]"
 )
 @click.option(
-    "--config",
-    "config_file",
-    type=click.Path(path_type=Path),
-    default=DEFAULT_CONFIG,
-    show_default=True,
-    help="The file to write.",
+    "--config", "config_file", type=PATH, default=DEFAULT_CONFIG, show_default=True, help="The file to write."
 )
 @click.option(
     "--state-dir",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="The folder of the store.  [default: /var/lib/bsfg/NAME for /etc/bsfg/NAME.toml, else state beside the file]",
 )
 @click.option("--force", is_flag=True, help="Replace an existing file.")

@@ -17,6 +17,7 @@ from typing import Any
 
 import click
 
+from agent.cli import PATH
 from agent.cli.prepare import answers as answers_module
 from agent.cli.prepare import questions, unit
 from agent.cli.prepare.init import write_node_toml
@@ -38,7 +39,7 @@ DIFFERENCES_SHOWN = 20
 @click.option(
     "--config",
     "config_file",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="The node's configuration, written if it does not exist.  [default: /etc/bsfg/ZONE.toml]",
 )
 @click.option(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from agent.cli import config_option
+from agent.cli import FILE_OR_STDOUT, config_option
 from agent.cli.store.store_file import file_option, open_reader, report_holes
 from agent.cli.terminal import Progress
 from agent.message import INT64_MIN
@@ -37,7 +37,7 @@ from agent.query.scan import INT64_MAX, Bounds, Scanner, matches_glob, parse_mom
 @click.option("--until", help="Source time before this.")
 @click.option("--tags", multiple=True, help="Facts about subjects that match this pattern only; may be repeated.")
 @click.option("--force", is_flag=True, help="Replace TARGET if it exists.")
-@click.argument("target", type=click.Path(path_type=Path, dir_okay=False, allow_dash=True))
+@click.argument("target", type=FILE_OR_STDOUT)
 def export(
     config_file: Path,
     store_file: Path | None,

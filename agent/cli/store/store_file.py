@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from agent.cli import FILE
 from agent.cli.node_settings import load_settings
 from agent.fact_store import StoreReader
 from agent.query.scan import ScanCounters
@@ -15,7 +16,7 @@ from agent.query.scan import ScanCounters
 file_option = click.option(
     "--file",
     "store_file",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     help="The file of a store, or one that was set aside.  [default: the store of the node]",
 )
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from agent.cli import config_option, json_option
-from agent.cli.tags.options import FILE, base_option, protocol_option, source_for, source_option, sources_of
+from agent.cli import FILE, config_option, json_option
+from agent.cli.tags.options import base_option, protocol_option, source_for, source_option, sources_of
 from agent.cli.terminal import print_check
 from agent.ingest import TagMap, TagMapError, load_tag_map
 from agent.ingest.tags.change import clashes

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import click
 
-from agent.cli import config_option, json_option
+from agent.cli import FILE, config_option, json_option
 from agent.cli.source.access import named_source
-from agent.cli.tags.options import FILE, source_option, sources_of
+from agent.cli.tags.options import source_option, sources_of
 from agent.ingest import TagMap, TagMapError
 from agent.ingest.tags.change import difference
 from agent.ingest.tags.file import dialect_of, parse_tag_file, read_tag_file

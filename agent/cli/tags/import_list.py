@@ -8,7 +8,8 @@ from pathlib import Path
 
 import click
 
-from agent.cli.tags.options import FILE, PROTOCOLS, temporary_source
+from agent.cli import FILE, FILE_OR_STDOUT
+from agent.cli.tags.options import PROTOCOLS, temporary_source
 from agent.ingest import TagMapError
 from agent.ingest.tags.file import dialect_of
 from agent.ingest.tags.foreign import ignition, kepware, neuron
@@ -16,7 +17,6 @@ from agent.ingest.tags.foreign.translation import Options, Translation, tag_file
 from agent.ingest.tags.sheet import FILE_BYTES_MAX
 from agent.settings.sources import ADDRESS_BASES
 
-OUT = click.Path(path_type=Path, dir_okay=False, allow_dash=True)
 PRODUCTS = {"kepware": kepware.translate, "neuron": neuron.translate, "ignition": ignition.translate}
 OWN_BASE = {"kepware": 40_001, "neuron": 40_001, "ignition": 1}  # the base in which the product counts registers
 
@@ -28,7 +28,7 @@ OWN_BASE = {"kepware": 40_001, "neuron": 40_001, "ignition": 1}  # the base in w
 @click.option(
     "--protocol", type=click.Choice(PROTOCOLS), default="modbus", show_default=True, help="Protocol of the tags."
 )
-@click.option("--out", type=OUT, help="Write the tag file here; - is standard output, the default.")
+@click.option("--out", type=FILE_OR_STDOUT, help="Write the tag file here; - is standard output, the default.")
 @click.option(
     "--base", type=click.Choice(ADDRESS_BASES), help="How the written registers count.  [default: as in the file]"
 )

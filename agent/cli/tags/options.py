@@ -13,7 +13,6 @@ from agent.config import ConfigError, load_sections
 from agent.settings.sources import ADDRESS_BASES, ModbusSourceSettings, OpcuaSourceSettings, SourceSettings
 
 PROTOCOLS = ("opcua", "modbus")
-FILE = click.Path(path_type=Path, dir_okay=False)
 
 protocol_option = click.option("--protocol", type=click.Choice(PROTOCOLS), help="The protocol, without a node.toml.")
 source_option = click.option("--source", "source_name", metavar="NAME", help="A source of node.toml.")
