@@ -2,6 +2,7 @@
 source waits."""
 
 import asyncio
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -39,18 +40,26 @@ def peer_of(zone: str, broker: str, **settings: Any) -> PeerSettings:
     return PeerSettings(zone, broker, health=False, **settings)
 
 
-def made(folder: Path, store: FactStore, *peers: PeerSettings) -> Node:
-    """The node of idmz with these peers, not running."""
-    broker = BrokerSettings("site", "host", folder / "ca.pem", folder / "idmz.pem", folder / "idmz.key")
-    settings = NodeSettings(IdentitySettings("idmz", folder), broker=(broker,), peer=peers)
-
-    async def make() -> Node:
-        return Node(store, Start(settings), ConfigFile(folder / "node.toml"), asyncio.Event())
-
-    return asyncio.run(make())
+@pytest.fixture(name="store")
+def store_of_idmz(tmp_path: Path) -> Iterator[FactStore]:
+    """The store of idmz."""
+    with FactStore.open(tmp_path / "facts.db", "idmz") as store:
+        yield store
 
 
-def test_each_peer_has_its_own_rights(tmp_path: Path) -> None:
+def broker_of(name: str, **settings: Any) -> BrokerSettings:
+    """A broker whose files are not there."""
+    return BrokerSettings(name, "host", Path("/ca"), Path(f"/{name}.pem"), Path(f"/{name}.key"), **settings)
+
+
+def made(store: FactStore, *peers: PeerSettings, brokers: Sequence[BrokerSettings] = (broker_of("site"),)) -> Node:
+    """The node of idmz with these peers and brokers, not running."""
+    folder = store.path.parent
+    settings = NodeSettings(IdentitySettings("idmz", folder), broker=tuple(brokers), peer=peers)
+    return Node(store, Start(settings), ConfigFile(folder / "node.toml"), asyncio.Event())
+
+
+async def test_each_peer_has_its_own_rights(store: FactStore) -> None:
     """A stream exported to one peer is not exported to another, and a peer that may read a stream may not append to
     it."""
     peers = (
@@ -58,60 +67,42 @@ def test_each_peer_has_its_own_rights(tmp_path: Path) -> None:
         peer_of("plant-b", "site", exports=(OPERATIONAL,), appends=("orders",)),
         peer_of("plant-c", "site", pulls=(TELEMETRY,)),
     )
-    with FactStore.open(tmp_path / "facts.db", "idmz") as store:
-        server = made(tmp_path, store, *peers)._runtimes["site"].server
-        exports = dict(server._context.exports)
-        assert exports == {"plant-a": frozenset({TELEMETRY}), "plant-b": frozenset({OPERATIONAL})}
-        assert dict(server._context.appends) == {"plant-b": frozenset({"orders"})}
+    server = made(store, *peers)._runtimes["site"].server
+    exports = dict(server._context.exports)
+    assert exports == {"plant-a": frozenset({TELEMETRY}), "plant-b": frozenset({OPERATIONAL})}
+    assert dict(server._context.appends) == {"plant-b": frozenset({"orders"})}
 
 
-def test_two_nodes_of_one_zone_are_two_peers(tmp_path: Path) -> None:
+async def test_two_nodes_of_one_zone_are_two_peers(store: FactStore) -> None:
     """Each is asked, served and compared with under its own name. Both may bring the facts of the zone and what either
     says about itself. No request names what is held of these: a fork inside a named range would be left out unseen."""
     pair = [peer_of("plant-a", "site", node=node, pulls=(TELEMETRY,)) for node in ("plant-a", "plant-a-2")]
     other = peer_of("plant-b", "site", pulls=(TELEMETRY,), relays=("cell",))
-    with FactStore.open(tmp_path / "facts.db", "idmz") as store:
-        runtime = made(tmp_path, store, *pair, other)._runtimes["site"]
-        found = {one._runner.settings.peer_node: one._runner.settings for one in runtime.pullers}
-        assert [*found] == [*runtime.nodes] == [*runtime.comparers] == ["plant-a", "plant-a-2", "plant-b"]
-        both = frozenset({"plant-a", "plant-a-2"})
-        for node in both:
-            assert found[node].origins == both
-            assert (found[node].shared_zones, found[node].receiver.repeated_ms) == ((), 0)
-            assert runtime.comparers[node].settings.pair_zones == {"plant-a"}
-        assert found["plant-b"].origins == {"plant-b", "cell"}
-        assert (found["plant-b"].shared_zones, found["plant-b"].receiver.repeated_ms) == ((), 0)
-        assert dict(runtime.server._context.zones)["plant-a-2"] == both
+    runtime = made(store, *pair, other)._runtimes["site"]
+    found = {one._runner.settings.peer_node: one._runner.settings for one in runtime.pullers}
+    assert [*found] == [*runtime.nodes] == [*runtime.comparers] == ["plant-a", "plant-a-2", "plant-b"]
+    both = frozenset({"plant-a", "plant-a-2"})
+    for node in both:
+        assert found[node].origins == both
+        assert runtime.comparers[node].settings.pair_zones == {"plant-a"}
+    assert found["plant-b"].origins == {"plant-b", "cell"}
+    assert {(one.shared_zones, one.receiver.repeated_ms) for one in found.values()} == {((), 0)}
+    assert {one.consumer_name for one in found.values()} == {f"idmz.{TELEMETRY}"}
+    assert dict(runtime.server._context.zones)["plant-a-2"] == both
 
 
-def test_the_peers_of_all_brokers_share_their_turns(tmp_path: Path) -> None:
-    """Each pair of zones may have a broker of its own, and reading for one zone takes time from all."""
-    files = (tmp_path / "ca.pem", tmp_path / "idmz.pem", tmp_path / "idmz.key")
-    brokers = tuple(BrokerSettings(name, "host", *files) for name in ("first", "second"))
-
-    async def scenario(store: FactStore) -> None:
-        settings = NodeSettings(IdentitySettings("idmz", tmp_path), broker=brokers)
-        node = Node(store, Start(settings), ConfigFile(tmp_path / "node.toml"), asyncio.Event())
-        first, second = (runtime.server._context.turns for runtime in node._runtimes.values())
-        assert first is second
-
-    with FactStore.open(tmp_path / "facts.db", "idmz") as store:
-        asyncio.run(scenario(store))
-
-
-def test_each_of_two_brokers_has_its_own_peers_and_the_status_all(tmp_path: Path) -> None:
+async def test_each_of_two_brokers_has_its_own_peers_and_the_status_all(tmp_path: Path) -> None:
     """A peer is served, pulled from and compared with at its broker alone. The status and the facts
-    known to be at peers count all brokers, and the status has each consumer of each stream."""
-    files = (tmp_path / "ca.pem", tmp_path / "idmz.pem", tmp_path / "idmz.key")
-    brokers = tuple(BrokerSettings(name, "host", *files) for name in ("first", "second"))
+    known to be at peers count all brokers, and the status has each consumer of each stream. Reading for the peers of
+    one takes time from all, so they share their turns."""
     peers = (
         peer_of("plant-a", "first", exports=(OPERATIONAL,), pulls=(TELEMETRY,)),
         peer_of("plant-b", "second", exports=(TELEMETRY,), pulls=(TELEMETRY, OPERATIONAL)),
     )
-
-    async def scenario(store: FactStore) -> None:
-        settings = NodeSettings(IdentitySettings("idmz", tmp_path), broker=brokers, peer=peers)
-        node = Node(store, Start(settings), ConfigFile(tmp_path / "node.toml"), asyncio.Event())
+    with opened(relay_store(tmp_path)) as store:
+        node = made(store, *peers, brokers=(broker_of("first"), broker_of("second")))
+        first, second = (runtime.server._context.turns for runtime in node._runtimes.values())
+        assert first is second
         for peer in peers:
             runtime = node._runtimes[peer.broker]
             assert runtime.nodes == (peer.zone,)
@@ -144,47 +135,24 @@ def test_each_of_two_brokers_has_its_own_peers_and_the_status_all(tmp_path: Path
         ]
         assert [(one.name, one.connected) for one in shown.brokers] == [("first", False), ("second", False)]
 
-    with opened(relay_store(tmp_path)) as store:
-        asyncio.run(scenario(store))
 
-
-def test_each_pull_takes_what_its_peer_may_bring(tmp_path: Path) -> None:
-    """A pull accepts facts of the peer itself and of the zones that it relays, and reads as a consumer with our zone's
-    name."""
-    peers = (
-        peer_of("plant-a", "site", pulls=(TELEMETRY,)),
-        peer_of("relay", "site", pulls=(TELEMETRY,), relays=("plant-b",)),
-    )
-    with FactStore.open(tmp_path / "facts.db", "idmz") as store:
-        pulls = {
-            pull._runner.settings.peer_node: pull._runner.settings
-            for pull in made(tmp_path, store, *peers)._runtimes["site"].pullers
-        }
-        assert {zone: one.origins for zone, one in pulls.items()} == {
-            "plant-a": frozenset({"plant-a"}),
-            "relay": frozenset({"relay", "plant-b"}),
-        }
-        assert {one.consumer_name for one in pulls.values()} == {f"idmz.{TELEMETRY}"}
-
-
-def test_each_part_goes_by_the_settings_of_its_peer(tmp_path: Path) -> None:
+async def test_each_part_goes_by_the_settings_of_its_peer(store: FactStore) -> None:
     """Requests, answers and pages are judged by the signers that this node trusts, and a peer has the limits
     that are set for it, on both sides, which all its requests share."""
     peer = peer_of(
         "plant-a", "site", exports=(TELEMETRY,), pulls=(TELEMETRY,), consumers_max=3, bytes_per_second_max=100_000
     )
-    with FactStore.open(tmp_path / "facts.db", "idmz") as store:
-        node = made(tmp_path, store, peer)
-        runtime, judge = node._runtimes["site"], node._trust.judge
-        server, (puller,), comparer = runtime.server, runtime.pullers, runtime.comparers["plant-a"]
-        assert server._refuses_request == judge.refuses_request
-        assert server._context.limits_of("plant-a").consumers_max == 3
-        assert puller._requester._refuses_answer == judge.refuses_answer
-        assert puller._runner._judge is comparer._judge is judge
-        bandwidth = runtime.bandwidths["plant-a"]
-        throttled = [comparer._requester, puller._runner.artifacts._requester]
-        assert all(one._bandwidth is bandwidth for one in (puller, *throttled))
-        assert [one._priority for one in throttled] == [Priority.REPAIR, Priority.BACKLOG]
+    node = made(store, peer)
+    runtime, judge = node._runtimes["site"], node._trust.judge
+    server, (puller,), comparer = runtime.server, runtime.pullers, runtime.comparers["plant-a"]
+    assert server._refuses_request == judge.refuses_request
+    assert server._context.limits_of("plant-a").consumers_max == 3
+    assert puller._requester._refuses_answer == judge.refuses_answer
+    assert puller._runner._judge is comparer._judge is judge
+    bandwidth = runtime.bandwidths["plant-a"]
+    throttled = [comparer._requester, puller._runner.artifacts._requester]
+    assert all(one._bandwidth is bandwidth for one in (puller, *throttled))
+    assert [one._priority for one in throttled] == [Priority.REPAIR, Priority.BACKLOG]
 
 
 def test_a_comparison_without_a_node_judges_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,16 +168,15 @@ def test_a_comparison_without_a_node_judges_answers(tmp_path: Path, monkeypatch:
         raise SeenEnough
 
     monkeypatch.setattr(compare, "comparers", comparers)
-    broker = BrokerSettings("site", "host", tmp_path / "ca.pem", tmp_path / "idmz.pem", tmp_path / "idmz.key")
     peer = peer_of("plant-a", "site", pulls=(TELEMETRY,), bytes_per_second_max=100_000)
-    settings = NodeSettings(IdentitySettings("idmz", tmp_path), broker=(broker,), peer=(peer,))
+    settings = NodeSettings(IdentitySettings("idmz", tmp_path), broker=(broker_of("site"),), peer=(peer,))
     FactStore.open(tmp_path / "facts.db", "idmz").close()
     with pytest.raises(SeenEnough):
         asyncio.run(compare.compare_alone(settings, ComparePeer("plant-a", repair=True)))
     assert seen == [(True, "plant-a")]
 
 
-def test_a_pull_begins_where_its_peer_says(tmp_path: Path) -> None:
+async def test_a_pull_begins_where_its_peer_says(tmp_path: Path, store: FactStore) -> None:
     """At the oldest fact or at the end of the log; a comparison does not count what is before the end as missing. The
     latest values are asked for once: not where those of an earlier start are kept."""
     peers = [
@@ -223,22 +190,20 @@ def test_a_pull_begins_where_its_peer_says(tmp_path: Path) -> None:
         for start in ("oldest", "end", "latest")
     ]
     kept = PeerLatest("plant-latest", TELEMETRY, 1, [])
-    with FactStore.open(tmp_path / "facts.db", "idmz") as store:
-        for seeds in (1, 0):
-            runtime = made(tmp_path, store, *peers)._runtimes["site"]
-            starts = [one._runner.settings.receiver.start for one in runtime.pullers]
-            assert starts == ["oldest", "end", "end"]
-            compared = [one.settings for one in runtime.comparers.values()]
-            assert [bool(one.begun_late) for one in compared] == [False, True, True]
-            assert [one.origins for one in compared] == [frozenset({peer.zone, *peer.relays}) for peer in peers]
-            assert len(runtime._latest_seeds) == seeds
-            save_peer_latest(tmp_path, kept)
+    for seeds in (1, 0):
+        runtime = made(store, *peers)._runtimes["site"]
+        starts = [one._runner.settings.receiver.start for one in runtime.pullers]
+        assert starts == ["oldest", "end", "end"]
+        compared = [one.settings for one in runtime.comparers.values()]
+        assert [bool(one.begun_late) for one in compared] == [False, True, True]
+        assert [one.origins for one in compared] == [frozenset({peer.zone, *peer.relays}) for peer in peers]
+        assert len(runtime._latest_seeds) == seeds
+        save_peer_latest(tmp_path, kept)
 
 
-def test_ready_waits_for_each_broker_that_is_not_optional(tmp_path: Path) -> None:
+async def test_ready_waits_for_each_broker_that_is_not_optional(store: FactStore) -> None:
     """systemd starts what depends on this node once its brokers are reached; an optional one does not count."""
-    files = (tmp_path / "ca.pem", tmp_path / "idmz.pem", tmp_path / "idmz.key")
-    brokers = tuple(BrokerSettings(name, "host", *files, optional=name == "may") for name in ("first", "may", "last"))
+    brokers = [broker_of(name, optional=name == "may") for name in ("first", "may", "last")]
     seen: list[str] = []
 
     class Reached:
@@ -248,74 +213,57 @@ def test_ready_waits_for_each_broker_that_is_not_optional(tmp_path: Path) -> Non
         async def wait_up(self) -> None:
             seen.append(self.name)
 
-    async def scenario(store: FactStore) -> None:
-        settings = NodeSettings(IdentitySettings("idmz", tmp_path), broker=brokers)
-        node = Node(store, Start(settings), ConfigFile(tmp_path / "node.toml"), asyncio.Event())
-        for name, runtime in node._runtimes.items():
-            runtime.link = Reached(name)  # type: ignore[assignment]
-        node._notifier.ready = lambda: not seen.append("ready")  # type: ignore[method-assign, func-returns-value]
-        await node._report_ready()
-
-    with FactStore.open(tmp_path / "facts.db", "idmz") as store:
-        asyncio.run(scenario(store))
+    node = made(store, brokers=brokers)
+    for name, runtime in node._runtimes.items():
+        runtime.link = Reached(name)  # type: ignore[assignment]
+    node._notifier.ready = lambda: not seen.append("ready")  # type: ignore[method-assign, func-returns-value]
+    await node._report_ready()
     assert seen == ["first", "last", "ready"]
 
 
-def test_the_certificates_of_each_broker_are_watched_after_each_reload(tmp_path: Path) -> None:
+async def test_the_certificates_of_each_broker_are_watched_after_each_reload(tmp_path: Path, store: FactStore) -> None:
     """A reload adds a broker, the next one removes the first: the watcher has the identities of the brokers that are
     there, whatever was there when it began, and these brokers are kept for the next start."""
-    names = ("first", "second")
-    brokers = [BrokerSettings(name, "host", tmp_path / "ca", tmp_path / f"{name}.pem", tmp_path) for name in names]
-    lists = [NodeSettings(IdentitySettings("idmz", tmp_path), broker=tuple(some)) for some in (brokers[:1], brokers)]
-    lists.append(replace(lists[0], broker=tuple(brokers[1:])))
-
-    async def scenario(store: FactStore) -> None:
-        node = Node(store, Start(lists[0]), ConfigFile(tmp_path / "node.toml"), asyncio.Event())
-        watcher = IdentityWatcher(node._identities)
-        async with TaskGroup() as group:
-            node._group = group
-            node._runtimes["first"].start(group)
-            for before, after in pairwise(lists):
-                await node._carry_out(plan_reload(before, after), {})
-                assert [one.files[1] for one in watcher._identities] == [one.cert_file for one in after.broker]
-                assert watcher._identities == [one.identity for one in node._runtimes.values()]
-                kept = load_kept(tmp_path)
-                assert kept is not None
-                assert kept.settings.broker == after.broker
-            assert node._readiness is not None
-            node._readiness.cancel()
-            node._runtimes["second"].stop()
-
-    with FactStore.open(tmp_path / "facts.db", "idmz") as store:
-        asyncio.run(scenario(store))
+    brokers = [broker_of("first"), broker_of("second")]
+    node = made(store, brokers=brokers[:1])
+    first = node._reloader.settings
+    lists = [first, *(replace(first, broker=tuple(some)) for some in (brokers, brokers[1:]))]
+    watcher = IdentityWatcher(node._identities)
+    async with TaskGroup() as group:
+        node._group = group
+        node._runtimes["first"].start(group)
+        for before, after in pairwise(lists):
+            await node._carry_out(plan_reload(before, after), {})
+            assert [one.files[1] for one in watcher._identities] == [one.cert_file for one in after.broker]
+            assert watcher._identities == [one.identity for one in node._runtimes.values()]
+            kept = load_kept(tmp_path)
+            assert kept is not None
+            assert kept.settings.broker == after.broker
+        assert node._readiness is not None
+        node._readiness.cancel()
+        node._runtimes["second"].stop()
 
 
-def test_a_wait_for_brokers_that_are_gone_ends(tmp_path: Path) -> None:
+async def test_a_wait_for_brokers_that_are_gone_ends(store: FactStore) -> None:
     """A reload has replaced a broker that was not reached: nothing reaches the old one any more, and a stop would wait
     for that without end."""
-    broker = BrokerSettings("site", "host", tmp_path / "ca.pem", tmp_path / "idmz.pem", tmp_path / "idmz.key")
 
     class Unreached:
         async def wait_up(self) -> None:
             await asyncio.Event().wait()
 
-    async def scenario(store: FactStore) -> None:
-        settings = NodeSettings(IdentitySettings("idmz", tmp_path), broker=(broker,))
-        node = Node(store, Start(settings), ConfigFile(tmp_path / "node.toml"), asyncio.Event())
-        node._runtimes["site"].link = Unreached()  # type: ignore[assignment]
-        async with asyncio.TaskGroup() as group:
-            node._wait_for_readiness(group)
-            before = node._readiness
-            await asyncio.sleep(0)
-            node._runtimes.clear()
-            node._wait_for_readiness(group)
-            assert before is not None
-            assert node._readiness is not None
-            await node._readiness
-            assert before.cancelled()
-
-    with FactStore.open(tmp_path / "facts.db", "idmz") as store:
-        asyncio.run(scenario(store))
+    node = made(store)
+    node._runtimes["site"].link = Unreached()  # type: ignore[assignment]
+    async with asyncio.TaskGroup() as group:
+        node._wait_for_readiness(group)
+        before = node._readiness
+        await asyncio.sleep(0)
+        node._runtimes.clear()
+        node._wait_for_readiness(group)
+        assert before is not None
+        assert node._readiness is not None
+        await node._readiness
+        assert before.cancelled()
 
 
 def test_a_source_retries_only_passing_errors() -> None:
@@ -339,10 +287,9 @@ def test_the_operator_sees_the_first_bsfg_error(raised: list[Exception], shown: 
     assert isinstance(_first_reason(ExceptionGroup("node", raised)), shown)
 
 
-def test_each_zone_has_the_rule_of_its_own_origin(tmp_path: Path) -> None:
+def test_each_zone_has_the_rule_of_its_own_origin(tmp_path: Path, store: FactStore) -> None:
     """Two zones with different rules, and one without."""
     origins = (OriginSettings("plant-a", "required"), OriginSettings("plant-b", "off"))
     settings = NodeSettings(IdentitySettings("idmz", tmp_path), origin=origins)
-    with FactStore.open(tmp_path / "facts.db", "idmz") as store:
-        policy = TrustFiles.opened(settings, store).judge._policy
-        assert [policy.rule_of(f"plant-{name}") for name in "abc"] == ["required", "off", "if_present"]
+    policy = TrustFiles.opened(settings, store).judge._policy
+    assert [policy.rule_of(f"plant-{name}") for name in "abc"] == ["required", "off", "if_present"]
