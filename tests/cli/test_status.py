@@ -1,14 +1,15 @@
-"""`bsfg status` as a person reads it: room, hours and what each consumer holds back, where there is something to
-say."""
+"""`bsfg status` as a person reads it: room, hours and what each consumer holds back, where there is something to say.
+That it says what the page and the metrics say of each problem is in tests/page/test_alarms.py."""
 
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from agent.cli.health.status import exit_status, text
 from agent.health.brief import encode_brief, encode_health
-from agent.health.problems import Level
 from agent.health.snapshot import (
     BrokerStatus,
     CatchUpStatus,
@@ -24,6 +25,41 @@ from agent.health.snapshot import (
 )
 from agent.health.verdict import assess
 
+NODE = NodeSnapshot("plant", "00", 1, 0, None)
+STREAM = StreamStatus("facts.telemetry", 1, 12, 2_000_000)
+LIMITED = StreamStatus("facts.telemetry", 1, 12, 2_000_000, 10**7, 20.0, 1500.0, 5.5, 168.0, 90.0)
+CONSUMER = ConsumerStatus("idmz.t", "facts.telemetry", "idmz", "online", 12, 0, None, 0, 0.0)
+BEHIND = ConsumerStatus("idmz.t", "facts.telemetry", "idmz", "offline", 2, 10, 30.0, 1_500_000, 78.0, 90.0)
+READING = replace(BEHIND, behind_facts=10**7, oldest_unconfirmed_age_s=2 * 86_400.0, facts_per_s=5e4, seconds_left=2e2)
+SOURCE = SourceStatus("press", "opcua", True, values_total=9_000, tags=40)
+PEER = PeerStatus("plant-a", "facts.telemetry", True, 1_000_000, 4_000_000, 900.0, 900.0)
+CATCH_UP = CatchUpStatus(1_000, 25.0, 50_000.0, 180.0)
+PACING = PacingStatus(250_000, True, 90.4, 400_000, 12_300_000)
+ARTIFACTS = StoreStatus(artifact_bytes=48_000_000, artifact_bytes_max=50_000_000)
+REFUSED = replace(ARTIFACTS, artifact_bytes_lacking=1_500_000, artifact_limit="artifacts_total_bytes_max")
+BROUGHT = (UnreferencedStatus("evil", 9_500_000), UnreferencedStatus("plant-a", 1_000_000))
+QUOTA = replace(ARTIFACTS, artifact_unreferenced=BROUGHT, artifact_unreferenced_bytes_max=10**7)
+LINES: list[tuple[str, Any, str]] = [
+    ("streams", STREAM, "offsets 1 to 12, 2.0 MB"),
+    ("streams", LIMITED, "2.0 MB of 10.0 MB, 1.5 kB/s, full in 5.5 h without confirmations, first loss in 90.0 h"),
+    ("consumers", CONSUMER, "online, confirmed to 12, 0 behind"),
+    ("consumers", BEHIND, "10 behind, oldest 30.0 s, holds back 1.5 MB"),
+    ("consumers", READING, "10,000,000 behind, oldest 2 days, reads 50,000 facts/s, 3 min left, holds back 1.5 MB"),
+    ("sources", SOURCE, "connected, 40 tags, 9,000 values"),
+    ("sources", replace(SOURCE, values_total=0, last_value_unix_ms=1_000), "0 values since the start"),
+    ("sources", replace(SOURCE, lost_total=12, tags_bad=3), "40 tags (3 bad), 9,000 values, 12 lost"),
+    ("sources", replace(SOURCE, events=EventStatus(12, 0, 3, 5)), "values, 12 events, 3 conditions retained"),
+    ("sources", replace(SOURCE, events=EventStatus(12, 7, 3, 5)), ", 12 events (7 lost), 3 conditions retained"),
+    ("peers", replace(PEER, catch_up=CATCH_UP), " from 1,000: 25.0 % at 50,000 facts/s, 180 s left"),
+    ("peers", replace(PEER, catch_up=replace(CATCH_UP, seconds_left=None)), "25.0 % at 50,000 facts/s"),
+    ("peers", replace(PEER, pacing=PACING), "limited to 250.0 kB/s: waited 90 s for 12.3 MB, waits now"),
+    ("peers", replace(PEER, pacing=replace(PACING, waits=False)), "waited 90 s for 12.3 MB"),
+    ("peers", replace(PEER, page_waits="full"), "1,000,000 of 4,000,000, a page waits to be stored"),
+    ("store", ARTIFACTS, "\n  artifacts 48.0 MB of 50.0 MB"),
+    ("store", REFUSED, "48.0 MB of 50.0 MB, artifacts_total_bytes_max reached: an artifact needs 1.5 MB more"),
+    ("store", QUOTA, "9.5 MB of 10.0 MB from evil, no fact refers to them\n            1.0 MB of 10.0 MB from plant-a, no fact refers to them"),
+]  # fmt: skip
+
 
 def health_json(snapshot: NodeSnapshot, *, everything: bool = False) -> dict[str, Any]:
     """What /healthz answers."""
@@ -36,71 +72,26 @@ def told(snapshot: NodeSnapshot) -> str:
     return text(health_json(snapshot))
 
 
-def snapshot(stream: StreamStatus, consumer: ConsumerStatus) -> NodeSnapshot:
-    """A node with one stream and one consumer."""
-    return NodeSnapshot("plant", "00", 1, 0, None, (stream,), (consumer,))
-
-
-def test_status_without_limits_and_lag_shows_only_what_is_held() -> None:
-    """What is not to be expected is not printed."""
-    lines = told(
-        snapshot(
-            StreamStatus("facts.telemetry", 1, 12, 2_000_000),
-            ConsumerStatus("idmz.t", "facts.telemetry", "idmz", "online", 12, 0, None, 0, 0.0),
-        )
-    ).splitlines()
-    assert lines[1].endswith("offsets 1 to 12, 2.0 MB")
-    assert lines[2].endswith("online, confirmed to 12, 0 behind")
-
-
-def test_limits_and_hours() -> None:
-    """The limit, the pace, the hours until it is met and until the first loss; what the consumer holds back."""
-    stream = StreamStatus("facts.telemetry", 1, 12, 2_000_000, 10**7, 20.0, 1500.0, 5.5, 168.0, 90.0)
-    consumer = ConsumerStatus("idmz.t", "facts.telemetry", "idmz", "offline", 2, 10, 30.0, 1_500_000, 78.0, 90.0)
-    said = told(snapshot(stream, consumer))
-    assert "2.0 MB of 10.0 MB, 1.5 kB/s, full in 5.5 h without confirmations, first loss in 90.0 h" in said
-    assert "10 behind, oldest 30.0 s, holds back 1.5 MB" in said
-
-
-def test_status_estimates_when_a_consumer_has_caught_up() -> None:
-    """The status shows its read rate and the time left; a backlog that it has just begun to read is no outage."""
-    consumer = ConsumerStatus("idmz.t", "facts.telemetry", "idmz", "online", 2, 10**7, 2 * 86_400.0)
-    reading = replace(consumer, facts_per_s=50_000.0, seconds_left=200.0)
-    stream = StreamStatus("facts.telemetry", 1, 10**7 + 2, 2_000_000)
-    assert "10,000,000 behind, oldest 2 days, reads 50,000 facts/s, 3 min left" in told(snapshot(stream, reading))
-    verdict = assess(snapshot(stream, reading))
-    assert (verdict.level, verdict.alert) == (Level.LATE, False)
-    assert verdict.reasons[0].text.endswith("online, catches up at 50,000 facts/s, 3 min left")
-    assert assess(snapshot(stream, consumer)).alert
-
-
-def test_status_shows_the_losses_of_a_source() -> None:
-    """How many tags it has and how many values came; losses only where there were some."""
-    source = SourceStatus("press", "opcua", True, values_total=9_000, tags=40)
-    assert told(NodeSnapshot("plant", "00", 1, 0, None, sources=(source,))).endswith("connected, 40 tags, 9,000 values")
-    quiet = replace(source, values_total=0, last_value_unix_ms=1_000)
-    assert told(NodeSnapshot("plant", "00", 1, 0, None, sources=(quiet,))).endswith("0 values since the start")
-    lossy = replace(source, lost_total=12, tags_bad=3)
-    said = told(NodeSnapshot("plant", "00", 1, 0, None, sources=(lossy,)))
-    assert said.endswith("40 tags (3 bad), 9,000 values, 12 lost")
-    assert "! source press: 3 of 40 tags are bad" in said
+@pytest.mark.parametrize("kind, part, said", LINES)
+def test_the_line_of_a_part(kind: str, part: Any, said: str) -> None:
+    """Each part has a line, which ends with what is to be said of it now, and with nothing else."""
+    assert told(replace(NODE, **{kind: part if kind == "store" else (part,)})).endswith(said)
 
 
 def test_a_bad_sensor_is_told_from_a_dead_source() -> None:
-    """By the verdict and by the exit status; both are alerts, and beside a dead source the sensor changes nothing."""
-    sensor = SourceStatus("press", "opcua", True, values_total=9_000, tags=40, tags_bad=1)
-    dead = SourceStatus("oven", "modbus", False, tags=4)
-    for sources, verdict, status in (((sensor,), "late", 3), ((dead,), "broken", 1), ((sensor, dead), "broken", 1)):
-        node = NodeSnapshot("plant", "00", 1, 0, None, sources=sources)
-        found = health_json(node)
+    """By the verdict and by the exit status; beside a dead source the sensor changes nothing. Artifacts are not named
+    where there are none."""
+    sensor, dead = replace(SOURCE, tags_bad=1), SourceStatus("oven", "modbus", False, tags=4)
+    for sources, verdict, status in (((sensor,), "late", 3), ((sensor, dead), "broken", 1)):
+        found = health_json(replace(NODE, sources=sources))
         assert (found["verdict"], found["alert"], exit_status(found)) == (verdict, True, status)
-    assert exit_status(health_json(NodeSnapshot("plant", "00", 1, 0, None))) == 0
+    assert told(replace(NODE, store=StoreStatus(artifact_bytes_max=50_000_000))) == "plant: good"
 
 
 def test_status_shows_who_holds_the_log() -> None:
     """A large write-ahead log is a problem, and the process that holds it stands beneath; at its usual size it is
     none."""
-    held = NodeSnapshot("plant", "00", 1, 0, None, store=StoreStatus(log_bytes=300_000_000))
+    held = replace(NODE, store=StoreStatus(log_bytes=300_000_000))
     assert assess(replace(held, store=StoreStatus(log_bytes=64 * 2**20))).reasons == ()
     found = health_json(held)
     found["store"]["log_held_by"] = ["1234 (python3)"]
@@ -109,85 +100,9 @@ def test_status_shows_who_holds_the_log() -> None:
     assert "      the write-ahead log is held by process 1234 (python3)" in said
 
 
-def test_status_shows_the_events_of_a_source() -> None:
-    """Where a source is asked for events: how many came, how many conditions stand, and how many were lost."""
-    source = SourceStatus("press", "opcua", True, events=EventStatus(1_200, 0, 3, 5))
-    said = told(NodeSnapshot("plant", "00", 1, 0, None, sources=(source,)))
-    assert said.endswith("0 values, 1,200 events, 3 conditions retained")
-    lossy = replace(source, events=EventStatus(1_200, 7, 3, 5))
-    assert ", 1,200 events (7 lost), 3 conditions" in told(NodeSnapshot("plant", "00", 1, 0, None, sources=(lossy,)))
-
-
-def test_status_estimates_when_a_pull_has_caught_up() -> None:
-    """The status shows start, position, rate and time left; while the pull catches up it is no alert."""
-    state = CatchUpStatus(1_000, 25.0, 50_000.0, 180.0)
-    peer = PeerStatus("plant-a", "facts.telemetry", True, 1_000_000, 4_000_000, 900.0, 900.0, catch_up=state)
-    closing = NodeSnapshot("idmz", "00", 1, 0, None, peers=(peer,))
-    assert "1,000,000 of 4,000,000, catching up from 1,000: 25.0 % at 50,000 facts/s, 180 s left" in told(closing)
-    assert (assess(closing).level, assess(closing).alert) == (Level.LATE, False)
-    assert "25 % caught up at 50,000 facts/s, 3 min left" in assess(closing).reasons[0].text
-    stuck = replace(peer, catch_up=replace(state, seconds_left=None))
-    assert assess(replace(closing, peers=(stuck,))).alert
-    assert "25.0 % at 50,000 facts/s" in told(replace(closing, peers=(stuck,)))
-
-
-def test_status_names_the_bandwidth_limit_of_a_pull() -> None:
-    """The status shows the limit, for how long it has delayed the pull and for how many bytes; the reason for a lag
-    names the limit only where it is the cause."""
-    pacing = PacingStatus(250_000, True, 90.4, 400_000, 12_300_000)
-    peer = PeerStatus("plant-a", "facts.telemetry", True, 1_000, 4_000, 900.0, 900.0, pacing=pacing)
-    waits = NodeSnapshot("idmz", "00", 1, 0, None, peers=(peer,))
-    assert "limited to 250.0 kB/s: waited 90 s for 12.3 MB, waits now" in told(waits)
-    assert "bytes_per_second_max = 250000" in assess(waits).reasons[0].hint
-    goes_on = replace(waits, peers=(replace(peer, pacing=replace(pacing, waits=False)),))
-    assert told(goes_on).endswith("waited 90 s for 12.3 MB")
-    assert "bytes_per_second_max" not in assess(goes_on).reasons[0].hint
-
-
-def test_status_names_artifacts_at_their_limit() -> None:
-    """Artifacts, their limit, and what is lacking for one that waits, with the setting to change, as an alert; a page
-    that waits for it says why. Where there are none and no limit, nothing is said."""
-    limit = "artifacts_total_bytes_max"
-    store = StoreStatus(
-        artifact_bytes=48_000_000, artifact_bytes_max=50_000_000, artifact_bytes_lacking=1_500_000, artifact_limit=limit
-    )
-    why = "ArtifactsFull: artifacts_total_bytes_max reached"
-    peer = PeerStatus("plant-a", "facts.reports", True, 3, 9, 0.0, page_waits=why)
-    full = NodeSnapshot("idmz", "00", 1, 0, None, peers=(peer,), store=store)
-    said = told(full)
-    assert "artifacts 48.0 MB of 50.0 MB, artifacts_total_bytes_max reached: an artifact needs 1.5 MB more" in said
-    assert "3 of 9, a page waits to be stored" in said
-    first, second = assess(full).reasons
-    assert (first.subject, first.level, first.alert) == ("artifacts", Level.FULL, True)
-    assert "artifacts_total_bytes_max in [store]" in first.hint
-    assert why in second.text
-    quiet = replace(full, peers=(), store=replace(store, artifact_bytes_lacking=0))
-    assert assess(quiet).level is Level.GOOD
-    assert told(quiet).splitlines()[1:] == ["  artifacts 48.0 MB of 50.0 MB"]
-    assert "artifacts" not in told(replace(quiet, store=StoreStatus(artifact_bytes_max=50_000_000)))
-    disk = replace(full, store=replace(store, artifact_limit="artifact_disk_spare_bytes"))
-    assert "artifact_disk_spare_bytes reached" in assess(disk).reasons[0].text
-    assert "free disk space" in assess(disk).reasons[0].hint
-
-
-def test_status_names_a_zone_at_its_quota_of_artifacts() -> None:
-    """What each zone has here that no fact refers to is shown; a zone near its quota is a warning that names it."""
-    brought = (UnreferencedStatus("evil", 9_500_000), UnreferencedStatus("plant-a", 1_000_000))
-    store = StoreStatus(
-        artifact_bytes=10_500_000, artifact_unreferenced=brought, artifact_unreferenced_bytes_max=10_000_000
-    )
-    node = NodeSnapshot("idmz", "00", 1, 0, None, store=store)
-    said = told(node)
-    assert "9.5 MB of 10.0 MB from evil, no fact refers to them" in said
-    assert "1.0 MB of 10.0 MB from plant-a" in said
-    (reason,) = assess(node).reasons
-    assert (reason.level, reason.alert) == (Level.LATE, False)
-    assert "zone evil has 9.5 of 10.0 MB" in reason.text
-
-
 def test_a_changed_configuration_is_printed_as_the_page_shows_it() -> None:
     """The line about a node.toml that is not in force is the one in docs/operate/peers.md, and is no alert."""
-    lines = told(NodeSnapshot("plant", "00", 1, 0, None, config_changed=True)).splitlines()[1:]
+    lines = told(replace(NODE, config_changed=True)).splitlines()[1:]
     assert lines[0].startswith("  - node.toml: ")
     assert "\n".join(lines) in (Path(__file__).parents[2] / "docs/operate/peers.md").read_text("utf-8")
 
@@ -196,14 +111,10 @@ def test_consequences_stand_beneath_their_cause_in_lines_of_a_terminal() -> None
     """The cause with what to do, what follows from it beneath, and no line beyond 120 columns that can be broken."""
     broker = BrokerStatus("site", False, trouble="broker site (10.0.0.1:8883): " + "cannot be reached " * 12)
     peer = PeerStatus("plant-a", "facts.telemetry", False, 1, 9, 900.0, 900.0, broker="site")
-    lines = told(NodeSnapshot("idmz", "00", 1, 0, None, brokers=(broker,), peers=(peer,))).splitlines()
-    assert lines[0].startswith("idmz: broken: broker site: not connected: 10.0.0.1:8883: cannot be reached")
+    lines = told(replace(NODE, brokers=(broker,), peers=(peer,))).splitlines()
+    assert lines[0].startswith("plant: broken: broker site: not connected: 10.0.0.1:8883: cannot be reached")
     marked = [line for line in lines if line.startswith(("  ! ", "      -> ", "      so "))]
-    assert [line[:19].strip() for line in marked] == [
-        "! broker site: no",
-        "-> start the",
-        "so peer plant",
-    ]
+    assert [line[:19].strip() for line in marked] == ["! broker site: no", "-> start the", "so peer plant"]
     assert max(map(len, lines)) <= 120
 
 
@@ -217,7 +128,7 @@ def test_a_thousand_peers_fit_a_screen() -> None:
     peers[600] = replace(peers[600], end_offset=50, lag_seconds=20.0)
     zones = tuple(peer.zone for peer in peers)
     broker = BrokerStatus("site", connected=True, zones=zones)
-    node = NodeSnapshot("idmz", "00", 1, 0, None, peers=tuple(peers), brokers=(broker,))
+    node = replace(NODE, peers=tuple(peers), brokers=(broker,))
     said = told(node).splitlines()
     assert len(said) < 30
     worst = [line.split()[1] for line in said if line.startswith("  peer ")]
