@@ -1,72 +1,44 @@
 """The watchdog is not fed exactly while a part with work stands still for longer than its limit."""
 
+import pytest
+
 from agent.health.watchdog import NS_PER_S, Decision, Progress, WatchdogCore
 
-FED = Decision(feed=True)
+IDLE = None
+"""In the place of a counter: without work."""
+CASES = {
+    "a moving counter feeds": [(9.0 * turn, turn, True) for turn in range(20)],
+    "a part that stands still is named until it moves": [
+        *((0.0, 5, True), (10.0, 5, True), (10.1, 5, False), (99.0, 5, False), (100.0, 6, True)),
+    ],
+    "work that arrives after a rest has the whole limit": [
+        *((0.0, IDLE, True), (1_000.0, IDLE, True), (1_009.0, 5, True), (1_011.0, 5, False)),
+    ],
+    "a restarted part counts from 0, and has moved": [(0.0, 500, True), (9.0, 0, True), (18.0, 0, True)],
+    "a step back of the clock is no stall": [(100.0, 1, True), (50.0, 1, True)],
+}
 
 
-def at(second: float) -> int:
-    """A moment in nanoseconds."""
-    return int(second * NS_PER_S)
-
-
-def writer(counter: int, *, busy: bool = True) -> Progress:
+def writer(counter: int | None) -> Progress:
     """A store writer that may stand still for ten seconds."""
-    return Progress("writer", counter, busy, 10)
+    return Progress("writer", 5 if counter is IDLE else counter, counter is not IDLE, 10)
 
 
-def test_a_moving_counter_feeds_the_watchdog() -> None:
-    """While the counter moves the watchdog is fed."""
+@pytest.mark.parametrize("turns", CASES.values(), ids=CASES)
+def test_a_part_with_work_must_move(turns: list[tuple[float, int | None, bool]]) -> None:
+    """By the second, the counter, and whether the watchdog is fed."""
     core = WatchdogCore()
-    assert all(core.decide([writer(turn)], at(turn * 9)) == FED for turn in range(20))
+    for second, counter, is_fed in turns:
+        expected = Decision(feed=True) if is_fed else Decision(feed=False, stalled=("writer",))
+        assert core.decide([writer(counter)], int(second * NS_PER_S)) == expected, second
 
 
-def test_a_stalled_part_withholds() -> None:
-    """With work and without progress feeding ends at the limit and names the part; it resumes with the next
-    progress."""
-    core = WatchdogCore()
-    assert core.decide([writer(5)], at(0)) == FED
-    assert core.decide([writer(5)], at(10)) == FED
-    assert core.decide([writer(5)], at(10.1)) == Decision(feed=False, stalled=("writer",))
-    assert core.decide([writer(5)], at(99)) == Decision(feed=False, stalled=("writer",))
-    assert core.decide([writer(6)], at(100)) == FED
-
-
-def test_idle_is_not_stalled() -> None:
-    """A part without work is not stalled, and work that arrives later has the whole limit."""
-    core = WatchdogCore()
-    assert core.decide([writer(5, busy=False)], at(0)) == FED
-    assert core.decide([writer(5, busy=False)], at(1_000)) == FED
-    assert core.decide([writer(5)], at(1_009)) == FED
-    assert not core.decide([writer(5)], at(1_011)).feed
-
-
-def test_one_part_is_enough_to_withhold() -> None:
-    """A part that moves does not cover for one that does not."""
-    core = WatchdogCore()
+def test_each_part_is_judged_by_itself() -> None:
+    """A part that moves does not cover for one that does not; one that is gone stalls nothing, and has the whole limit
+    when it is back."""
+    core, line = WatchdogCore(), Progress("line1", 1, True, 10)
     for second in range(12):
-        decision = core.decide([writer(second), Progress("line1", 1, True, 10)], at(second))
+        decision = core.decide([writer(second), line], second * NS_PER_S)
     assert decision == Decision(feed=False, stalled=("line1",))
-
-
-def test_a_removed_part_does_not_stall() -> None:
-    """A part that is gone stalls nothing; when it is back it has the whole limit."""
-    core = WatchdogCore()
-    core.decide([writer(1)], at(0))
-    assert core.decide([], at(100)) == FED
-    assert core.decide([writer(1)], at(200)) == FED
-
-
-def test_a_counter_that_starts_over_has_moved() -> None:
-    """A restarted part counts from 0 again; that is progress."""
-    core = WatchdogCore()
-    core.decide([writer(500)], at(0))
-    core.decide([writer(0)], at(9))
-    assert core.decide([writer(0)], at(18)) == FED
-
-
-def test_a_stopped_or_reset_clock_is_no_stall() -> None:
-    """Only time that has passed counts; a step back is no stall."""
-    core = WatchdogCore()
-    core.decide([writer(1)], at(100))
-    assert core.decide([writer(1)], at(50)) == FED
+    assert core.decide([writer(12)], 100 * NS_PER_S).feed
+    assert core.decide([writer(13), line], 200 * NS_PER_S).feed

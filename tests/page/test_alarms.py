@@ -19,13 +19,11 @@ from agent.health.snapshot import (
     BrokerStatus,
     CatchUpStatus,
     HistoryStatus,
-    IntegrityStatus,
     NodeSnapshot,
     NotInForceStatus,
     PairRefusal,
     PairSnapshot,
     PeerStatus,
-    RequestStatus,
     ShareStatus,
     StoreStatus,
     UnreferencedStatus,
@@ -46,21 +44,15 @@ PROVOKED = {
     "share used up": {"store": StoreStatus(shares_used_up=(ShareStatus("plant", "its share is used up"),))},
     "broker abused": {"broker_abuses": (AbuseStatus("evil", "has 300 sessions at the broker", 300),)},
     "full soon": {"store_fill_percent": 10.0, "streams": {"hours_until_full": 20.0}, "consumers": BEHIND},
-    "appends failed": {"requests": RequestStatus(appends_total=10, append_failures_total=5)},
-    "appends slow": {"requests": RequestStatus(append_p99_s=2.5)},
     "log held": {"store": StoreStatus(log_bytes=2_000_000_000)},
-    "damaged": {"integrity": IntegrityStatus(damages=1)},
-    "lost": {"integrity": IntegrityStatus(losses=1)},
     **{
         kind: {"history": (HistoryStatus(kind, "facts.operational of plant-a", "after sequence 5"),)}
         for kind in ("restored", "branch", "gap", "fork", "refused")
     },
-    "set aside": {"integrity": IntegrityStatus(set_aside_bytes=9)},
     "artifacts full": {"store": StoreStatus(artifact_limit="disk", artifact_bytes_lacking=9)},
     "quota": {
         "store": StoreStatus(artifact_unreferenced_bytes_max=10, artifact_unreferenced=(UnreferencedStatus("a", 10),))
     },
-    "unsigned": {"facts_unsigned": True},
     "refused settings": {"config_refused": "[[peer]]: zone is missing"},
     "part refused": {"config_not_in_force": (NotInForceStatus("source a", "no file", is_kept=False),)},
     "changed settings": {"config_changed": True},
@@ -70,7 +62,6 @@ PROVOKED = {
     "tags missing": {"sources": {"tags": 0, "tags_problem": "no plc.csv"}},
     "tags refused": {"sources": {"tags": 4, "tags_problem": "plc.csv row 3"}},
     "device clock": {"sources": {"clock_ahead_s": 7250.0}},
-    "fenced": {"peers": {"fenced": True, "trouble": "lease 2"}},
     "page waits": {"peers": {"page_waits": "StoreFull"}},
     "catches up": {"peers": {"lag_seconds": 900.0, "catch_up": CatchUpStatus(0, 50.0, 100.0, 60.0)}},
     "one gateway below silent": {
