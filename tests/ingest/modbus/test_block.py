@@ -80,12 +80,6 @@ def test_bits_come_from_their_places(places: set[int], data: bytes) -> None:
     assert values == [bool(number >> place - first & 1) for place in sorted(places)]
 
 
-def test_a_mask_takes_its_bits_down() -> None:
-    """0x0FF0 of 0x1230 is 0x23; the scale comes after it."""
-    assert decode(value_type("uint16", "ABCD", mask=0x0FF0), [0x1230]) == 0x23
-    assert decode(value_type("uint16", "ABCD", 0.5, 1, mask=0xF000), [0xF123]) == 8.5
-
-
 def test_a_value_outside_its_clamp_is_the_limit_and_uncertain() -> None:
     """NaN lies nowhere and stays; the limits themselves are inside."""
     assert limited(-0.1, 0, 100) == (0, UNCERTAIN_BELOW_RANGE)

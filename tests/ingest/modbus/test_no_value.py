@@ -180,6 +180,7 @@ def test_a_part_of_a_register_has_its_own_sign(name: str, order: str, mask: int,
     assert decode(kind, words) == value
     read = read_of([Register(1, Table.HOLDING, 0, kind.registers, kind)])
     assert BlockDecoder(read, [1]).decode(struct.pack(f">{len(words)}H", *words), 0).values == [value]
+    assert decode(value_type(name, order, 2, 1, mask), words) == 2 * value + 1, "the scale comes after the mask"
 
 
 def test_a_byte_counts_to_256() -> None:

@@ -5,7 +5,6 @@ import struct
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pymodbus.framer import FramerRTU
 
 from agent.ingest.modbus.address import Table
 from agent.ingest.modbus.line.frames import (
@@ -35,26 +34,11 @@ def answer(read: Read, *words: int) -> bytes:
     return rtu(read.unit_id, shape_of(read).function, 2 * len(words), *struct.pack(f">{len(words)}H", *words))
 
 
-@given(st.binary(max_size=300))
-def test_the_checksum_is_that_of_others(data: bytes) -> None:
-    """For any bytes it is the one that pymodbus computes."""
-    assert int.from_bytes(checksum(data), "big") == FramerRTU.compute_CRC(data)
-
-
 def test_requests_are_those_of_the_specification() -> None:
     """The example of the application protocol, 6.3, in both framings."""
     read = Read(17, Table.HOLDING, 107, 3, ())
     assert rtu_request(read).hex(" ") == "11 03 00 6b 00 03 76 87"
     assert mbap_request(read, 0x1501).hex(" ") == "15 01 00 00 00 06 11 03 00 6b 00 03"
-
-
-@pytest.mark.parametrize("unit_id", [1, 2, 3, 4, 5, 10, 17, 131])
-@pytest.mark.parametrize("noise", [b"", b"\0", b"\xff", b"\xff\0\xff"])
-def test_noise_before_an_answer_is_passed_over(unit_id: int, noise: bytes) -> None:
-    """A byte that a driver or an adapter makes when it turns the line around, before an answer of any unit."""
-    read = Read(unit_id, Table.HOLDING, 100, 2, ())
-    found = find_rtu(noise + answer(read, 7, 8), [shape_of(read)], rtu_request(read))
-    assert found == (Frame(unit_id, 3, b"\0\7\0\x08"), len(noise) + 9)
 
 
 @given(
