@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -12,6 +13,17 @@ from agent.ingest.modbus.refusal import SILENT
 from agent.ingest.modbus.sweep import Question, Sweep
 from agent.ingest.modbus.units import Pauses, Unit
 
+FORMATS = {
+    "int16": ">h",
+    "uint16": ">H",
+    "int32": ">i",
+    "uint32": ">I",
+    "int64": ">q",
+    "uint64": ">Q",
+    "float16": ">e",
+    "float32": ">f",
+    "float64": ">d",
+}
 KINDS = {1: value_type("uint16", "ABCD"), 2: value_type("uint32", "ABCD"), 4: value_type("uint64", "ABCD")}
 S = 10**9
 
@@ -19,6 +31,13 @@ S = 10**9
 def register(address: int, count: int = 1, unit_id: int = 1, table: Table = Table.HOLDING) -> Register:
     """A register of one, two or four words."""
     return Register(unit_id, table, address, count, KINDS[count])
+
+
+def words_on_the_wire(data: bytes, order: str) -> list[int]:
+    """The words of a device for a value whose bytes are `data`, most significant first: letter by letter, as the name
+    of the order is read."""
+    wire = bytes(data["ABCDEFGH".index(letter)] for letter in order)
+    return [int.from_bytes(wire[place : place + 2], "big") for place in range(0, len(wire), 2)]
 
 
 @dataclass
@@ -48,6 +67,16 @@ class Device:
         if end - first > self.longest:
             return 3
         return 2 if any(first < border < end for border in self.borders) else None
+
+
+class PlayedConnection:
+    """What a line asks of its connection besides an exchange."""
+
+    def __init__(self) -> None:
+        self.is_open, self.answers_total, self.answered_s, self.ended_s = True, 0, math.inf, 0.0
+
+    def end(self) -> None:
+        self.is_open = False
 
 
 @dataclass

@@ -6,24 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.ingest.modbus.decode import ORDERS, DecodeError, decode, value_type
-
-FORMATS = {
-    "int16": "h",
-    "uint16": "H",
-    "int32": "i",
-    "uint32": "I",
-    "int64": "q",
-    "uint64": "Q",
-    "float16": "e",
-    "float32": "f",
-    "float64": "d",
-}
-
-
-def words_on_the_wire(data: bytes, order: str) -> list[int]:
-    """A value's bytes, most significant first, put on the wire in this order: letter by letter, as the name is read."""
-    wire = bytes(data["ABCDEFGH".index(letter)] for letter in order)
-    return [wire[i] << 8 | wire[i + 1] for i in range(0, len(wire), 2)]
+from tests.ingest.modbus.devices import FORMATS, words_on_the_wire
 
 
 @given(st.data())
@@ -33,7 +16,7 @@ def test_every_number_comes_back_in_every_order(data: st.DataObject) -> None:
     size = struct.calcsize(FORMATS[name])
     raw = data.draw(st.binary(min_size=size, max_size=size))
     order = data.draw(st.sampled_from(ORDERS[size]))
-    (expected,) = struct.unpack(">" + FORMATS[name], raw)
+    (expected,) = struct.unpack(FORMATS[name], raw)
     found = decode(value_type(name, order), words_on_the_wire(raw, order))
     assert type(found) is type(expected)
     assert found == expected or (math.isnan(expected) and math.isnan(found))  # type: ignore[arg-type]

@@ -6,9 +6,10 @@ import json
 import logging
 import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Self
 
 import pytest
@@ -32,20 +33,24 @@ from tests.waiting import wait_until_async
 
 S = 1_000_000_000
 INT16 = value_type("int16", "ABCD")
-TAGS = [
-    Tag(
-        number,
-        "facts.telemetry",
-        TagDefinition(f"tag:a/{number}"),
-        SamplingRule(),
-        Register(1, Table.HOLDING, number, 1, INT16),
-    )
-    for number in (1, 2)
-]
+
+
+def tags_at(*points: Register) -> list[Tag]:
+    """The tags a/1 and on, of these registers."""
+    return [
+        Tag(number, "facts.telemetry", TagDefinition(f"tag:a/{number}"), SamplingRule(), point)
+        for number, point in enumerate(points, 1)
+    ]
+
+
+FIRST = Register(1, Table.HOLDING, 1, 1, INT16)
+TAGS = tags_at(FIRST, replace(FIRST, address=2))
+THREE_UNITS = tags_at(*(replace(FIRST, unit_id=unit_id) for unit_id in (1, 2, 3)))
 
 
 class Device:
-    """A line to unit 1. `refused`: these addresses are refused with a Modbus exception; `is_silent`: no answer."""
+    """A line to a unit. `refused`: these addresses are refused with a Modbus exception; `silent`: reads without an
+    answer."""
 
     late_text, is_shared = "", False
     hold_ms: Mapping[int, int] = {}
@@ -54,20 +59,30 @@ class Device:
         """No request follows for a while."""
 
     def __init__(
-        self, refused: dict[int, int] | None = None, *, is_silent: bool = False, values: dict[int, int] | None = None
+        self,
+        refused: Mapping[int, int] = MappingProxyType({}),
+        *,
+        silent: Callable[[Read], bool] = lambda _: False,
+        values: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
-        self.refused, self.is_silent, self.values = refused or {}, is_silent, values or {}
+        self.refused, self.silent, self.values = refused, silent, values
         self.asked: list[tuple[int, int]] = []
 
     async def read_bytes(self, read: Read) -> bytes:
+        is_silent = self.silent(read)
         self.asked.append((read.address, read.count))
-        if self.is_silent:
+        if is_silent:
             raise UnitSilent("no answer")
         for address in range(read.address, read.end):
             if address in self.refused:
                 raise ReadRefused(read, self.refused[address])
         words = [self.values.get(address, address) for address in range(read.address, read.end)]
         return struct.pack(f">{read.count}H", *words)
+
+
+def dead() -> Device:
+    """A unit that answers nothing."""
+    return Device(silent=lambda _: True)
 
 
 async def made(store: FakeStore, tags: Sequence[Tag] = TAGS) -> ModbusSource:
@@ -92,9 +107,9 @@ async def test_a_unit_that_falls_silent_makes_its_tags_bad(monkeypatch: pytest.M
     """Once, and since its last answer: its last values must not pass for current ones."""
     store = FakeStore()
     source = await made(store)
-    for time_ns, is_silent in ((10 * S, False), (20 * S, True), (30 * S, True)):
+    for time_ns, device in ((10 * S, Device()), (20 * S, dead()), (30 * S, dead())):
         monkeypatch.setattr(source.clock, "now_ns", lambda time_ns=time_ns: time_ns)
-        await poll(source, Device(is_silent=is_silent))
+        await poll(source, device)
     found = [(sample.source_time_ns, sample.quality) for sample in store.of("a/1")]
     assert found == [(10 * S, 0), (10 * S + 1, BAD_TIMEOUT)]
     assert qualities(store) == {"1": [0, BAD_TIMEOUT], "2": [0, BAD_TIMEOUT]}
@@ -103,35 +118,24 @@ async def test_a_unit_that_falls_silent_makes_its_tags_bad(monkeypatch: pytest.M
 async def test_what_a_unit_gave_before_it_fell_silent_comes_before_its_loss() -> None:
     """It answers the first read of a poll and no other one: no value that came before may stand as the last one."""
     store = FakeStore()
-    tags = [
-        replace(TAGS[0], definition=TagDefinition(f"tag:a/{n}"), point=replace(TAGS[0].point, address=1_000 * n))
-        for n in (1, 2, 3)
-    ]
-    source = await made(store, tags=tags)
-
-    class Dying(Device):
-        async def read_bytes(self, read: Read) -> bytes:
-            self.is_silent = read.address > 1_000
-            return await super().read_bytes(read)
-
+    source = await made(store, tags_at(*(replace(FIRST, address=1_000 * n) for n in (1, 2, 3))))
     await poll(source, Device())
-    await poll(source, Dying(values={1_000: 7}))
+    await poll(source, Device(silent=lambda read: read.address > 1_000, values={1_000: 7}))
     assert [sample.value for sample in store.of("a/1")] == [1_000, 7, None]
     assert qualities(store) == {"1": [0, 0, BAD_TIMEOUT], "2": [0, BAD_TIMEOUT]}
 
 
 async def test_a_device_none_of_whose_units_answers_is_lost() -> None:
     """Otherwise its connection would be kept for ever, where another one may help."""
-    source = await made(FakeStore(), tags=[replace(TAGS[0], point=replace(TAGS[0].point, poll_interval_ms=1))])
+    source = await made(FakeStore(), tags_at(replace(FIRST, poll_interval_ms=1)))
     with pytest.raises(SourceLost, match="none of the units at meter:502 answers any more"):
-        await source._poll(Device(is_silent=True), PollGrid({1}, time.monotonic_ns()))  # type: ignore[arg-type]
+        await source._poll(dead(), PollGrid({1}, time.monotonic_ns()))  # type: ignore[arg-type]
 
 
 async def test_what_was_read_before_the_connection_broke_is_recorded() -> None:
     """It breaks at the second of two reads of a poll: the value of the first one is recorded when the life ends."""
     store = FakeStore()
-    far = replace(TAGS[1], point=replace(TAGS[1].point, address=1_000))
-    source = await made(store, tags=[TAGS[0], far])
+    source = await made(store, tags_at(FIRST, replace(FIRST, address=1_000)))
 
     class Breaking(Device):
         async def read_bytes(self, read: Read) -> bytes:
@@ -177,13 +181,13 @@ async def test_a_unit_that_stays_silent_is_reported_once(caplog: pytest.LogCaptu
     caplog.set_level(logging.INFO)
     source = await made(FakeStore())
     for _ in range(3):
-        await poll(source, Device(is_silent=True))
+        await poll(source, dead())
         for unit in source._units:
             unit.answered()  # as at a new connection
     assert told(caplog) == ["unit_lost"]
     await poll(source, Device())
     for _ in range(2):
-        await poll(source, Device(is_silent=True))
+        await poll(source, dead())
     assert told(caplog) == ["unit_lost", "unit_returned", "answer_missing", "unit_lost"]
 
 
@@ -236,10 +240,8 @@ async def test_a_refusal_replaces_the_loss_before() -> None:
 
 async def test_a_counter_that_wraps_is_a_fact() -> None:
     """The reading is stored as it is; the fact has both readings and what was counted between them."""
-    word = value_type("uint16", "ABCD")
-    tags = [replace(tag, point=replace(tag.point, kind=word, counter=65_536)) for tag in TAGS]
-    store = FakeStore()
-    source = await made(store, tags=tags)
+    word, store = value_type("uint16", "ABCD"), FakeStore()
+    source = await made(store, tags_at(*(replace(tag.point, kind=word, counter=65_536) for tag in TAGS)))
     await poll(source, Device(values={1: 65_530, 2: 30_000}))
     await poll(source, Device(values={1: 6, 2: 5}))
     await poll(source, Device(values={1: 6, 2: 8}))
@@ -269,8 +271,7 @@ async def test_missed_polls_are_counted_and_a_fact() -> None:
 
 async def test_a_poll_reads_the_intervals_that_are_due() -> None:
     """A tag with an interval of its own is left out of the others' polls, and read along when both are due."""
-    tags = [TAGS[0], replace(TAGS[1], point=replace(TAGS[1].point, poll_interval_ms=5_000))]
-    source = await made(FakeStore(), tags=tags)
+    source = await made(FakeStore(), tags_at(FIRST, replace(FIRST, address=2, poll_interval_ms=5_000)))
     for due, asked in (({1_000}, [(1, 1)]), ({5_000}, [(2, 1)]), ({1_000, 5_000}, [(1, 2)])):
         device = Device()
         await source._poll_all(device, frozenset(due), time.monotonic_ns() + 10**9)  # type: ignore[arg-type]
@@ -291,9 +292,8 @@ async def test_retry_asks_for_what_is_refused_at_once() -> None:
 
 async def test_a_search_rests_when_its_slot_is_over() -> None:
     """One question of the search and no more, so that the next poll begins in time; the next poll goes on with it."""
-    points = [Register(1, Table.HOLDING, number, 1, INT16) for number in range(1, 9)]
-    tags = [replace(TAGS[0], definition=TagDefinition(f"tag:a/{point.address}"), point=point) for point in points]
-    source, device = await made(FakeStore(), tags=tags), Device({2: 2, 7: 2})
+    tags = tags_at(*(replace(FIRST, address=number) for number in range(1, 9)))
+    source, device = await made(FakeStore(), tags), Device({2: 2, 7: 2})
     for asked in ([(1, 8), (1, 4)], [(1, 2)]):  # the read of the plan is refused; the halves of it
         device.asked.clear()
         await source._poll_all(device, frozenset({1_000}), time.monotonic_ns())  # type: ignore[arg-type]
@@ -321,11 +321,7 @@ async def test_a_unit_that_holds_the_line_is_asked_rarely_and_last(
 ) -> None:
     """Its first silence is logged with what it costs. It is not asked beside the others any more, but after a poll, and
     not before twenty times what its silence takes."""
-    tags = [
-        replace(TAGS[0], definition=TagDefinition(f"tag:a/{n}"), point=replace(TAGS[0].point, unit_id=n))
-        for n in (1, 2, 3)
-    ]
-    source = await made(FakeStore(), tags=tags)
+    source = await made(FakeStore(), THREE_UNITS)
     gateway, now_ns = Gateway(), [100 * S]
     monkeypatch.setattr("agent.ingest.modbus.source.time.monotonic_ns", lambda: now_ns[0])
     await poll(source, gateway)
@@ -341,23 +337,17 @@ async def test_a_unit_that_holds_the_line_is_asked_rarely_and_last(
     assert all(gateway.units[place - 1] == 3 and gateway.units[place + 1] == 1 for place in asked[1:]), "after a poll"
 
 
-class Hesitant(Device):
-    """Does not answer these requests, counted from 0."""
-
-    def __init__(self, *silent: int) -> None:
-        super().__init__()
-        self.silent = silent
-
-    async def read_bytes(self, read: Read) -> bytes:
-        self.is_silent = len(self.asked) in self.silent
-        return await super().read_bytes(read)
+def hesitant(*unanswered: int) -> Device:
+    """A unit that does not answer these requests, counted from 0."""
+    found = Device(silent=lambda _: len(found.asked) in unanswered)
+    return found
 
 
 async def test_a_unit_that_misses_one_request_is_asked_again(caplog: pytest.LogCaptureFixture) -> None:
     """At once, so that no value is missing. It is told once."""
     store = FakeStore()
     source = await made(store)
-    device = Hesitant(1, 3)
+    device = hesitant(1, 3)
     for _ in range(3):
         await poll(source, device)
     assert qualities(store)["1"] == [0, 0, 0]
@@ -369,7 +359,7 @@ async def test_a_unit_that_misses_one_poll_is_not_silent(caplog: pytest.LogCaptu
     a row it is silent."""
     store = FakeStore()
     source = await made(store)
-    device = Hesitant(1, 2, 4, 5, 7, 8, 9, 10)
+    device = hesitant(1, 2, 4, 5, 7, 8, 9, 10)
     for _ in range(6):
         await poll(source, device)
     assert qualities(store)["1"] == [0, BAD_TIMEOUT] * 3
@@ -382,11 +372,7 @@ async def test_a_unit_that_misses_one_poll_is_not_silent(caplog: pytest.LogCaptu
 async def test_each_silent_unit_is_asked_in_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of three silent units the first and the last stay dead; the one between them is found, over the second
     connection."""
-    tags = [
-        replace(TAGS[0], definition=TagDefinition(f"tag:a/{n}"), point=replace(TAGS[0].point, unit_id=n))
-        for n in (1, 2, 3)
-    ]
-    source = await made(FakeStore(), tags=tags)
+    source = await made(FakeStore(), THREE_UNITS)
 
     class SideLine(Device):
         async def __aenter__(self) -> Self:
@@ -395,11 +381,8 @@ async def test_each_silent_unit_is_asked_in_its_turn(monkeypatch: pytest.MonkeyP
         async def __aexit__(self, *_: object) -> None:
             """Nothing to close."""
 
-        async def read_bytes(self, read: Read) -> bytes:
-            self.is_silent = read.unit_id != 2
-            return await super().read_bytes(read)
-
-    monkeypatch.setattr("agent.ingest.modbus.source.Line", lambda _: SideLine())
+    side = SideLine(silent=lambda read: read.unit_id != 2)
+    monkeypatch.setattr("agent.ingest.modbus.source.Line", lambda _: side)
     for unit in source._units:
         unit.fell_silent(0)
     probing = asyncio.create_task(source._probe(Device()))  # type: ignore[arg-type]

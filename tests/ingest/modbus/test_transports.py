@@ -1,4 +1,4 @@
-"""The four transports, each against a device in a process of its own."""
+"""What a connection needs before it can ask: a port, a certificate. `line/test_field_faults` reads over each transport."""
 
 from __future__ import annotations
 
@@ -8,41 +8,13 @@ import pytest
 
 from agent.ingest.errors import SourceLost, SourceRefused
 from agent.ingest.modbus.address import Table
-from agent.ingest.modbus.line import Line, ReadRefused, UnitSilent
+from agent.ingest.modbus.line import Line
 from agent.ingest.modbus.plan import Read
-from agent.settings.sources import ModbusSourceSettings
-from tests.ingest.modbus.field import cable, field_device, settings
+from tests.ingest.modbus.field import field_device, settings
 from tests.ingest.opcua.security.certificates import in_files
 
 pytestmark = pytest.mark.system  # the device answers by the real clock
 FIVE = Read(1, Table.HOLDING, 10, 5, ())
-LONG = Read(1, Table.HOLDING, 0, 100, ())
-BEYOND = Read(1, Table.HOLDING, 999, 2, ())
-OTHER = Read(2, Table.HOLDING, 0, 1, ())
-
-
-async def check(given: ModbusSourceSettings) -> None:
-    """Values, a refusal, a unit that is silent, and values again, over one connection."""
-    async with Line(given) as line:
-        assert list(await line.read(FIVE)) == [10, 11, 12, 13, 14]
-        with pytest.raises(ReadRefused, match=r"illegal data address \(2\)"):
-            await line.read(BEYOND)
-        with pytest.raises(UnitSilent, match="does not answer within 1000 ms"):
-            await line.read(OTHER)
-        assert list(await line.read(LONG)) == list(range(100))
-
-
-async def test_rtu_over_a_serial_line() -> None:
-    """A pair of pseudo terminals stands for the cable."""
-    with cable() as (ours, theirs), field_device("serial,dead=2:0", theirs):
-        await check(settings("rtu", serial_port=ours, parity="none", baud_rate=115_200, timeout_ms=1_000))
-
-
-@pytest.mark.parametrize("transport, framing", [("rtu_over_tcp", "rtu"), ("tcp", "tcp")])
-async def test_sockets(transport: str, framing: str) -> None:
-    """Either framing over a socket."""
-    with field_device(f"{framing},dead=2:0") as port:
-        await check(settings(transport, port=port, timeout_ms=1_000))
 
 
 async def test_a_port_that_does_not_exist_is_reported_with_its_reason() -> None:

@@ -21,26 +21,14 @@ from agent.ingest.modbus.explore.interpretation import (
     ranked,
     tag_row,
 )
+from tests.ingest.modbus.devices import FORMATS, words_on_the_wire
 
-FORMATS = {
-    "int16": ">h",
-    "uint16": ">H",
-    "int32": ">i",
-    "uint32": ">I",
-    "int64": ">q",
-    "uint64": ">Q",
-    "float16": ">e",
-    "float32": ">f",
-    "float64": ">d",
-}
 EVERY = [(name, order) for name, form in FORMATS.items() for order in ORDERS[struct.calcsize(form)]]
 
 
 def words_of(name: str, order: str, value: float) -> list[int]:
-    """The words of a device that holds this value: byte k of the wire is the byte that the order's letter k names."""
-    data = struct.pack(FORMATS[name], value)
-    wire = bytes(data["ABCDEFGH".index(letter)] for letter in order)
-    return [int.from_bytes(wire[place : place + 2], "big") for place in range(0, len(wire), 2)]
+    """The words of a device that holds this value."""
+    return words_on_the_wire(struct.pack(FORMATS[name], value), order)
 
 
 def at(address: int, *words: int) -> dict[int, int]:

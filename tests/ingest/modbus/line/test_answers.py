@@ -1,7 +1,6 @@
 """Late, lost and foreign answers: whatever a device does, a value is that of the register that was asked for."""
 
 import asyncio
-import math
 import random
 import struct
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from agent.ingest.modbus.line.connection import ConnectionEnded
 from agent.ingest.modbus.line.frames import Frame, checksum
 from agent.ingest.modbus.plan import Read
 from agent.settings.sources import ModbusSourceSettings
+from tests.ingest.modbus.devices import PlayedConnection
 
 S = 10**9
 A = Read(1, Table.HOLDING, 100, 2, ())
@@ -274,12 +274,12 @@ class RandomDevice:
         return answer
 
 
-class RandomConnection:
+class RandomConnection(PlayedConnection):
     """A connection to it, which ends now and then."""
 
     def __init__(self, device: RandomDevice) -> None:
+        super().__init__()
         self.device = device
-        self.is_open, self.answers_total, self.answered_s, self.ended_s = True, 0, math.inf, 0.0
 
     async def exchange(self, request: bytes, _: float) -> Frame | None:
         if self.device.random.random() < 0.02:
@@ -288,9 +288,6 @@ class RandomConnection:
         frame = self.device.exchange(request)
         self.answers_total += frame is not None
         return frame
-
-    def end(self) -> None:
-        self.is_open = False
 
 
 def reads(seed: int) -> Iterator[Read]:

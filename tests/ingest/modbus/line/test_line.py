@@ -1,7 +1,6 @@
 """What comes of a request on a line: values, a refusal, silence, or the loss of the connection."""
 
 import asyncio
-import math
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 from agent.ingest.errors import SourceLost
 from agent.ingest.modbus.address import Register, Table
 from agent.ingest.modbus.decode import value_type
-from agent.ingest.modbus.line import Line, ReadRefused, UnitGarbled, UnitSilent
+from agent.ingest.modbus.line import Endpoint, Line, ReadRefused, UnitGarbled, UnitSilent
 from agent.ingest.modbus.line import line as line_module
 from agent.ingest.modbus.line.connection import ConnectionEnded
 from agent.ingest.modbus.line.frames import Frame
@@ -20,6 +19,7 @@ from agent.ingest.modbus.line.line import frame_pause_ms
 from agent.ingest.modbus.plan import Read
 from agent.ingest.modbus.refusal import is_about_address
 from agent.settings.sources import ModbusSourceSettings
+from tests.ingest.modbus.devices import PlayedConnection
 
 READ = Read(1, Table.HOLDING, 10, 2, (Register(1, Table.HOLDING, 10, 2, value_type("int32", "ABCD")),))
 SETTINGS = ModbusSourceSettings("meter", Path("t.csv"), 0, host="meter", timeout_ms=100)
@@ -47,10 +47,12 @@ class Answering:
         return self.connections[-1]
 
 
-class AnsweringConnection:
+class AnsweringConnection(PlayedConnection):
+    """A connection to it."""
+
     def __init__(self, device: Answering, receive: Any) -> None:
+        super().__init__()
         self.device, self.receive = device, receive
-        self.is_open, self.answers_total, self.answered_s, self.ended_s = True, 0, math.inf, 0.0
 
     async def exchange(self, request: bytes, _: float) -> Frame | None:
         self.device.asked.append(request)
@@ -65,9 +67,6 @@ class AnsweringConnection:
         )
         self.answers_total += frame is not None
         return frame
-
-    def end(self) -> None:
-        self.is_open = False
 
 
 @pytest.fixture
@@ -191,3 +190,20 @@ async def test_requests_on_a_line_take_turns(answering: Any) -> None:
         patch.setattr(AnsweringConnection, "exchange", slow)
         await asyncio.gather(line.read(READ), line.read(READ))
     assert steps == ["asked", "answered"] * 2
+
+
+def test_a_hold_of_a_unit_that_answers_is_believed_the_third_time() -> None:
+    """The unit that was asked instead may have been late itself. One that never answered is believed at once; a silence
+    without a hold, or an answer, ends it."""
+    endpoint = Endpoint(SETTINGS)
+    endpoint.answers.note_good(READ)
+    for _ in range(2):
+        endpoint.note_hold(1, 3_000)
+    assert endpoint.hold_ms == {}
+    endpoint.note_hold(1, 0)
+    for hold_ms in (3_000, 3_000, 3_100):
+        endpoint.note_hold(1, hold_ms)
+    endpoint.note_hold(2, 5_000)
+    assert endpoint.hold_ms == {1: 3_100, 2: 5_000}
+    endpoint.note_hold(1, 0)
+    assert endpoint.hold_ms == {2: 5_000}
