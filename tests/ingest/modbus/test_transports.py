@@ -1,4 +1,5 @@
-"""What a connection needs before it can ask: a port, a certificate. `line/test_field_faults` reads over each transport."""
+"""What a connection needs before it can ask: a port, a certificate. `line/test_field_faults` reads over the other
+transports."""
 
 from __future__ import annotations
 
