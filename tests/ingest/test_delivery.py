@@ -88,19 +88,9 @@ async def test_what_a_rule_held_back_is_recorded_when_the_rule_ends() -> None:
     assert [s.source_time_ns for s in store.of("stays")] == [10 * S, 11 * S]
 
 
-async def test_a_changed_definition_is_a_new_number_and_no_end() -> None:
-    """The subject goes on: nothing says that it is out of service."""
-    store = FakeStore()
-    delivery = await made(store, tag("a"))
-    await delivery.deliver(SampleColumns.of([Sample(1, 10 * S, 1.0)]), 10 * S)
-    await retagged(delivery, 11 * S, tag("a", address="elsewhere"))
-    await delivery.deliver(SampleColumns.of([Sample(2, 12 * S, 2.0)]), 12 * S)
-    assert store.of("a") == [Sample(1, 10 * S, 1.0), Sample(2, 12 * S, 2.0)]
-
-
 async def test_a_value_that_stands_through_an_edit_is_not_recorded_twice() -> None:
     """The new item of a tag begins with the value that the old one brought last. The tag has it once under that time,
-    and under the new number since it was seen again."""
+    and under the new number since it was seen again. The subject goes on: nothing says that it is out of service."""
     store = FakeStore()
     delivery = await made(store, tag("a"))
     await delivery.deliver(SampleColumns.of([Sample(1, 10 * S, 1.0)]), 10 * S)

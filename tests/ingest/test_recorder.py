@@ -23,6 +23,18 @@ def recorder(store: FakeStore) -> Recorder:
     return Recorder("plc", "plant-a", store, (Busy,), "facts.operational")
 
 
+class SlowStore(FakeStore):
+    """Takes samples and commits them when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.commits: list[Future[Any]] = []
+
+    def append_columns(self, *_: object) -> Future[Any]:
+        self.commits.append(Future())
+        return self.commits[-1]
+
+
 async def test_a_store_that_refuses_holds_the_source_and_loses_nothing() -> None:
     """While the store is full `record` does not return; when it takes again everything arrives once and in order."""
     store = FakeStore()
@@ -57,14 +69,8 @@ async def test_committed_waits_for_what_was_handed_in_before(monkeypatch: pytest
     """Another task reads the store once these samples are in it. They are not yet while they wait to be appended, while
     the store has only queued them, or when it has refused them after all."""
     monkeypatch.setattr(recorder_module, "REFUSED_WAIT_S", 0.0)
-    queued = list[Future[Any]]()
-
-    class Queueing(FakeStore):
-        def append_columns(self, *_: object) -> Future[Any]:
-            queued.append(Future())
-            return queued[-1]
-
-    one = recorder(Queueing())
+    store = SlowStore()
+    queued, one = store.commits, recorder(store)
     one.hand_in("facts.telemetry", SampleColumns.of([Sample(1, 1, 1)]))
     waiting = asyncio.create_task(one.committed())
 
@@ -87,16 +93,6 @@ async def test_committed_waits_for_what_was_handed_in_before(monkeypatch: pytest
     await one.settle()
     queued[2].set_result(None)
     await one.drain()
-
-
-async def test_an_operational_fact_goes_to_its_stream() -> None:
-    """Also one that a source hands in without waiting."""
-    store = FakeStore()
-    one = recorder(store)
-    fact = Message(Envelope("1", "plant-a", "*", 1), Fact("source:plc", "counter_fell", b"{}"))
-    one.hand_in_fact(fact, 1)
-    await one.settle()
-    assert list(store.messages.values()) == [fact]
 
 
 async def test_samples_survive_being_stopped_while_waiting() -> None:
@@ -211,39 +207,6 @@ async def test_what_is_no_refusal_is_not_hidden() -> None:
     assert [row.value for _, row in store.samples] == [1]
 
 
-async def test_samples_the_store_fails_at_do_not_block_the_way_for_ever() -> None:
-    """What fails each time is given up after some attempts, told as a gap, and what comes after it gets through."""
-    store = FakeStore()
-    one = Recorder("plc", "plant-a", store, (), "facts.operational")
-    await one.define([DEFINITION])
-    store.failing_futures = 3
-    with pytest.raises(Busy):
-        await one.record("facts.telemetry", SampleColumns.of([Sample(1, 5_000_000_000, 1)]))
-    for _ in range(2):
-        with pytest.raises(Busy):
-            await one.drain()
-    await one.record("facts.telemetry", SampleColumns.of([Sample(1, 6_000_000_000, 2)]))
-    await one.drain()
-    assert [row.value for _, row in store.samples] == [2]
-    (message,) = store.messages.values()
-    assert b'"reason":"store_rejected"' in message.fact.object_json
-    assert b'"count":1,' in message.fact.object_json
-    assert one._in_flight == 0, "what was given up makes room"
-
-
-class SlowStore(FakeStore):
-    """Takes samples and commits them when the test says so."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.commits: list[Future[Any]] = []
-
-    def append_columns(self, stream: str, columns: SampleColumns) -> Future[Any]:
-        super().append_columns(stream, columns)
-        self.commits.append(Future())
-        return self.commits[-1]
-
-
 async def test_what_is_on_its_way_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that takes samples and does not commit them holds the source once so many are on their way."""
     monkeypatch.setattr("agent.ingest.recorder.IN_FLIGHT_SAMPLES_MAX", 2)
@@ -331,6 +294,7 @@ async def test_a_message_that_the_store_fails_at_is_given_up_as_a_loss_of_its_ki
     assert lost.fact.predicate == "events_lost"
     said = json.loads(lost.fact.object_json)
     assert (said["reason"], said["count"], said["first_time"]) == ("store_rejected", 1, "1970-01-01T00:00:07Z")
+    assert other._in_flight == 0, "what was given up makes room"
 
 
 async def test_the_time_of_the_last_value_is_of_no_bad_sample() -> None:
@@ -359,14 +323,7 @@ async def test_a_source_is_complete_when_everything_before_is_committed(monkeypa
     """Not while samples are on their way, and not while a gap waits to become a fact. Parts that are no longer known
     are removed, those that an earlier process has stored too. What the store refuses is stored later."""
     monkeypatch.setattr(recorder_module, "COMPLETE_INTERVAL_S", 0.0)
-    queued = list[Future[Any]]()
-
-    class Queueing(FakeStore):
-        def append_columns(self, *_: object) -> Future[Any]:
-            queued.append(Future())
-            return queued[-1]
-
-    store = Queueing()
+    store = SlowStore()
     one = recorder(store)
     one.continue_from({"tag:a/1": Stored(1)})
     store.complete["plc", "tag:a/1"] = Stored(1)
@@ -378,7 +335,7 @@ async def test_a_source_is_complete_when_everything_before_is_committed(monkeypa
         return {part: known.complete_ns for (_, part), known in store.complete.items()}
 
     assert await noted(5) == {"tag:a/1": 1}
-    queued[0].set_result(None)
+    store.commits[0].set_result(None)
     assert await noted(5) == {"part 0": 5}
     one.add_gap(Gap("plc", SOURCE_LOST, 1, 2, 0, count_exact=False))
     assert await noted(7) == {"part 0": 5}

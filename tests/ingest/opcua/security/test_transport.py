@@ -3,7 +3,7 @@
 import asyncio
 import math
 from datetime import UTC, datetime
-from unittest.mock import MagicMock
+from unittest.mock import AsyncMock, MagicMock
 
 import pytest
 from asyncua import ua
@@ -21,6 +21,22 @@ from agent.ingest.opcua.security.transport import Protocol, Transport
 from tests.waiting import LIMIT_S, wait_until_async
 
 
+def opened_protocol(timeout_s: float = 1.0) -> Protocol:
+    """A protocol whose server has answered already."""
+    found = Protocol(timeout_s, SecurityPolicyNone())
+    found._has_answered = True
+    return found
+
+
+def chunk(number: int, request: int, content: bytes, kind: bytes = ua.ChunkType.Single) -> bytes:
+    """A part of an answer to a request."""
+    crypto = SecurityPolicyNone().symmetric_cryptography
+    made = MessageChunk(crypto, content, ua.MessageType.SecureMessage, kind)
+    made.MessageHeader.ChannelId = 0
+    made.SequenceHeader.SequenceNumber, made.SequenceHeader.RequestId = number, request
+    return made.to_binary()
+
+
 @pytest.mark.parametrize("is_aborted, bytes_max", [(False, 250), (True, 250), (True, 1000)])
 async def test_an_answer_that_is_too_large_costs_only_its_request(
     monkeypatch: pytest.MonkeyPatch, bytes_max: int, *, is_aborted: bool
@@ -28,18 +44,14 @@ async def test_an_answer_that_is_too_large_costs_only_its_request(
     """For us: its chunks are discarded as they come, and the request fails. For the server, which gives it up: the
     request fails with the server's reason. The answer behind it is read."""
     monkeypatch.setattr(transport, "MESSAGE_BYTES_MAX", bytes_max)
-    protocol = Protocol(1.0, SecurityPolicyNone())
+    protocol = opened_protocol()
     large, other = (asyncio.get_running_loop().create_future() for _ in range(2))
     protocol._callbackmap.update({7: large, 8: other})
-    protocol._has_answered = True
     last = ua.ChunkType.Abort if is_aborted else ua.ChunkType.Single
     body = ua_binary.struct_to_binary(ua.ErrorMessage(ua.StatusCode(ua.StatusCodes.BadTimeout)))
     chunks = [(7, ua.ChunkType.Intermediate, bytes(100))] * 6 + [(7, last, body), (8, ua.ChunkType.Single, bytes(200))]
     for number, (request, kind, content) in enumerate(chunks, 1):
-        chunk = MessageChunk(SecurityPolicyNone().symmetric_cryptography, content, ua.MessageType.SecureMessage, kind)
-        chunk.MessageHeader.ChannelId = 0
-        chunk.SequenceHeader.SequenceNumber, chunk.SequenceHeader.RequestId = number, request
-        protocol.data_received(chunk.to_binary())
+        protocol.data_received(chunk(number, request, content, kind))
         assert sum(len(part.Body) for part in protocol._connection._incoming_parts) <= bytes_max
     with pytest.raises(uaerrors.BadTimeout if is_aborted else uaerrors.BadResponseTooLarge):
         await large
@@ -49,15 +61,10 @@ async def test_an_answer_that_is_too_large_costs_only_its_request(
 async def test_an_answer_that_no_request_waits_for_ends_nothing() -> None:
     """It leaves the requests that wait as they are, and what comes behind it is read. The requests of two connections
     do not have the same numbers: an answer to one of an earlier connection finds nobody."""
-    protocol = Protocol(1.0, SecurityPolicyNone())
+    protocol = opened_protocol()
     waiting = protocol._callbackmap[7] = asyncio.get_running_loop().create_future()
-    protocol._has_answered = True
     for number, request in enumerate((6, 7), 1):
-        crypto = SecurityPolicyNone().symmetric_cryptography
-        chunk = MessageChunk(crypto, b"%d" % request, ua.MessageType.SecureMessage, ua.ChunkType.Single)
-        chunk.MessageHeader.ChannelId = 0
-        chunk.SequenceHeader.SequenceNumber, chunk.SequenceHeader.RequestId = number, request
-        protocol.data_received(chunk.to_binary())
+        protocol.data_received(chunk(number, request, b"%d" % request))
     assert (await waiting).read(1) == b"7"
     assert len({Protocol(1.0, SecurityPolicyNone())._request_id for _ in range(3)}) == 3
 
@@ -80,8 +87,8 @@ def opened(number: int, request: int, token: int) -> bytes:
 
 async def test_a_renewal_that_was_not_answered_in_time_hinders_no_other() -> None:
     """The late answer belongs to its own request: the keys are made with the nonce of that. The connection goes on."""
-    protocol = Protocol(0.01, SecurityPolicyNone())
-    protocol.transport, protocol._has_answered = MagicMock(), True
+    protocol = opened_protocol(0.01)
+    protocol.transport = MagicMock()
     first, second = (
         ua.OpenSecureChannelParameters(RequestType=ua.SecurityTokenRequestType.Renew, ClientNonce=nonce)
         for nonce in (b"first", b"second")
@@ -124,9 +131,8 @@ async def test_a_cancellation_that_meets_the_answer_is_one(monkeypatch: pytest.M
 
 async def test_a_chunk_without_measure_is_not_collected() -> None:
     """A header that announces two gigabytes ends the connection before they come."""
-    protocol = Protocol(1.0, SecurityPolicyNone())
+    protocol = opened_protocol()
     waiting = protocol._callbackmap[7] = asyncio.get_running_loop().create_future()
-    protocol._has_answered = True
     protocol.data_received(b"MSGF")
     assert not waiting.done()
     protocol.data_received((2**31).to_bytes(4, "little"))
@@ -154,16 +160,19 @@ def test_a_server_that_receives_nothing_gets_short_chunks(told: int, used: int) 
     assert len(connection.message_to_binary(bytes(100_000))) > 100_000
 
 
+async def created(monkeypatch: pytest.MonkeyPatch, **answered: object) -> ua.CreateSessionResult:
+    """What a session is made of whose server answers so."""
+    answer = AsyncMock(return_value=ua.CreateSessionResult(**answered))  # type: ignore[arg-type]
+    monkeypatch.setattr(UaClient, "create_session", answer)
+    asked = ua.CreateSessionParameters(EndpointUrl="opc.tcp://plc:4840", RequestedSessionTimeout=30_000)  # type: ignore[arg-type]
+    return await Transport(1.0).create_session(asked)
+
+
 async def test_an_empty_list_of_endpoints_is_the_one_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that knows itself by another name gives none: the session goes on with the policy of its channel."""
-
-    async def answered(*_: object) -> ua.CreateSessionResult:
-        return ua.CreateSessionResult()
-
-    monkeypatch.setattr(UaClient, "create_session", answered)
-    found = await Transport(1.0).create_session(ua.CreateSessionParameters(EndpointUrl="opc.tcp://plc:4840"))
-    mode, uri = ua.MessageSecurityMode.None_, SecurityPolicyNone.URI
-    assert Client.find_endpoint(found.ServerEndpoints, mode, uri).EndpointUrl == "opc.tcp://plc:4840"
+    found, mode = await created(monkeypatch), ua.MessageSecurityMode.None_
+    used = Client.find_endpoint(found.ServerEndpoints, mode, SecurityPolicyNone.URI)
+    assert used.EndpointUrl == "opc.tcp://plc:4840"
 
 
 @pytest.mark.parametrize(
@@ -173,13 +182,7 @@ async def test_a_revised_time_out_is_used_as_far_as_it_means_something(
     monkeypatch: pytest.MonkeyPatch, told: float, used: float
 ) -> None:
     """A session's time-out of 0 left no time for the answer to a sign of life: each session ended at once."""
-
-    async def answered(*_: object) -> ua.CreateSessionResult:
-        return ua.CreateSessionResult(RevisedSessionTimeout=told)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(UaClient, "create_session", answered)
-    found = await Transport(1.0).create_session(ua.CreateSessionParameters(RequestedSessionTimeout=30_000))  # type: ignore[arg-type]
-    assert found.RevisedSessionTimeout == used
+    assert (await created(monkeypatch, RevisedSessionTimeout=told)).RevisedSessionTimeout == used
 
 
 @pytest.mark.parametrize("told, used", [(0, 3_600_000), (1, 1_000), (60_000, 60_000), (2**32 - 1, 3_600_000)])
