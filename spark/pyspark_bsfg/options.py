@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from difflib import get_close_matches
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 from urllib.parse import unquote, urlsplit
 
 from agent.message import STREAM
@@ -78,31 +78,25 @@ class Options:
         texts = {key.lower(): value for key, value in given.items()}
         for stranger in sorted(texts.keys() - NAMES.keys()):
             raise unknown(stranger, NAMES)
-        if (transport := texts.get("transport", "file")) not in TRANSPORTS:
-            raise OptionError(f"transport {transport!r}", f"known are {', '.join(TRANSPORTS)}")
+        transport = choice(texts, "transport", TRANSPORTS)
         if misplaced := [name for name in texts if name in (_OF_NODE if transport == "file" else _OF_FILE)]:
             raise OptionError(
                 f"option {NAMES[misplaced[0]]} is not of transport {transport}", "set transport to mqtt or file"
             )
-        if (push_filters := texts.get("pushfilters", "false").lower()) not in {"true", "false"}:
-            raise OptionError(f"pushFilters {texts['pushfilters']!r}", "it is true or false")
-        if texts.get("includelabels", "false").lower() not in {"true", "false"}:  # it decides the schema: source.py
-            raise OptionError(f"includeLabels {texts['includelabels']!r}", "it is true or false")
+        flag(texts, "includeLabels", "false")  # it decides the schema: source.py
         if not STREAM.fullmatch(texts.get("stream", TELEMETRY)):
             raise OptionError(f"stream {texts['stream']!r}", f"a stream's name matches {STREAM.pattern}")
-        if (when_released := texts.get("whenreleased", "skip")) not in get_args(WhenReleased):
-            raise OptionError(f"whenReleased {when_released!r}", f"known are {', '.join(get_args(WhenReleased))}")
         options = cls(
             paths=_paths(texts) if transport == "file" else (),
             stream=texts.get("stream", TELEMETRY),
-            start_offset=_offset(texts, "startingoffsets", "earliest", "latest"),
-            end_offset=None if (end := _offset(texts, "endingoffsets", "latest", "earliest")) is None else end - 1,
-            since_unix_ms=unix_ms(texts, "startingtimestamp"),
-            before_unix_ms=unix_ms(texts, "endingtimestamp"),
-            partitions=_number(texts, "numpartitions", PARTITIONS_MAX),
-            partition_facts_max=_number(texts, "maxfactsperpartition", OFFSET_MAX) or PARTITION_FACTS_MAX,
-            when_released="fail" if when_released == "fail" else "skip",
-            push_filters=push_filters == "true",
+            start_offset=_offset(texts, "startingOffsets", "earliest", "latest"),
+            end_offset=None if (end := _offset(texts, "endingOffsets", "latest", "earliest")) is None else end - 1,
+            since_unix_ms=unix_ms(texts, "startingTimestamp"),
+            before_unix_ms=unix_ms(texts, "endingTimestamp"),
+            partitions=number(texts, "numPartitions", PARTITIONS_MAX),
+            partition_facts_max=number(texts, "maxFactsPerPartition", OFFSET_MAX) or PARTITION_FACTS_MAX,
+            when_released=choice(texts, "whenReleased", get_args(WhenReleased)),
+            push_filters=flag(texts, "pushFilters", "false"),
             nodes=_nodes(texts) if transport == "mqtt" else (),
         )
         _check_ends(texts, options)
@@ -123,43 +117,18 @@ OF_KAFKA = {
     "minpartitions": "numPartitions, of a batch read",
     "maxoffsetspertrigger": "an option of readStream",
 }
-_OF_FILE = {name.lower(): name for name in ("path", "paths")}
-_OF_NODE = {
-    name.lower(): name
-    for name in (
-        "nodes",
-        "host",
-        "port",
-        "peer",
-        "caFile",
-        "certFile",
-        "keyFile",
-        "factsCaFile",
-        "compromisedFile",
-        "requestTimeout",
-        "attempts",
-    )
-}
-NAMES = (
-    _OF_FILE
-    | _OF_NODE
-    | {
-        name.lower(): name
-        for name in (
-            "transport",
-            "stream",
-            "startingOffsets",
-            "endingOffsets",
-            "startingTimestamp",
-            "endingTimestamp",
-            "numPartitions",
-            "maxFactsPerPartition",
-            "whenReleased",
-            "pushFilters",
-            "includeLabels",
-        )
-    }
-)
+
+
+def by_lower(names: str) -> dict[str, str]:
+    """Options as the documentation names them, by the name that Spark passes."""
+    return {name.lower(): name for name in names.split()}
+
+
+_OF_FILE = by_lower("path paths")
+_OF_NODE = by_lower("nodes host port peer caFile certFile keyFile factsCaFile compromisedFile requestTimeout attempts")
+_OF_BOTH = "transport stream startingOffsets endingOffsets startingTimestamp endingTimestamp numPartitions"
+_OF_BOTH += " maxFactsPerPartition whenReleased pushFilters includeLabels"
+NAMES = _OF_FILE | _OF_NODE | by_lower(_OF_BOTH)
 
 
 def _paths(texts: Mapping[str, str]) -> tuple[str, ...]:
@@ -218,9 +187,9 @@ def _node(texts: Mapping[str, str]) -> NodeOptions:
         ca_file,
         cert_file,
         key_file,
-        port=_number(texts, "port", 65535) or PORT,
-        request_timeout_s=_number(texts, "requesttimeout", REQUEST_TIMEOUT_S_MAX) or REQUEST_TIMEOUT_S,
-        attempts=_number(texts, "attempts", ATTEMPTS_MAX) or ATTEMPTS,
+        port=number(texts, "port", 65535) or PORT,
+        request_timeout_s=number(texts, "requestTimeout", REQUEST_TIMEOUT_S_MAX) or REQUEST_TIMEOUT_S,
+        attempts=number(texts, "attempts", ATTEMPTS_MAX) or ATTEMPTS,
         facts_ca_file=texts.get("factscafile", ""),
         compromised_file=texts.get("compromisedfile", ""),
     )
@@ -270,50 +239,65 @@ def _check_ends(texts: Mapping[str, str], options: Options) -> None:
             raise OptionError(f"{which}Timestamp of transport mqtt", f"give {which}Offsets, or filter on ts")
 
 
-def unix_ms(texts: Mapping[str, str], key: str) -> int | None:
+def unix_ms(texts: Mapping[str, str], name: str) -> int | None:
     """A time in ms since 1970, given so or as ISO 8601 with a zone. Raises OptionError."""
-    if (text := texts.get(key)) is None:
+    if (text := texts.get(name.lower())) is None:
         return None
     if text.strip().isdigit():
-        return _number(texts, key, UNIX_MS_MAX)
+        return number(texts, name, UNIX_MS_MAX)
     try:
         at = datetime.fromisoformat(text.strip())
         found = round(at.timestamp() * 1000) if at.tzinfo else 0
     except (ValueError, OverflowError):
         found = 0
     if not 1 <= found <= UNIX_MS_MAX:
-        raise OptionError(f"{NAMES[key]} {text!r}", "a time with its zone, such as 2026-01-01T12:00Z, or ms since 1970")
+        raise OptionError(f"{name} {text!r}", "a time with its zone, such as 2026-01-01T12:00Z, or ms since 1970")
     return found
 
 
-def plain_offset(texts: Mapping[str, str], key: str, default: str) -> str:
+def plain_offset(texts: Mapping[str, str], name: str, default: str) -> str:
     """An offset as a text, also from Kafka's JSON, in which a stream has partition 0. Raises OptionError."""
-    text = texts.get(key, default).strip()
+    text = texts.get(name.lower(), default).strip()
     if not text.startswith("{"):
         return text.lower()
     stream = texts.get("stream", TELEMETRY)
     try:
         by_stream = json.loads(text)
         if by_stream.keys() == {stream} and by_stream[stream].keys() == {"0"}:
-            number = by_stream[stream]["0"]
-            return {-2: "earliest", -1: "latest"}.get(number, str(number))
+            offset = by_stream[stream]["0"]
+            return {-2: "earliest", -1: "latest"}.get(offset, str(offset))
     except (ValueError, AttributeError, TypeError):
         pass
-    raise OptionError(f"{NAMES[key]} {text!r}", f'as JSON it is {{"{stream}":{{"0":OFFSET}}}}')
+    raise OptionError(f"{name} {text!r}", f'as JSON it is {{"{stream}":{{"0":OFFSET}}}}')
 
 
-def _offset(texts: Mapping[str, str], key: str, default: str, refused: str) -> int | None:
-    """An offset; None for the default, which is the first or last offset of the store."""
-    text = plain_offset(texts, key, default)
-    if text == refused:  # as Kafka's source does: there would be nothing to read
-        raise OptionError(f"{NAMES[key]} {text} of a batch read", f"it is {default}, or an offset")
-    return None if text == default else _number({key: text}, key, OFFSET_MAX, f"{default}, or ")
-
-
-def _number(texts: Mapping[str, str], key: str, most: int, otherwise: str = "") -> int | None:
-    if key not in texts:
+def number(texts: Mapping[str, str], name: str, most: int, otherwise: str = "") -> int | None:
+    """A whole number from 1; None if it is not given. Raises OptionError, which says what else it may be."""
+    if (given := texts.get(name.lower())) is None:
         return None
-    text = texts[key].strip()
+    text = given.strip()
     if not (text.isascii() and text.isdigit() and len(text) <= 19 and 1 <= int(text) <= most):
-        raise OptionError(f"{NAMES[key]} {texts[key]!r}", f"{otherwise}a whole number from 1 to {most}")
+        raise OptionError(f"{name} {given!r}", f"{otherwise}a whole number from 1 to {most}")
     return int(text)
+
+
+def flag(texts: Mapping[str, str], name: str, default: str) -> bool:
+    """True or false. Raises OptionError."""
+    if (text := texts.get(name.lower(), default).lower()) not in {"true", "false"}:
+        raise OptionError(f"{name} {texts[name.lower()]!r}", "it is true or false")
+    return text == "true"
+
+
+def choice(texts: Mapping[str, str], name: str, known: Sequence[str]) -> Any:
+    """One of the known texts, of the caller's Literal; the first if none is given. Raises OptionError."""
+    if (text := texts.get(name.lower(), known[0]).lower()) not in known:
+        raise OptionError(f"{name} {text!r}", f"known are {', '.join(known)}")
+    return text
+
+
+def _offset(texts: Mapping[str, str], name: str, default: str, refused: str) -> int | None:
+    """An offset; None for the default, which is the first or last offset of the store."""
+    text = plain_offset(texts, name, default)
+    if text == refused:  # as Kafka's source does: there would be nothing to read
+        raise OptionError(f"{name} {text} of a batch read", f"it is {default}, or an offset")
+    return None if text == default else number({name.lower(): text}, name, OFFSET_MAX, f"{default}, or ")

@@ -12,7 +12,20 @@ from typing import get_args
 
 from agent.message import CONSUMER
 from pyspark_bsfg.errors import OptionError
-from pyspark_bsfg.options import NAMES, OFFSET_MAX, PARTITIONS_MAX, Options, local_path, plain_offset, unix_ms, unknown
+from pyspark_bsfg.options import (
+    NAMES,
+    OFFSET_MAX,
+    PARTITIONS_MAX,
+    Options,
+    by_lower,
+    choice,
+    flag,
+    local_path,
+    number,
+    plain_offset,
+    unix_ms,
+    unknown,
+)
 from pyspark_bsfg.streaming.offsets import OnRestored, Start
 
 # A micro-batch costs some 0.8 s and a microsecond a fact; a larger one would only be more to repeat.
@@ -25,21 +38,12 @@ INSTEAD = {
     "whenreleased": "failOnDataLoss",
     "pushfilters": "nothing: a stream reads each fact once",
 }
+STARTS: dict[str, Start] = {"earliest": "earliest", "latest": "latest", "cursor": "cursor"}
 NODES = "bsfg-nodes"  # a folder in the checkpoint, with one for each of several nodes
-OURS = {
-    name.lower(): name
-    for name in (
-        "startingOffsets",
-        "startingTimestamp",
-        "maxOffsetsPerTrigger",
-        "minPartitions",
-        "failOnDataLoss",
-        "consumer",
-        "checkpointLocation",
-        "onRestored",
-        "takeOver",
-    )
-}
+OURS = by_lower(
+    "startingOffsets startingTimestamp maxOffsetsPerTrigger minPartitions failOnDataLoss consumer checkpointLocation"
+    " onRestored takeOver"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +71,14 @@ class StreamOptions:
         options = cls(
             read=Options.of(texts),
             start=start,
-            since_unix_ms=unix_ms(ours, "startingtimestamp"),
-            offsets_max=_number(ours, "maxoffsetspertrigger", 1, OFFSET_MAX) or OFFSETS_PER_TRIGGER,
-            partitions_min=_number(ours, "minpartitions", 1, PARTITIONS_MAX),
-            is_loss_refused=_flag(ours, "failondataloss", "true"),
+            since_unix_ms=unix_ms(ours, "startingTimestamp"),
+            offsets_max=number(ours, "maxOffsetsPerTrigger", OFFSET_MAX) or OFFSETS_PER_TRIGGER,
+            partitions_min=number(ours, "minPartitions", PARTITIONS_MAX),
+            is_loss_refused=flag(ours, "failOnDataLoss", "true"),
             consumer=ours.get("consumer", ""),
             checkpoint=_local_folder(ours.get("checkpointlocation", "")),
-            on_restored=_on_restored(ours),
-            takes_over=_flag(ours, "takeover", "false"),
+            on_restored=choice(ours, "onRestored", get_args(OnRestored)),
+            takes_over=flag(ours, "takeOver", "false"),
         )
         options._check()
         return options
@@ -148,40 +152,12 @@ def _refuse_strangers(texts: Mapping[str, str]) -> None:
 
 
 def _start(texts: Mapping[str, str]) -> Start:
-    text = plain_offset(texts, "startingoffsets", "earliest")
-    match text:
-        case "earliest":
-            return "earliest"
-        case "latest":
-            return "latest"
-        case "cursor":
-            return "cursor"
-    if text.isascii() and text.isdigit() and len(text) <= 19 and 1 <= int(text) <= OFFSET_MAX:
-        return int(text)
-    raise OptionError(f"startingOffsets {text!r}", "it is earliest, latest, cursor, or the first offset to be read")
-
-
-def _on_restored(texts: Mapping[str, str]) -> OnRestored:
-    text = texts.get("onrestored", "fail").lower()
-    if text not in get_args(OnRestored):
-        raise OptionError(f"onRestored {text!r}", f"known are {', '.join(get_args(OnRestored))}")
-    return "reread" if text == "reread" else "fail"
-
-
-def _number(texts: Mapping[str, str], key: str, least: int, most: int) -> int | None:
-    if key not in texts:
-        return None
-    text = texts[key].strip()
-    if not (text.isascii() and text.isdigit() and len(text) <= 19 and least <= int(text) <= most):
-        raise OptionError(f"{OURS[key]} {texts[key]!r}", f"a whole number from {least} to {most}")
-    return int(text)
-
-
-def _flag(texts: Mapping[str, str], key: str, default: str) -> bool:
-    text = texts.get(key, default).lower()
-    if text not in {"true", "false"}:
-        raise OptionError(f"{OURS[key]} {texts[key]!r}", "it is true or false")
-    return text == "true"
+    text = plain_offset(texts, "startingOffsets", "earliest")
+    if text in STARTS:
+        return STARTS[text]
+    offset = number({"startingoffsets": text}, "startingOffsets", OFFSET_MAX, "earliest, latest, cursor, or ")
+    assert offset is not None
+    return offset
 
 
 def _local_folder(text: str) -> str:

@@ -61,7 +61,7 @@ def test_a_checkpoint_is_where_spark_has_it(text: str) -> None:
         ({"startingOffsets": '{"t":{"0":1}}'}, r"as JSON it is \{\"facts.telemetry\":\{\"0\":OFFSET\}\}"),
         ({"startingOffsets": '{"facts.telemetry":{"0":1,"1":1}}'}, "as JSON it is"),
         ({"startingOffsets": '{"facts.telemetry":1}'}, "as JSON it is"),
-        ({"startingOffsets": '{"facts.telemetry":{"0":true}}'}, "it is earliest, latest, cursor, or the first offset"),
+        ({"startingOffsets": '{"facts.telemetry":{"0":true}}'}, "earliest, latest, cursor, or a whole number"),
         ({"startingOffsets": "{"}, "as JSON it is"),
         (DURABLE | {"takeOver": "true"}, "takeOver without startingOffsets=cursor"),
         (DURABLE | {"startingTimestamp": "2026-01-01T00:00"}, "a time with its zone, such as 2026-01-01T12:00Z"),
@@ -95,7 +95,7 @@ def test_a_wrong_option_is_named(given: dict[str, str], names: str) -> None:
         ({"numPartitons": "1"}, "did you mean numPartitions?"),
         (
             {"startingOffsets": "soon"},
-            "'soon'; of a batch read, earliest.*; of a stream, it is earliest, latest, cursor",
+            "'soon'; of a batch read, earliest.*; of a stream, earliest, latest, cursor",
         ),
         ({"consumer": "local.lake"}, "without checkpointLocation"),
         ({"numPartitions": "0"}, "numPartitions '0'; a whole number"),
