@@ -13,7 +13,8 @@ from typing import Any
 import click
 
 from agent.cli.prepare import answers, unit
-from agent.config import ConfigError, load_sections
+from agent.config import ConfigError, load_sections, read
+from agent.file_replace import write_file
 
 
 class NodeFile:
@@ -79,22 +80,9 @@ class NodeFile:
     def replace(self, text: str) -> None:
         """Replace the text: after a power cut the file has the old text or the new one. Mode and owner stay. Raises
         ConfigError, and changes nothing, if the text has a problem."""
+        read(tomllib.loads(text), self.path)
         before = self.path.stat()
-        part = self.path.with_name(f".{self.path.name}.part")
-        part.unlink(missing_ok=True)  # what an interrupted attempt left
-        try:
-            with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
-                file.write(text.encode())
-                file.flush()
-                if problems := load_sections(part).problems:
-                    raise ConfigError(self.path, problems)
-                # Owner before mode: in the other order the old group could read the file for a moment.
-                os.fchown(file.fileno(), before.st_uid, before.st_gid)
-                os.fchmod(file.fileno(), stat.S_IMODE(before.st_mode))
-                os.fsync(file.fileno())
-            part.replace(self.path)
-        finally:
-            part.unlink(missing_ok=True)
+        write_file(self.path, text.encode(), stat.S_IMODE(before.st_mode), before.st_gid, before.st_uid)
 
     def give_to_node(self) -> None:
         """Let only the node's group read the files that this process made. Give the state folder to the node's user."""
