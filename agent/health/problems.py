@@ -234,6 +234,10 @@ class Problem(Enum):
         "The other gateway or the witness does not know this one as one of a pair.",
         "{remedy}",
     )
+    PAIR_DECLINED = _broken(
+        "Facts of this zone that the other gateway brought are not stored here for want of a trusted signature.",
+        "let both sign, each with a key that the other one trusts, or neither; bsfg check on both",
+    )
     PAIR_ALONE = _late(
         "This gateway records and hears neither the other one, which may record too, nor the witness.",
         "check the network between the gateways and to the witness; doubled facts count once, nothing is to be removed",

@@ -328,6 +328,7 @@ HISTORY = {
     "gap": Problem.HISTORY_GAP,
     "fork": Problem.HISTORY_CONTRADICTS,
     "refused": Problem.HISTORY_CONTRADICTS,
+    "declined": Problem.PAIR_DECLINED,
 }
 """By the kind of incident."""
 

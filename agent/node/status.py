@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields, replace
 from datetime import UTC, datetime
@@ -361,7 +361,8 @@ class StatusCollector:
             watched = {runtime.broker.watch_file for runtime in list(self._runtimes.values())}
             self._from_disk.broker_abuses = tuple(abuse for file in watched for abuse in read_abuses(file))
             self._from_disk.clock_changes = self._clock_changes.read(time.time_ns())
-            self._from_disk.history = _history(self._store.reader.incidents(HISTORY_MAX), _now_unix_ms())
+            own = self._store.zone if self._pair is not None else ""
+            self._from_disk.history = _history(self._store.reader.incidents(HISTORY_MAX), _now_unix_ms(), own)
             self._from_disk.own_ends = dict(_own_ends(self._store))
             space = self._store.space()
         except StoreError as error:
@@ -469,14 +470,17 @@ def _fill_percent(space: StoreSpace | None) -> float | None:
     return max((fill for fill in fills if fill is not None), default=None)
 
 
-def _history(incidents: Iterable[Incident], now_unix_ms: int) -> tuple[HistoryStatus, ...]:
-    """Those of the last day about the history of a zone. What an opening has found is a loss of the store."""
+def _history(incidents: Sequence[Incident], now_unix_ms: int, pair_zone: str = "") -> tuple[HistoryStatus, ...]:
+    """Those of the last day about the history of a zone. What an opening has found is a loss of the store. `pair_zone`:
+    our own, if another node records it, too; what is declined of it is told once."""
+    declined = next((incident for incident in incidents if pair_zone and incident.declines(pair_zone)), None)
     return tuple(
         HistoryStatus(incident.kind, incident.subject, incident.detail)
         for incident in incidents
         if incident.kind in HISTORY
         and incident.last_unix_ms > now_unix_ms - DAY_MS
         and (incident.kind != "restored" or incident.subject.startswith("peer "))
+        and (incident.kind != "declined" or incident is declined)
     )
 
 

@@ -181,6 +181,8 @@ class NodeSettings:
         if zones.get(self.pair.partner, self.node.zone) != self.node.zone:
             why = f"records for {zones[self.pair.partner]!r}, this node for {self.node.zone!r}; both must have one zone"
             yield "pair.partner", why
+        if zones.get(self.pair.witness) == self.node.zone:
+            yield "pair.witness", f"records for our zone, {self.node.zone!r}; the witness is a node above both gateways"
 
     def _line_problems(self) -> Iterator[tuple[str, str]]:
         """Sections with one endpoint share its line, so they must describe it alike."""

@@ -17,6 +17,7 @@ import pytest
 from agent.config import ConfigFile
 from agent.fact_store import FactStore
 from agent.fact_store.log.errors import ArtifactsFull, StoreUnusable
+from agent.fact_store.log.records import Incident
 from agent.fact_store.read.forecast import ConsumerSpace, StoreSpace
 from agent.health.samples import health_samples
 from agent.health.snapshot import (
@@ -392,3 +393,14 @@ def test_zones_that_abuse_the_broker_are_read_while_its_watch_runs(tmp_path: Pat
     assert read_abuses(file) == []
     file.write_text('[{"zone": "evil"')
     assert read_abuses(file) == []
+
+
+def test_facts_of_the_pair_that_are_declined_are_told_once() -> None:
+    """Of our own zone, if another node records it, too; not of other zones, whose relay may lie, nor for each range."""
+    told = [("declined", f"facts.telemetry of {zone}/00, {first} to 9", "no record", 1, 0, status.DAY_MS)
+            for zone in ("plant-b", "plant-a") for first in (1, 5)]  # fmt: skip
+    incidents = [Incident(*one) for one in told]
+    assert [one.subject for one in status._history(incidents, status.DAY_MS, "plant-a")] == [
+        "facts.telemetry of plant-a/00, 1 to 9"
+    ]
+    assert status._history(incidents, status.DAY_MS) == ()

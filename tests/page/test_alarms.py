@@ -77,6 +77,9 @@ PROVOKED = {
     "no pair at the other gateway": {
         "pair": replace(PAIR, refusals=(PairRefusal("idmz-2", "lead_not_yours", "no", ""),))
     },
+    "declined at the other gateway": {
+        "history": (HistoryStatus("declined", "facts.telemetry of idmz/0", "no record"),)
+    },
     "no gateway": {"pair": replace(PAIR, role="follows", leader="")},
     "loses": {"streams": {"ttl_hours": 48.0}, "consumers": BEHIND | {"hours_until_ttl_loss": 2.0}},
 }

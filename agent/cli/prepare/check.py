@@ -15,7 +15,7 @@ import shutil
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,6 +25,7 @@ import click
 
 from agent.cli import config_option, json_option
 from agent.cli.prepare import unit
+from agent.cli.prepare.pair_check import pair_notes
 from agent.cli.terminal import print_check
 from agent.config import ConfigError, Sections, load_sections
 from agent.escaping import printable
@@ -236,12 +237,24 @@ def check_unit(sections: Sections) -> Iterator[Finding]:
             yield Finding(text, is_problem=True)
 
 
+def check_pair(sections: Sections) -> Iterator[Finding]:
+    """What one of two gateways of a zone can know of the pair."""
+    if sections.settings is None:
+        return
+    recorded = set[str]()
+    with suppress(TagMapError):
+        recorded = {tag.stream for found in load_tag_maps(sections.sources).values() for tag in found.tags}
+    for note in pair_notes(sections.settings, recorded):
+        yield Finding(note, is_problem=False)
+
+
 STATIC_CHECKS: tuple[Check, ...] = (
     check_state,
     check_identities,
     check_signing,
     check_tag_files,
     check_certificates,
+    check_pair,
     check_unit,
 )
 """The conditions that `run` needs at its start, in the order of its steps. They are checked without a connection."""

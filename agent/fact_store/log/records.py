@@ -80,6 +80,10 @@ class Incident:
     first_unix_ms: int
     last_unix_ms: int
 
+    def declines(self, zone: str) -> bool:
+        """Whether facts of a zone that a peer brought were not stored."""
+        return self.kind == "declined" and f" of {zone}/" in self.subject
+
 
 @dataclass(frozen=True, slots=True)
 class Integrity:

@@ -178,5 +178,6 @@ def _check_header(header: Header, where: str, count: int, stream: str, origins: 
 
 def _check_origin(origin: Origin, what: str, origins: frozenset[str]) -> None:
     if origins.isdisjoint((origin.zone, str(origin))):
-        hint = "Add it to relays of this peer in node.toml if this peer may bring its facts."
+        hint = f'Add "{origin.zone}" to relays of this peer in node.toml here, if the peer may bring its facts'
+        hint += " (each of two gateways of a plant is a zone by its name, too)."
         raise PageRefused(f"{what} is of zone {origin.zone}, which this peer may not relay. {hint}")

@@ -96,6 +96,7 @@ def lying(batch: Batch) -> bytes:
         (cut(sealed(count=12), 0, 10).sealed, {}, "the peer's store is an old copy"),
         (sealed(count=9).sealed, {}, "holds 9 facts, the page says 10"),
         (sealed(zone="idmz").sealed, {}, "of zone idmz, which this peer may not relay"),
+        (sealed(zone="idmz").sealed, {}, 'Add "idmz" to relays of this peer in node.toml here'),
         (flipped(sealed().sealed), {}, "digest"),
         (b"BSFB", {}, "batch at offset 1"),
         (b"", {}, "batch at offset 1"),
