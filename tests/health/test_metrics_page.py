@@ -26,6 +26,7 @@ from agent.health.snapshot import (
     UnreferencedStatus,
 )
 from agent.page.fleet import ZoneRow
+from agent.page.plants import Gateway
 from agent.telemetry import STEPS
 
 PAGE = Path(__file__).parents[2] / "docs/reference/metrics.md"
@@ -76,7 +77,8 @@ def everything() -> NodeSnapshot:
 
 def names() -> set[str]:
     """The names of all metrics, as a scrape shows them."""
-    zone = ZoneRow("z", Level.GOOD, False, 0.0, "", "", 1.0, 1.0, 1.0)
+    gateway = Gateway("z", "leads", 0.0, True, Level.GOOD, 0.0, "", 1.0)
+    zone = ZoneRow("z", Level.GOOD, False, 0.0, "", "", 1.0, 1.0, 1.0, gateways=(gateway,))
     return {sample.name for family in families(everything(), [zone]) for sample in family.samples}
 
 
