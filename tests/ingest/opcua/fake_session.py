@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 import time
-from collections.abc import AsyncIterator, Container, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -242,12 +242,15 @@ def opening(session: FakeSession) -> Any:
 
 @asynccontextmanager
 async def living(
-    monkeypatch: pytest.MonkeyPatch, source: OpcuaSource | OpcuaPollSource, session: FakeSession
+    monkeypatch: pytest.MonkeyPatch,
+    source: OpcuaSource | OpcuaPollSource,
+    session: FakeSession,
+    on_up: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[None]:
     """The source lives with this session for the length of a block."""
     monkeypatch.setattr(f"{type(source).__module__}.open_session", opening(session))
     async with TaskGroup() as group:
-        life = group.create_task(source.run(lambda: None), name="life")
+        life = group.create_task(source.run(on_up), name="life")
         try:
             yield
         finally:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from agent.concurrency import TaskGroup
 from agent.ingest.completeness import Moment
 from agent.ingest.delivery import Delivery
 from agent.ingest.errors import SourceLost
@@ -59,6 +58,13 @@ async def polled(store: FakeStore, *names: str) -> OpcuaPollSource:
     return OpcuaPollSource(settings, Delivery("plc", tags, numbers, recorder))
 
 
+async def steady(store: FakeStore, *names: str) -> tuple[OpcuaPollSource, FakeSession]:
+    """Such a source, and a session with a server whose values of these tags stand."""
+    session = FakeSession()
+    session.values = {(name, ""): good(1.0, 10 * S) for name in names}
+    return await polled(store, *names), session
+
+
 async def test_values_are_read_in_intervals(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """In calls the server takes, also if it only enforces its limit. A value with the old time is none; a bad one is
     recorded and logged once, and comes back; an element of an array is recorded as one value."""
@@ -72,17 +78,14 @@ async def test_values_are_read_in_intervals(monkeypatch: pytest.MonkeyPatch, cap
         ("gone", ""): (None, BAD_NODE_ID_UNKNOWN, 0, 11 * S),
         ("array", "3"): good(7, 10 * S),
     }
-    monkeypatch.setattr(poll_source, "open_session", opening(session))
     up: list[bool] = []
     with caplog.at_level(logging.WARNING, "agent.ingest"):
-        async with TaskGroup() as group:
-            life = group.create_task(source.run(lambda: up.append(True)), name="life")
+        async with living(monkeypatch, source, session, lambda: up.append(True)):
             await wait_until_async(lambda: store.good("a/array"), "the element")
             session.values["a", ""] = good(2.0, 12 * S)
             session.values["b", ""] = good(3.0, 5 * S)
             await wait_until_async(lambda: len(store.good("a/a")) == 2, "the next value")
             await wait_until_async(lambda: store.good("a/b"), "the sensor")
-            life.cancel()
     assert up == [True]
     assert (session.reads[:2], max(session.reads[2:])) == ([1, 3], 2)
     assert store.of("a/a") == [Sample(1, 10 * S, 1.0), Sample(1, 12 * S, 2.0)]
@@ -125,9 +128,7 @@ async def test_a_value_that_is_too_large_costs_its_own_tag(monkeypatch: pytest.M
     """No answer of the server can hold it. It is a bad value; the others go on, in calls as long as before."""
     store = FakeStore()
     names = [str(n) for n in range(10)]
-    source = await polled(store, *names)
-    session = FakeSession()
-    session.values = {(name, ""): good(1.0, 10 * S) for name in names}
+    source, session = await steady(store, *names)
     session.too_large = {("7", "")}
     async with living(monkeypatch, source, session):
         await wait_until_async(lambda: all(store.good(f"a/{name}") for name in names if name != "7"), "the others")
@@ -139,9 +140,8 @@ async def test_a_lost_session_is_used_again(monkeypatch: pytest.MonkeyPatch) -> 
     """A server that has room for few sessions would be shut for the source by its own lost ones. A session of a server
     that was restarted is not ours, whatever its token."""
     store = FakeStore()
-    source = await polled(store, "a")
-    first, second = FakeSession(), FakeSession()
-    first.values = {("a", ""): good(1.0, 10 * S)}
+    source, first = await steady(store, "a")
+    second = FakeSession()
     async with living(monkeypatch, source, first):
         await wait_until_async(lambda: store.good("a/a"), "a value")
     assert (first.ending, first.is_reactivated) == (Ending.KEEP, False)
@@ -176,9 +176,7 @@ async def test_a_malformed_value_costs_its_own_tag(
     clock that cannot be read is one that the server does not show."""
     store = FakeStore()
     names = [str(n) for n in range(10)]
-    source = await polled(store, *names)
-    session = FakeSession()
-    session.values = {(name, ""): good(1.0, 10 * S) for name in names}
+    source, session = await steady(store, *names)
     session.malformed = {("7", ""), (2258, "")}
     with caplog.at_level(logging.WARNING, "agent.ingest"):
         async with living(monkeypatch, source, session):
@@ -196,16 +194,12 @@ async def test_a_malformed_value_costs_its_own_tag(
 async def test_a_clock_that_moves_once_a_second_is_not_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each poll reads the same time of a server whose clock has not moved since (asyncua). The answers say when they
     were made: no gap is declared, and the source was alive at what the clock shows, not later."""
-    source, gaps = await polled(FakeStore(), "a"), list[TagGap]()
+    source, session = await steady(FakeStore(), "a")
+    gaps, begin_ns = list[TagGap](), time.monotonic_ns()
     source._delivery.on_gap(gaps.append)
-    session, begin_ns = FakeSession(), time.monotonic_ns()
-    session.values = {("a", ""): good(1.0, 10 * S)}
     monkeypatch.setattr(session, "reads_ns", lambda: ClockReading(10 * S, 10 * S + time.monotonic_ns() - begin_ns))
-    monkeypatch.setattr(poll_source, "open_session", opening(session))
-    async with TaskGroup() as group:
-        life = group.create_task(source.run(lambda: None), name="life")
+    async with living(monkeypatch, source, session):
         await wait_until_async(lambda: time.monotonic_ns() > begin_ns + S // 4, "polls between two ticks")
-        life.cancel()
     assert (source.clock.set_back_ns, source.complete) == (0, Moment(10 * S))
     assert source.clock.now_ns() >= 10 * S + S // 4 - S // 100
     assert not [gap for gap in gaps if gap.reason == CLOCK_SET_BACK]
@@ -215,9 +209,7 @@ async def test_polls_that_a_slow_server_costs_become_a_fact(monkeypatch: pytest.
     """A server that holds an answer back, and gives it within the time-out, costs the polls of that time: several of
     them are a gap, of which the store knows."""
     store = FakeStore()
-    source = await polled(store, "a")
-    session = FakeSession()
-    session.values = {("a", ""): good(1.0, 10 * S)}
+    source, session = await steady(store, "a")
     read = session.read_clock
     stalled = time.monotonic() + 0.1
 
@@ -226,11 +218,8 @@ async def test_polls_that_a_slow_server_costs_become_a_fact(monkeypatch: pytest.
         return await read(*arguments)
 
     monkeypatch.setattr(session, "read_clock", slow)
-    monkeypatch.setattr(poll_source, "open_session", opening(session))
-    async with TaskGroup() as group:
-        life = group.create_task(source.run(lambda: None), name="life")
+    async with living(monkeypatch, source, session):
         await wait_until_async(lambda: store.messages, "the gap")
-        life.cancel()
     (content, *_) = store.told()
     assert (content["reason"], content["tags"]) == ("polls_missed", ["tag:a/a"])
     assert content["count"] >= 2

@@ -41,30 +41,24 @@ async def test_a_connection_that_stands_and_says_nothing_is_given_up(monkeypatch
     assert session.handles(1) == {1, 2}
 
 
-@pytest.mark.parametrize("revised", [{"publishing_ms": 20_000.0}, {"clock_ms": 20_000.0}])
-async def test_a_server_that_publishes_rarely_is_waited_for(revised: dict[str, float]) -> None:
-    """One that gives signs of life only every 20 s, whatever it was asked for, is given up after three of them are
-    missing and not after one, or its source would be built anew for ever."""
+@pytest.mark.parametrize(
+    "server, clock, silence_s",
+    [
+        ({"publishing_ms": 20_000.0}, "moves", 60),
+        ({"clock_ms": 20_000.0}, "moves", 60),
+        ({"slower": 10.0}, "stands", 150),
+        ({"slower": 10.0, "has_clock": False}, "refused", 150),
+    ],
+)
+async def test_a_server_with_rare_signs_of_life_is_waited_for(
+    server: dict[str, float], clock: str, silence_s: int
+) -> None:
+    """One that gives them only every 20 s, whatever it was asked for, is given up after three of them are missing and
+    not after one, or its source would be built anew for ever. One whose clock says nothing proves its life by
+    keep-alives, ten times as rare as they were asked for."""
     source, _ = await made(FakeStore(), liveness_timeout_ms=15_000)
     session = FakeSession()
-    vars(session).update(revised)
-    one = Subscription(session, source._settings, ServerLimits(), source.clock.now, CallSize(9))  # type: ignore[arg-type]
-    source._subscriptions._all = [one]
-    await one.open()
-    await one.watch_clock()
-    one.liveness.alive_s = time.monotonic() - 50
-    source._subscriptions.check_life(is_held_back=False)
-    one.liveness.alive_s -= 15
-    with pytest.raises(SourceLost, match="its clock has not moved"):
-        source._subscriptions.check_life(is_held_back=False)
-
-
-@pytest.mark.parametrize("clock", ["refused", "stands"])
-async def test_keep_alives_are_waited_for_as_the_server_sends_them(clock: str) -> None:
-    """A server whose clock says nothing proves its life by keep-alives, ten times as rare as they were asked for."""
-    source, _ = await made(FakeStore(), liveness_timeout_ms=15_000)
-    session = FakeSession()
-    session.slower, session.has_clock = 10.0, clock == "stands"
+    vars(session).update(server)
     one = Subscription(session, source._settings, ServerLimits(), source.clock.now, CallSize(9))  # type: ignore[arg-type]
     source._subscriptions._all = [one]
     await one.open()
@@ -73,11 +67,11 @@ async def test_keep_alives_are_waited_for_as_the_server_sends_them(clock: str) -
         one.liveness.note_clock("once")
         one.liveness.begun_s -= 20
         source._subscriptions.check_life(is_held_back=False)
-    assert not one.liveness.has_clock
-    one.liveness.alive_s = time.monotonic() - 140
+    assert one.liveness.has_clock == (clock == "moves")
+    one.liveness.alive_s = time.monotonic() - silence_s + 10
     source._subscriptions.check_life(is_held_back=False)
     one.liveness.alive_s -= 20
-    with pytest.raises(SourceLost):
+    with pytest.raises(SourceLost, match="its clock has not moved"):
         source._subscriptions.check_life(is_held_back=False)
 
 

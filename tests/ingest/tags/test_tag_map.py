@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.ingest.errors import Problem, TagMapError
+from agent.ingest.errors import TagMapError
 from agent.ingest.modbus.address import Register, Table
 from agent.ingest.opcua.address import Reading, TagPoint
 from agent.ingest.opcua.subscriptions.monitoring import Monitoring, Trigger
@@ -96,12 +96,7 @@ def test_an_index_range_selects_elements_of_an_array(tmp_path: Path) -> None:
         ("tag,address,unit\na/b,nsu=urn:x;s=y,°C\n".encode("utf-8-sig"), ""),
         ('tag;address;unit\r\na/b;"nsu=urn:x;s=y";°C\r\n'.encode(), ""),
         ('"tag";"address";"unit"\r\n"a/b";"nsu=urn:x;s=y";"°C"\r\n'.encode(), ""),
-        (
-            "sep=;\r\ntag;address;unit\r\na/b;nsu=urn:x;s=y;°C\r\n".replace(
-                "nsu=urn:x;s=y", '"nsu=urn:x;s=y"'
-            ).encode(),
-            "",
-        ),
+        ('sep=;\r\ntag;address;unit\r\na/b;"nsu=urn:x;s=y";°C\r\n'.encode(), ""),
         ("tag\taddress\tunit\na/b\tnsu=urn:x;s=y\t°C\n".encode("utf-16"), "UTF-16"),
         ("Tag,Address,Unit,,\r\n\r\na/b,nsu=urn:x;s=y,°C,,\r\n,,,,\r\n".encode(), ""),
         ("unit,address,tag\n°C,nsu=urn:x;s=y,a/b\n".encode(), ""),
@@ -302,13 +297,7 @@ def test_one_tag_comes_from_one_source(tmp_path: Path) -> None:
     with pytest.raises(TagMapError) as caught:
         load_tag_maps(tuple(sources))
     first, second = sorted(caught.value.problems, key=lambda problem: problem.file)
-    assert first == Problem(
-        "plc2.csv",
-        2,
-        "tag",
-        "a/b",
-        "is also in plc.csv row 2, of source plc; a tag comes from one source: name it otherwise, as plc2/a/b",
-    )
+    assert str(first).startswith("plc2.csv row 2 column tag: 'a/b' is also in plc.csv row 2, of source plc;")
     assert second.file == "plc3.csv"
 
 

@@ -49,14 +49,6 @@ def test_a_device_is_every_row_of_its_template(tmp_path: Path) -> None:
     assert [(tag.row, tag.template_row) for tag in tags] == [(4, 0), (5, 2), (5, 3), (6, 2), (6, 3)]
 
 
-def test_two_hundred_devices_are_two_hundred_rows(tmp_path: Path) -> None:
-    """One template of five rows and 200 devices are 1,000 tags, each once."""
-    rows = "".join(f"meter,,{{tag}}/v{n},,input,{{register}}+{2 * n},float32,,\n" for n in range(5))
-    rows += "".join(f",meter,hall/m{n},{1 + n % 200},,{n},,,\n" for n in range(200))
-    tags = modbus(tmp_path, rows).tags
-    assert len({tag.definition.subject for tag in tags}) == len({tag.point for tag in tags}) == 1_000
-
-
 def test_the_same_in_toml_and_for_opcua(tmp_path: Path) -> None:
     """The keys are the columns; an address is made of the device's address."""
     file = tmp_path / "drives.toml"

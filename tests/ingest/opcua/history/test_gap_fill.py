@@ -233,14 +233,6 @@ def test_several_values_of_one_instant_survive_a_page_that_ends_between_them() -
     assert [repr(value.value) for _, value in found] == ["1.0", "2.0", "nan", "4.0"]
 
 
-def test_what_the_store_has_is_not_returned_again() -> None:
-    """After a restart the window begins before the last stored value; its time is known from the store."""
-    history = {1: [HistoryValue(t * S, float(t), 0) for t in range(1, 8)]}
-    gap = GapFill({1: {1 * S, 2 * S, 3 * S, 4 * S}}, 0, 9 * S, 1, 2)
-    found = fill(gap, HistoryServer(history, has_points=True))
-    assert [value.source_time_ns // S for _, value in found] == [5, 6, 7]
-
-
 @pytest.mark.parametrize("points_max", [1, 2, 9])
 @pytest.mark.parametrize("first_refused", [True, False])
 def test_a_server_with_few_continuation_points_is_read_whole(points_max: int, *, first_refused: bool) -> None:
