@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
@@ -17,7 +18,8 @@ import msgspec
 import pytest
 
 from agent.batch import Origin
-from agent.fact_store import FactStore
+from agent.fact_store import FactStore, StoreDamaged
+from agent.fact_store.integrity.verify import VerifyCounts, verify_store
 from agent.fact_store.log.errors import StoreBusy
 from agent.local_socket.serving.store_errors import COMPARISON_ERRORS, REFUSAL_CODES, STORE_ERRORS
 from agent.pages import Declined, OriginRange
@@ -26,6 +28,7 @@ from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.mqtt.link import Link
 from agent.replication.mqtt.requester import Reply, peer_refused
 from agent.replication.protocol.codec import decode_answer, encode_request
+from agent.replication.protocol.errors import PeerRefused
 from agent.replication.protocol.messages import (
     CLAIM_MAX,
     DigestsAnswer,
@@ -35,6 +38,7 @@ from agent.replication.protocol.messages import (
     Request,
     SequencesAnswer,
 )
+from agent.replication.protocol.token_bucket import TokenBucket
 from agent.replication.protocol.topics import request_topic, response_topic
 from agent.replication.pulling import anti_entropy
 from agent.replication.pulling.anti_entropy import (
@@ -55,7 +59,8 @@ from agent.settings.store import StreamSettings
 from agent.signing.certificates import SignerTrust
 from agent.signing.keys import ZoneSigner
 from agent.signing.records import sign_record
-from tests.fact_store.making import Elsewhere, parsed, past_the_triggers, samples, tag
+from agent.telemetry import Span
+from tests.fact_store.making import Elsewhere, parsed, past_the_triggers, samples, sealed_in, tag
 from tests.replication.nodes import STREAM
 from tests.signing.making import page
 from tests.signing.signers import NOW_MS, make, signing_key
@@ -106,6 +111,7 @@ async def comparing(
     peer_node: str = "plant-a",
     begun_late: frozenset[str] = frozenset(),
     policy: TrustPolicy | None = None,
+    limit: TokenBucket | None = None,
     **what: frozenset[str],
 ) -> AsyncIterator[tuple[AntiEntropy, Peer]]:
     """The comparison of idmz with plant-a, which may send its own facts."""
@@ -118,7 +124,7 @@ async def comparing(
         serving = group.create_task(peer.server.run())
         await wait_until_async(lambda: peer.server._group is not None, "the server")
         judge = PageJudge(idmz, policy)
-        requester: Any = ThrottledRequester(peer)  # type: ignore[arg-type]
+        requester: Any = ThrottledRequester(peer, limit)  # type: ignore[arg-type]
         yield AntiEntropy(requester, idmz, settings, COMPARISON_ERRORS, judge=judge), peer
         serving.cancel()
 
@@ -171,22 +177,114 @@ async def test_of_five_batches_what_was_asked_for_is_missing(
     assert found.missing == [(theirs.origin, span) for span in spans]
 
 
-async def test_damage_is_fetched_from_a_peer_that_holds_it(tmp_path: Path) -> None:
-    """Of two damaged batches of two zones the peer holds one, and is not asked for the other, which another peer may
-    have."""
-    theirs, norths = Elsewhere("plant-a"), Elsewhere("north")
-    with FactStore.open(tmp_path / "idmz.db", "idmz") as idmz:
-        for one in (theirs, norths):
-            put(idmz, one, [one.seal(10), one.seal(10)])
-    with past_the_triggers(tmp_path / "idmz.db") as connection:
-        connection.execute("UPDATE batch SET body = zeroblob(length(body)) WHERE first_offset IN (11, 21)")
+@pytest.mark.parametrize("zone", ["plant-a", "idmz"])
+async def test_damage_is_fetched_from_a_peer_that_holds_it(tmp_path: Path, zone: str) -> None:
+    """Of the damaged batches of two zones the peer holds those of one, its own or ours, and is not asked for the other,
+    which another peer may have. A scan finds them. Without `repair` they are named; with it they are put back at their
+    offsets, byte for byte, also after a restart, and nothing else is wrong with the store."""
+    path, theirs, norths = tmp_path / "idmz.db", Elsewhere("plant-a"), Elsewhere("north")
+    with FactStore.open(path, "idmz") as idmz, FactStore.open(tmp_path / "plant.db", "plant-a") as plant:
+        if zone == "idmz":
+            idmz.appends.define([tag(1)])
+            for first in (1, 11, 21):
+                idmz.appends.append_samples(STREAM, samples(10, first)).result()
+        else:
+            put(idmz, theirs, [theirs.seal(10) for _ in range(3)])
+        before, (origin,) = sealed_in(idmz, STREAM), idmz.reader.held(STREAM)
+        put_page(plant, "idmz", STREAM, parsed(before), chains_in(idmz), idmz.log(STREAM).end).result()
+        put(idmz, norths, [norths.seal(10), norths.seal(10)])
+    damaged, of_north = [(11, 20), (21, 30)], (41, 50)
+    with past_the_triggers(path) as connection:
+        for first, _ in (*damaged, of_north):
+            (body,) = connection.execute("SELECT body FROM batch WHERE first_offset = ?", (first,)).fetchone()
+            body = body[:20] + bytes([body[20] ^ 1]) + body[21:]
+            connection.execute("UPDATE batch SET body = ? WHERE first_offset = ?", (body, first))
     async with played(tmp_path) as (plant, idmz):
-        put(plant, theirs, theirs.sealed)
         async with comparing(plant, idmz) as (comparer, _):
-            found = await comparer.compare(STREAM, repair=True, scan=True)
-        assert found.damaged == [(theirs.origin, (11, 20))]
-        assert (found.repaired_facts, found.refused, found.unavailable_facts) == (10, [], 0)
-        assert [(hole.first_offset, hole.last_offset) for hole in idmz.read(STREAM, 0, 99, 10**6).holes] == [(21, 30)]
+            named = await comparer.compare(STREAM, repair=False, scan=True)
+            assert sealed_in(idmz, STREAM)[:2] == [before[0], norths.sealed[0]]
+            found = await comparer.compare(STREAM, repair=True)
+            again = await comparer.compare(STREAM, repair=True, scan=True)
+        assert named.damaged == found.damaged == [(origin, span) for span in damaged]
+        assert (named.repaired_facts, named.missing, named.forks) == (0, [], [])
+        assert (found.repaired_ranges, found.repaired_facts, found.refused, found.unavailable_facts) == (2, 20, [], 0)
+        assert (again.divergent_ranges, comparer.statistics()[0].repaired_facts) == (0, 20)
+        assert [(hole.first_offset, hole.last_offset) for hole in idmz.read(STREAM, 0, 99, 10**6).holes] == [of_north]
+        repaired = {one.subject for one in idmz.reader.incidents() if one.kind == "repaired"}
+        assert repaired == {f"{STREAM} {first} to {last}" for first, last in damaged}
+    with FactStore.open(path, "idmz") as idmz:
+        assert sealed_in(idmz, STREAM)[:3] == before
+    (left,) = verify_store(path, VerifyCounts(), lambda *_: None, is_quick=False)
+    assert "41" in str(left)
+
+
+async def test_a_damaged_tag_definition_is_put_back(tmp_path: Path) -> None:
+    """Every fact of the tag has lost its meaning, and a request for its definition gets an error. A comparison finds it
+    and fetches the peer's, proven by a held batch. It stays after a restart, and the store verifies."""
+    path, theirs = tmp_path / "idmz.db", Elsewhere("plant-a")
+    with FactStore.open(path, "idmz") as idmz, FactStore.open(tmp_path / "plant.db", "plant-a") as plant:
+        for store in (plant, idmz):
+            put(store, theirs, theirs.sealed or [theirs.seal(10)], Position(theirs.origin.life, 10))
+        chains = chains_in(plant)
+    with past_the_triggers(path) as connection:
+        (body,) = connection.execute("SELECT body FROM definition WHERE number = 1").fetchone()
+        body = body[:-3] + bytes([body[-3] ^ 1]) + body[-2:]
+        connection.execute("UPDATE definition SET body = ? WHERE number = 1", (body,))
+    async with played(tmp_path) as (plant, idmz):
+        with pytest.raises(StoreDamaged, match="tag definition 1 of"):
+            chains_in(idmz)
+        async with comparing(plant, idmz) as (comparer, _):
+            named = await comparer.compare(STREAM, repair=False)
+            found = await comparer.compare(STREAM, repair=True)
+            again = await comparer.compare(STREAM, repair=True)
+        assert [(zone, wanted.count) for zone, wanted in named.damaged_definitions] == [("plant-a", 2)]
+        assert (found.repaired_ranges, found.repaired_definitions, found.refused) == (1, 1, [])
+        assert [one.kind for one in idmz.reader.incidents()] == ["definitions_repaired"]
+        assert again.divergent_ranges == 0
+    with FactStore.open(path, "idmz") as idmz:
+        assert chains_in(idmz) == chains
+    assert list(verify_store(path, VerifyCounts(), lambda *_: None, is_quick=False)) == []
+
+
+class Counting(TokenBucket):
+    """Counts what is spent."""
+
+    def __init__(self) -> None:
+        super().__init__(1_000_000)
+        self.spent = 0
+
+    def spend(self, size: int, now_ms: int) -> None:
+        self.spent += size
+        super().spend(size, now_ms)
+
+
+async def test_a_comparison_is_a_span_that_ends_in_each_of_its_ways(tmp_path: Path) -> None:
+    """Carried out, refused, and given up in the middle because the node stops. Equal stores cost one exchange, whose
+    size does not depend on how much they hold; each answer is taken from the peer's bandwidth."""
+    limit, theirs = Counting(), Elsewhere("plant-a")
+
+    def ends() -> tuple[int, int, int, int]:
+        (one,) = (one for one in comparer._telemetry.statistics() if one.step.span is Span.ANTI_ENTROPY)
+        return one.started, one.stopped, one.failed, one.discarded
+
+    async with played(tmp_path) as (plant, idmz):
+        for store in (plant, idmz):
+            put(store, theirs, theirs.sealed or [theirs.seal(100) for _ in range(10)], Position(theirs.origin.life, 9))
+        async with comparing(plant, idmz, limit=limit) as (comparer, peer):
+            found = await comparer.compare(STREAM, repair=True)
+            assert (found.exchanges, found.compared_facts, found.divergent_ranges) == (1, 1_000, 0)
+            assert limit.spent == found.bytes < 1_000
+            assert ends() == (1, 1, 0, 0)
+            peer.spoil = lambda request: msgspec.structs.replace(request, stream="facts.secret")
+            with pytest.raises(PeerRefused):
+                await comparer.compare(STREAM, repair=False)
+            assert ends() == (2, 1, 1, 0)
+            limit.spend(10**9, time.monotonic_ns() // 1_000_000)  # so that it waits
+            waiting = asyncio.create_task(comparer.compare(STREAM, repair=False))
+            await wait_until_async(lambda: ends()[0] == 3, "the comparison to begin")
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            assert ends() == (3, 1, 1, 1)
 
 
 async def test_own_facts_that_a_restore_lost_are_fetched(tmp_path: Path) -> None:
