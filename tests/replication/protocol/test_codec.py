@@ -1,4 +1,4 @@
-"""Encoding and decoding: every message is read back as written, and invalid bytes raise MalformedMessage only."""
+"""Encoding and decoding: every message is read back as written, and each fault is named. Any bytes: `tests/fuzz`."""
 
 import json
 import re
@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.lease import LEASE_EPOCH_MAX
@@ -231,6 +231,11 @@ def test_error_for_an_unreadable_request_can_be_sent() -> None:
         (request_with(confirm={"last_offset": 3, "life": LIFE, "first_offset": 4}), "bad_request", "backwards"),
         (request_with(confirm={"last_offset": 3}), "bad_request", "life"),
         (request_with(signers_known=["x"]), "bad_request", "$.signers_known"),
+        (
+            request_with(operation="FetchRange", stream="s", first_offset=3, last_offset=2, life=LIFE),
+            "bad_request",
+            "3 to 2 is backwards",
+        ),
     ],
 )
 def test_bad_request_is_named(payload: bytes, code: str, said: str) -> None:
@@ -310,88 +315,6 @@ def test_bad_answer_is_refused(payload: bytes) -> None:
     """Lengths, order and overlap of a page are checked before its batches are read."""
     with pytest.raises(MalformedMessage):
         decode_answer(payload)
-
-
-@settings(max_examples=300)
-@given(st.binary(max_size=300) | st.builds(lambda text: b'{"protocol":' + text, st.binary(max_size=100)))
-def test_any_bytes_as_request(payload: bytes) -> None:
-    """Any bytes are a request or raise MalformedMessage."""
-    try:
-        decode_request(payload)
-    except MalformedMessage:
-        return
-
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4),
-    max_leaves=10,
-)
-fields = st.dictionaries(
-    st.sampled_from(["limit", "confirm", "life", "after", "trail", "signers_known", "wait_ms", "stream", "x"]),
-    json_values,
-)
-
-
-@settings(max_examples=300)
-@given(fields)
-def test_any_fields_as_request(fields: dict[str, object]) -> None:
-    """So is well-formed JSON with absurd values."""
-    try:
-        decode_request(request_with(**fields))
-    except MalformedMessage:
-        return
-
-
-@settings(max_examples=300)
-@given(
-    st.binary(max_size=300)
-    | st.builds(lambda size, rest: struct.pack("<I", size) + rest, st.integers(0, 400), st.binary(max_size=400))
-)
-def test_any_bytes_as_answer(payload: bytes) -> None:
-    """The same for answers."""
-    try:
-        decode_answer(payload)
-    except MalformedMessage:
-        return
-
-
-@settings(max_examples=200)
-@given(
-    st.dictionaries(
-        st.sampled_from(["batches", "omitted", "definitions", "end_offset", "life", "status", "error", "operation"]),
-        json_values,
-    ),
-    st.binary(max_size=20),
-)
-def test_any_fields_as_answer(fields: dict[str, object], attachment: bytes) -> None:
-    """And for answers of well-formed JSON."""
-    try:
-        decode_answer(answer_with(attachment, **fields))
-    except MalformedMessage:
-        return
-
-
-@settings(max_examples=200)
-@given(st.data())
-def test_any_flipped_byte(data: st.DataObject) -> None:
-    """A good answer with one byte changed is read, or refused with the one error."""
-    answer = FetchAnswer(
-        store_zone="plant-a",
-        stream="facts",
-        frontier=1,
-        end_offset=20,
-        batches=[(1, 10, 3), (11, 20, 4)],
-        life=LIFE,
-        lives=[LogPosition(offset=20, life=LIFE)],
-    )
-    good = bytearray(encode_answer(answer, [b"abc", b"defg"]))
-    at = data.draw(st.integers(0, len(good) - 1))
-    good[at] ^= data.draw(st.integers(1, 255))
-    try:
-        decode_answer(bytes(good))
-    except MalformedMessage:
-        return
 
 
 @pytest.mark.parametrize(

@@ -262,36 +262,37 @@ def test_holes_take_room() -> None:
     ),
     st.integers(1, 200),
     st.integers(1_024, 20_000),
+    st.data(),
 )
-def test_page_after_page_sends_every_fact_once(parts: list[tuple[int, int, str]], limit: int, bytes_max: int) -> None:
-    """Page after page, every held fact of others is sent exactly once, in order, within the limits; every hole is named
-    exactly once, and all ends are reached."""
+def test_page_after_page_sends_every_fact_of_a_range_once(
+    parts: list[tuple[int, int, str]], limit: int, bytes_max: int, data: st.DataObject
+) -> None:
+    """Page after page, every held fact of others in any range is sent exactly once, in order, within the limits; every
+    hole is named exactly once, and the end is reached."""
     batches: list[StoredBatch] = []
     for count, size, zone in parts:
         last = batches[-1].last_offset if batches else 0
         batches.append(batch(last + 1, last + count, size, zone))
-    position, sent, named = 0, list[int](), list[int]()
-    for _ in range(1_000):
-        behind = [each for each in batches if each.last_offset > position]
-        if not behind:
-            break
-        left = [each for each in behind if each.origin.zone != "gone"]
-        holes = [
-            Hole(max(each.first_offset, position + 1), each.last_offset, "damaged")
-            for each in behind
-            if each.origin.zone == "gone"
+    until = data.draw(st.integers(1, batches[-1].last_offset), "until")
+    position = data.draw(st.integers(0, until - 1), "position")
+    asked, sent, named = range(position + 1, until + 1), list[int](), list[int]()
+    while position < until:
+        left = [one for one in batches if one.last_offset > position and one.first_offset <= until]
+        held = [one for one in left if one.origin.zone != "gone"]
+        holes = [  # as the store cuts them
+            Hole(max(one.first_offset, position + 1), min(one.last_offset, until), "damaged")
+            for one in left
+            if one.origin.zone == "gone"
         ]
-        plan = ReadPlan(STREAM, position, limit, bytes_max)
-        read = Page(left, batches[-1].last_offset, tuple(holes))
-        chosen = select_page(plan, read, HeldThere(frozenset({"idmz"})), PACKET)
-        assert isinstance(chosen, Selection)
+        plan = ReadPlan(STREAM, position, limit, bytes_max, until)
+        chosen = page(plan, held, holes=holes)
         runs = sorted(
             [(one.first_offset, one.last_offset) for one in (*chosen.pieces, *chosen.holes)] + list(chosen.omitted)
         )
+        assert runs
         for (first, last), after in zip(runs, [position, *(last for _, last in runs)], strict=False):
             assert first == after + 1
             assert first <= last <= chosen.last_offset
-        assert runs
         assert sum(piece.last_offset - piece.first_offset + 1 for piece in chosen.pieces) <= limit
         for piece in chosen.pieces:
             sent += range(piece.first_offset, piece.last_offset + 1)
@@ -299,9 +300,6 @@ def test_page_after_page_sends_every_fact_once(parts: list[tuple[int, int, str]]
             named += range(one.first_offset, one.last_offset + 1)
         position = chosen.last_offset
     for zone, offsets in (("plant-a", sent), ("gone", named)):
-        assert offsets == [
-            offset
-            for each in batches
-            if each.origin.zone == zone
-            for offset in range(each.first_offset, each.last_offset + 1)
-        ]
+        of_zone = [one for one in batches if one.origin.zone == zone]
+        expected = [at for one in of_zone for at in range(one.first_offset, one.last_offset + 1) if at in asked]
+        assert offsets == expected

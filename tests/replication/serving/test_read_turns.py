@@ -16,11 +16,9 @@ from agent.replication.serving.limits import (
     READ_MS_PER_SECOND,
     READS_OF_NODE_MAX,
     SHARED_MS,
-    UNSENT_BYTES_MAX,
 )
 from agent.replication.serving.operations.context import Context, Turns
 from agent.replication.serving.read_turns import ReadTurns
-from agent.settings.peers import PeerLimits
 
 LONGEST_MS = 40
 HONEST = "idmz"
@@ -137,34 +135,15 @@ def test_a_zone_that_is_alone_again_pays_no_debt() -> None:
 
 
 class Clocked(Context):
-    """A context with a clock that the test sets; alarms are recorded."""
+    """A link of a node, with a clock that the test sets and no alarm."""
 
     clock_ms = 0
-    alarms: list[tuple[int, Callable[[], object]]]
 
     def now_ns(self) -> int:
         return self.clock_ms * 1_000_000
 
-    def cpu_ns(self) -> int:
-        return 0
-
-    def call_later(self, delay_s: float, callback: Callable[[], object]) -> Callable[[], None]:
-        alarm = self.clock_ms + round(delay_s * 1000), callback
-        self.alarms.append(alarm)
-
-        def cancel() -> None:
-            self.alarms[:] = [one for one in self.alarms if one is not alarm]
-
-        return cancel
-
-
-def context(turns: Turns, **bytes_a_second: int) -> Clocked:
-    """One link of a node; the zones of the limits are its peers."""
-    link: Any = SimpleNamespace(require=lambda: SimpleNamespace(outgoing_bytes=0, publish_answer=lambda *_: None))
-    limits = {zone: PeerLimits(answer_bytes_per_second_max=rate) for zone, rate in bytes_a_second.items()}
-    made = Clocked(link, SimpleNamespace(), {}, limits=limits, turns=turns)  # type: ignore[arg-type]
-    made.alarms = []
-    return made
+    def call_later(self, *_: object) -> Callable[[], None]:
+        return lambda: None
 
 
 async def stands(task: asyncio.Task[Any]) -> bool:
@@ -184,7 +163,8 @@ async def test_the_zones_of_all_links_share_the_places() -> None:
     """Two zones with a broker each: while idmz reads, evil has one place instead of two, as on one link; when idmz has
     not asked for long, evil has two again."""
     turns, may_end = Turns(), asyncio.Event()
-    evils, honest = context(turns, evil=0), context(turns, idmz=0)
+    nothing: Any = SimpleNamespace()
+    evils, honest = (Clocked(nothing, nothing, {}, turns=turns) for _ in range(2))
     async with asyncio.TaskGroup() as group:
         reading = group.create_task(read(honest, "idmz", may_end))
         first = group.create_task(read(evils, "evil", may_end))
@@ -204,20 +184,3 @@ async def test_the_zones_of_all_links_share_the_places() -> None:
         assert not await stands(third)
         assert begun == ["evil", "evil"]
         may_end.set()
-
-
-async def test_nothing_is_read_while_answers_wait_to_be_sent() -> None:
-    """With a connection that sends nothing, no more is read for a zone with a mebibyte of waiting answers; reading
-    continues once they are sent."""
-    one, done = context(Turns(), evil=0), asyncio.Event()
-    done.set()
-    connection = SimpleNamespace(outgoing_bytes=10**9, publish_answer=lambda *_: None)
-    one.answers._link = SimpleNamespace(require=lambda: connection)  # type: ignore[assignment]
-    one.send("evil", "topic", bytes(UNSENT_BYTES_MAX), b"")
-    async with asyncio.TaskGroup() as group:
-        reading = group.create_task(read(one, "evil", done))
-        assert await stands(reading)
-        connection.outgoing_bytes = 0
-        _, send_again = one.alarms.pop()
-        send_again()
-        assert not await stands(reading)
