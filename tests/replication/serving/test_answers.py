@@ -166,15 +166,17 @@ async def test_no_question_reveals_a_stream_that_is_not_exported(tmp_path: Path)
         (AppendFact(stream=STREAM, messages=[new_message("m1")]), "append_not_allowed"),
         (AcquireLease(stream=STREAM, producer="idmz.mes"), "append_not_allowed"),
         (AcquireLease(stream=ORDERS, producer="plant-b.mes"), "bad_request"),
-    ]
+    ]  # the orders are exported to the enterprise
 
     def look_up(*_: object) -> Any:
         pytest.fail("nothing is searched for")
 
     async with serving(tmp_path, APPENDS, [StreamSettings(ORDERS)], look_up=look_up) as (server, peer):
+        await peer.ask(AppendFact(stream=ORDERS, messages=[new_message("m0")]))
         for question, code in refused:
             assert (await peer.refusal(question)).code == code
             assert peer.answers[-1].operation == operation_of(question)
+        assert [one.name for one in (await peer.ask(ListStreams())).streams] == [STREAM]
         store: Any = server._store
         await peer.ask(PutObject(digest="sha256:" + "0" * 64, size=4, offset=0, data=b"so"))
         assert store.artifacts.unreferenced().keys() == {"idmz"}

@@ -186,29 +186,6 @@ async def test_a_confirmation_is_answered_when_it_is_durable() -> None:
         assert (outcome.answer.cursor_advanced_to, outcome.answer.lease) == (12, 3)
 
 
-async def test_a_new_consumer_is_registered_and_leased_before_anything_is_read() -> None:
-    """Each step waits for the one before to be durable: registration, lease, begin of serving, page."""
-    async with play() as (store, consumers):
-        store.reader.held = None
-        asks = fetch(stream=STREAM, lease=0, after=None)
-        task = asyncio.create_task(consumers.fetch(ONE, asks))
-        assert await stands(task)
-        assert store.asked == [("register", NAME, "idmz", STREAM, "oldest")]
-        store.reader.held = Registered("idmz", STREAM, 0)
-        store.futures["register"].set_result(store.reader.held)
-        assert await stands(task)
-        assert store.asked[1:] == [("hold_lease", NAME, LeaseClaim("one", 0))]
-        store.reader.held = Registered("idmz", STREAM, 0, Lease(1, "one"))
-        store.futures["hold_lease"].set_result(store.reader.held.lease)
-        answer = page_of(await task)
-        assert store.names()[2:] == ["read", "seen"]
-        assert (answer.lease, answer.runs(), answer.lives) == (
-            1,
-            [(1, 20)],
-            [LogPosition(offset=20, life=LIFE, digest="0" * 32)],
-        )
-
-
 async def test_a_removed_consumer_leaves_no_fetch_parked() -> None:
     """Its fetch ends without an answer when the removal is durable, and takes no place of its zone any more."""
     async with play() as (store, consumers):

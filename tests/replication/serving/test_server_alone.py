@@ -14,14 +14,10 @@ from agent.fact_store import FactStore
 from agent.local_socket.serving.store_errors import STORE_ERRORS
 from agent.replication.protocol.messages import (
     AcquireLease,
-    AppendFact,
     ErrorAnswer,
     FetchFacts,
     FetchRange,
-    FetchSequences,
-    GetBounds,
     GetDigests,
-    GetLatest,
     ListStreams,
     Request,
     StreamsAnswer,
@@ -37,8 +33,8 @@ from agent.replication.serving.limits import (
 )
 from agent.replication.serving.pacing import Use
 from agent.replication.serving.server import Server
-from tests.replication.nodes import STREAM, samples
-from tests.replication.serving.support import ORDERS, Peer, filled, new_message, serving
+from tests.replication.nodes import STREAM
+from tests.replication.serving.support import Peer, filled, serving
 from tests.waiting import LIMIT_S, wait_until_async
 
 
@@ -221,37 +217,3 @@ async def test_a_zone_that_changes_without_end_is_slowed_down(tmp_path: Path, *,
             else:
                 await ask_in_time(AcquireLease(stream=STREAM, producer="idmz.mes"))
         assert now_ms > (2000 if is_consumer else 900) * count / CHANGES_PER_SECOND_MAX
-
-
-async def test_a_stream_that_another_zone_may_use_is_refused_by_each_operation(tmp_path: Path) -> None:
-    """The orders are exported to the enterprise and taken from it; idmz, which has the same rights for the telemetry,
-    can neither read nor append to them, and reads its own stream by each operation."""
-    rights = {"idmz": frozenset({STREAM}), "enterprise": frozenset({ORDERS})}
-    async with serving(tmp_path, rights) as (server, peer):
-        store = await filled(server, 5)
-        origin = str(Origin("plant-a", store.life))
-        sequences = {"origin": origin, "first_sequence": 1, "last_sequence": 5}
-
-        def requests(stream: str) -> list[Request]:
-            return [
-                FetchFacts(consumer_name=f"idmz.{stream}", stream=stream, limit=5),
-                FetchRange(stream=stream, first_offset=1, last_offset=5, life=store.life.hex(), limit=5),
-                FetchSequences(stream=stream, limit=5, **sequences),  # type: ignore[arg-type]
-                GetBounds(stream=stream),
-                GetDigests(stream=stream),
-                GetDigests(stream=stream, **sequences),  # type: ignore[arg-type]
-                GetLatest(stream=stream),
-            ]
-
-        for request in requests(STREAM):
-            assert not isinstance(await peer.ask(request), ErrorAnswer), request
-        await asyncio.wrap_future(store.appends.append_samples(ORDERS, samples(0, 5)))
-        for request in requests(ORDERS):
-            assert (await peer.refusal(request)).code == "stream_not_exported", request
-        assert [one.name for one in (await peer.ask(ListStreams())).streams] == [STREAM]
-        for append in (
-            AcquireLease(stream=ORDERS, producer="idmz.mes"),
-            AppendFact(stream=ORDERS, messages=[new_message("m-1")]),
-        ):
-            assert (await peer.refusal(append)).code == "append_not_allowed", append
-        assert (await peer.refusal(AcquireLease(stream=STREAM, producer="enterprise.mes"))).code == "bad_request"
