@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.replication.nodes import OPENED
 from tests.support.mosquitto import Mosquitto
 
 
@@ -14,6 +15,14 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
     """A real Mosquitto with mutual TLS and the access list of three zones in a chain, plus a second plant."""
     with Mosquitto.started(tmp_path_factory.mktemp("broker")) as running:
         yield running
+
+
+@pytest.fixture(autouse=True)
+def closed_stores() -> Iterator[None]:
+    """Close the stores of the nodes that a test has opened."""
+    yield
+    for store in list(OPENED):
+        store.close()
 
 
 @pytest.fixture

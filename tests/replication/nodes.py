@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 from click.testing import CliRunner
 
@@ -36,6 +37,8 @@ from tests.support.mosquitto import Mosquitto
 from tests.waiting import LIMIT_S, wait_until_async
 
 STREAM = "facts.telemetry"
+OPENED = WeakSet[FactStore]()
+"""The stores of nodes: `conftest` closes at the end of a test what it has left open."""
 IMPATIENT = ReceiverSettings(wait_ms=200, answer_timeout_ms=500, backoff_ms_min=20, backoff_ms_max=500, blocked_ms=500)
 """A receiver for tests that take a peer away or block a stream: with the product's settings it tries again after up to
 a minute."""
@@ -86,6 +89,7 @@ class Node:
         store = FactStore.open(
             folder / f"{zone}.db", zone, settings=settings, streams=streams, signer=signer, unattended=True
         )
+        OPENED.add(store)
         judge = PageJudge(store, policy, EvidenceFolder(folder / "declined"))
         return cls(zone, store, link_to(broker, zone, signer), settings, judge)
 

@@ -123,7 +123,6 @@ def test_renewed_broker_certificate(tmp_path: Path) -> None:
                 assert diagnostics[-1].what == "the broker presents the certificate in its file"
                 assert plant.link.statistics().connects == 1
                 assert plant.link.connection is not None
-            plant.store.close()
 
         asyncio.run(run())
         assert find_brokers(broker.files.config_file) == [broker.pid]
@@ -274,8 +273,6 @@ def test_a_zone_is_shut_out_at_once(tmp_path: Path, how: str) -> None:
                         await enterprise.requester("idmz").ask(ListStreams(), 5)
                 assert enterprise.store.end_offset(STREAM) == 100
                 assert [node.link.statistics().connects for node in (plant, idmz)] == [2, 2]
-            for node in (plant, idmz, enterprise):
-                node.store.close()
 
         asyncio.run(run())
 

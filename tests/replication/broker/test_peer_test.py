@@ -62,8 +62,6 @@ async def test_all_is_well_while_nodes_run(broker: Mosquitto, tmp_path: Path) ->
         await idmz.wait_end(200)
         assert [node.link.statistics().connects for node in (plant, idmz)] == [1, 1]
         assert [consumer.name for consumer in plant.store.consumers.all()] == [f"idmz.{STREAM}"]
-    for node in (plant, idmz):
-        node.store.close()
 
 
 def test_a_peer_that_only_pulls_from_us(broker: Mosquitto) -> None:

@@ -65,4 +65,3 @@ async def test_by_hand(broker: Mosquitto, tmp_path: Path) -> None:
         assert printed.startswith(sealed(plant.store)[0])
         (consumer,) = plant.store.consumers.all()
         assert consumer.frontier == 1
-    plant.store.close()

@@ -102,8 +102,6 @@ async def test_searches_of_one_zone_do_not_make_another_one_busy(shared: Mosquit
         assert isinstance((await asking).answer, LatestAnswer)
         assert begun[:2] == ["evil", "idmz"]
         may_go_on.release(1000)
-    plant.store.close()
-    idmz.store.close()
 
 
 def test_pages_of_one_zone_do_not_delay_those_of_another(
@@ -144,8 +142,6 @@ def test_pages_of_one_zone_do_not_delay_those_of_another(
                 await wait_until_async(lambda: flood.answers > REQUESTS_OPEN_MAX, "the flood")
                 for _ in range(30):
                     await asker.ask(fetch, 20)
-        plant.store.close()
-        idmz.store.close()
 
     asyncio.run(scenario())
     between = [0]

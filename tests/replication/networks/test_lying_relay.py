@@ -110,13 +110,11 @@ def of_plant(store: FactStore) -> list[bytes]:
 
 @contextlib.asynccontextmanager
 async def running(*nodes: Node) -> AsyncIterator[None]:
-    """All nodes, connected; closed afterwards."""
+    """All nodes, connected."""
     async with contextlib.AsyncExitStack() as stack:
         for node in nodes:
             await stack.enter_async_context(node.running())
         yield
-    for node in nodes:
-        node.store.close()
 
 
 def chain(

@@ -91,8 +91,6 @@ async def test_a_stranger_confirms_and_appends_nothing_in_a_zones_name(
         async with idmz.running():
             await idmz.wait_end(60)
             await wait_until_async(lambda: plant.store.consumers.all()[0].frontier == 60, "the confirmation")
-    for node in (plant, idmz):
-        node.store.close()
 
 
 async def test_a_zone_without_a_key_goes_on_unsigned(broker: Mosquitto, tmp_path: Path) -> None:
@@ -112,5 +110,3 @@ async def test_a_zone_without_a_key_goes_on_unsigned(broker: Mosquitto, tmp_path
                 said = puller.statistics
                 await wait_until_async(lambda: "unsigned_request" in (said().lost_reason or ""), "the refusal")  # noqa: B023
                 assert "unsigned_request" in server.statistics().refusals
-        for node in (plant, idmz):
-            node.store.close()

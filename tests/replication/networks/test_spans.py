@@ -288,8 +288,6 @@ def test_requests_are_counted_by_operation_on_both_sides(broker: Mosquitto, tmp_
                 request_topic("plant-a", "idmz"), b"{", response_topic("plant-a", "idmz", "none"), b"x" * 16, 10
             )
             await wait_until_async(lambda: ends(server._telemetry, Span.SERVE, Side.SERVING)[2], "the unreadable one")
-        for node in (plant, idmz):
-            node.store.close()
         return asking, server._telemetry
 
     asking, serving = asyncio.run(scenario())
@@ -319,8 +317,6 @@ def test_all_spans_of_a_pull(broker: Mosquitto, tmp_path: Path, caplog: pytest.L
             await wait_until_async(
                 lambda: ends(puller._runner.spans._telemetry, Span.FETCH)[1] > waited, "a fetch to come back empty"
             )
-        plant.store.close()
-        idmz.store.close()
         return puller._runner.spans._telemetry, server._telemetry
 
     asking, serving = asyncio.run(scenario())

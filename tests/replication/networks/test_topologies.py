@@ -22,12 +22,6 @@ def held(node: Node) -> dict[Origin, list[int]]:
     return found
 
 
-def close(*nodes: Node) -> None:
-    """Close the stores."""
-    for node in nodes:
-        node.store.close()
-
-
 def test_eighty_plants_into_one_relay(tmp_path: Path) -> None:
     """One relay pulls from eighty plants through one broker with its generated limits. The broker is killed while they
     record, and restarted: all reconnect, and each fact arrives once."""
@@ -49,7 +43,6 @@ def test_eighty_plants_into_one_relay(tmp_path: Path) -> None:
             broker.start()
             await idmz.wait_end(40 * len(nodes))
         assert held(idmz) == {node.store.origin: list(range(1, 41)) for node in nodes}
-        close(*nodes, idmz)
 
     links = [f"{zone}:idmz" for zone in plants]
     # All in one process, the hardest case: two connections for each zone, and the queue that fits the memory limit

@@ -96,8 +96,6 @@ def pulled(broker: Mosquitto, folder: Path, until: Callable[[Node, Node, Puller]
         await plant.append(0, 500)
         async with plant.running(), idmz.running():
             await until(plant, idmz, puller)
-        plant.store.close()
-        idmz.store.close()
 
     asyncio.run(run())
 

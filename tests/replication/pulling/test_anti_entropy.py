@@ -82,6 +82,5 @@ def test_the_commands_of_the_page(broker: Mosquitto, tmp_path: Path) -> None:
                 for task in tasks:
                     task.cancel()
                 await asyncio.wait(tasks)
-        plant.store.close()
 
     asyncio.run(scenario())

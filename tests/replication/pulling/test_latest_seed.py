@@ -112,8 +112,6 @@ async def test_a_relay_passes_on_the_latest_values_it_received(broker: Mosquitto
         [("tag:001", "plant-a", None), ("tag:002", "plant-a", None)],
         [],
     ]
-    for node in (idmz, enterprise):
-        node.store.close()
 
 
 def values_of(peer: str, values: list[LatestEntry]) -> PeerLatest:

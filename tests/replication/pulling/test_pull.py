@@ -36,8 +36,6 @@ async def test_pull_to_equality(broker: Mosquitto, tmp_path: Path) -> None:
         assert puller.statistics().is_caught_up
     assert sealed(idmz.store) == sealed(plant.store)
     assert puller.statistics().counters.facts_duplicate == 0
-    plant.store.close()
-    idmz.store.close()
 
 
 async def test_a_live_stream_passes_the_backlog_of_another(broker: Mosquitto, tmp_path: Path) -> None:
@@ -62,8 +60,6 @@ async def test_a_live_stream_passes_the_backlog_of_another(broker: Mosquitto, tm
         await wait_until_async(lambda: frontier(plant, LIVE) == 5, "confirmation")
         assert live.statistics().is_caught_up
         assert 0 < idmz.store.end_offset(STREAM) < 200
-    for node in (plant, idmz):
-        node.store.close()
 
 
 async def test_many_definitions_travel_before_their_facts(broker: Mosquitto, tmp_path: Path) -> None:
@@ -78,8 +74,6 @@ async def test_many_definitions_travel_before_their_facts(broker: Mosquitto, tmp
         await idmz.wait_end(10_000)
     assert idmz.store.reader.definition_counts() == {"plant-a": 10_000}
     assert sealed(idmz.store) == sealed(plant.store)
-    plant.store.close()
-    idmz.store.close()
 
 
 def test_broker_restart(tmp_path: Path) -> None:
@@ -98,8 +92,6 @@ def test_broker_restart(tmp_path: Path) -> None:
             await asyncio.to_thread(broker.restart)
             await idmz.wait_end(1_000)
         assert sealed(idmz.store) == sealed(plant.store)
-        plant.store.close()
-        idmz.store.close()
 
     with Mosquitto.started(tmp_path / "broker") as broker:
         asyncio.run(scenario(broker))
@@ -147,8 +139,6 @@ def test_two_machines_that_serve_under_one_name(
         assert [one.last_sequence for one in ours[plant.store.origin]] == [end_offset]
         assert puller.statistics().counters.facts_duplicate == 0
         assert puller.statistics().counters.restarts < 20
-        for node in (plant, copy, idmz):
-            node.store.close()
 
     asyncio.run(scenario())
     reported = [record for record in caplog.records if "answer in turn" in getattr(record, "reason", "")]
@@ -170,5 +160,3 @@ async def test_restarted_receiver_goes_on_where_it_was(broker: Mosquitto, tmp_pa
             idmz.store.close()
     idmz = Node.open(broker, "idmz", tmp_path)
     assert sealed(idmz.store) == sealed(plant.store)
-    plant.store.close()
-    idmz.store.close()

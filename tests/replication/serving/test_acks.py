@@ -37,8 +37,6 @@ async def test_acks_all_through_the_broker(broker: Mosquitto, tmp_path: Path) ->
         consumer = plant.store.consumers.get(f"idmz.{STREAM}")
         assert consumer is not None
         assert consumer.lifecycle is Lifecycle.ONLINE
-    plant.store.close()
-    idmz.store.close()
 
 
 def keeps_up(plant: Node) -> bool:

@@ -60,8 +60,6 @@ async def serve(broker: Mosquitto, folder: Path) -> AsyncIterator[tuple[Node, Re
         yield plant, asker
         reply = await asker.ask(ListStreams(), 5)  # the server keeps running in each case
         assert isinstance(reply.answer, StreamsAnswer)
-    plant.store.close()
-    idmz.store.close()
 
 
 async def test_each_operation_answers_what_the_store_holds(broker: Mosquitto, tmp_path: Path) -> None:
