@@ -14,6 +14,7 @@ import contextlib
 import json
 import random
 import re
+import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -119,6 +120,16 @@ class Site:
             return Client(self.folder / zone / "state").status()
         except NodeSilent:
             return {}
+
+    def pull(self, zone: str, peer: str, stream: str = STREAM) -> dict[str, Any]:
+        """The status of a zone's pull from a peer."""
+        (found,) = [one for one in self.status(zone)["peers"] if (one["zone"], one["stream"]) == (peer, stream)]
+        return dict(found)
+
+    def command(self, zone: str, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run a command of bsfg with the configuration of a zone."""
+        whole = [sys.executable, "-m", "agent.cli", *words, "--config", str(self.folder / zone / "node.toml")]
+        return subprocess.run(whole, capture_output=True, text=True, timeout=60, check=False)
 
     def is_connected(self, zone: str) -> bool:
         """Whether a node is connected to the broker."""

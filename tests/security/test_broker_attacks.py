@@ -125,25 +125,6 @@ def test_qos_2_is_refused(broker: Mosquitto) -> None:
         wait_until(lambda: not is_open(attacker.socket, 1.0) or attacker.socket.pending() > 0, "it is disconnected")
 
 
-def test_a_certificate_without_a_link_can_do_nothing(tmp_path: Path) -> None:
-    """A zone whose certificate is valid and that no link names can connect, and every publish and subscription of it is
-    refused."""
-    with Mosquitto.started(tmp_path, ZONES, LINKS[:2]) as broker, honest(broker):
-        stranger = Caller(broker, "evil")
-        try:
-            for topic in (
-                "bsfg/1/idmz/evil/req",
-                REQUEST,
-                "bsfg/1/plant-a/idmz/rsp/0/x",
-                "$CONTROL/dynamic-security/v1",
-            ):
-                assert stranger.publish(topic) == NOT_AUTHORIZED
-            for topic in ("bsfg/1/evil/+/req", ANSWERS, "#", "$CONTROL/dynamic-security/v1/response"):
-                assert stranger.subscribe(topic) == NOT_AUTHORIZED
-        finally:
-            stranger.close()
-
-
 def test_a_broker_that_an_attack_ends_costs_a_restart(broker: Mosquitto) -> None:
     """What the limits do not prevent, the service manager's restart ends: after a kill the zones meet again."""
     broker.kill()

@@ -7,11 +7,8 @@ has a signing key, and the enterprise demands its signatures.
 import hashlib
 import json
 import ssl
-import subprocess
-import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 
@@ -37,18 +34,6 @@ def shared_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield site
 
 
-def pull(site: Site) -> dict[str, Any]:
-    """The status of the enterprise's pull from idmz."""
-    (found,) = [one for one in site.status(ENTERPRISE)["peers"] if (one["zone"], one["stream"]) == (IDMZ, STREAM)]
-    return dict(found)
-
-
-def command(site: Site, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run a command at the enterprise."""
-    arguments = [sys.executable, "-m", "agent.cli", *words, "--config", str(site.folder / ENTERPRISE / "node.toml")]
-    return subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)
-
-
 def test_a_pinned_certificate_is_replaced_by_a_reload(site: Site) -> None:
     """idmz gets a new signing key: the enterprise adds its certificate to the pinned ones and reloads node.toml. The
     running process of the enterprise then accepts what idmz signs with the new key."""
@@ -58,7 +43,7 @@ def test_a_pinned_certificate_is_replaced_by_a_reload(site: Site) -> None:
     files, _ = pki.create_signer(site.folder, IDMZ, datetime.now(UTC), force=True)
     pin = hashlib.sha256(ssl.PEM_cert_to_DER_cert(files.cert_file.read_text())).hexdigest()
     config.write_text(before.replace('pinned = ["', f'pinned = ["{pin}", "'))
-    reloaded = command(site, "reload")
+    reloaded = site.command(ENTERPRISE, "reload")
     assert f"origin {IDMZ}" in reloaded.stdout, reloaded
     site.nodes[IDMZ].stop()
     site.nodes[IDMZ].start()
@@ -82,13 +67,13 @@ def test_a_broker_that_was_taken_over_stops_no_pull(site: Site, case: str) -> No
     """Every request is answered with the forgery first. The facts of idmz arrive all the same, as one unbroken log, and
     the enterprise counts the answers that it has not accepted."""
     site.wait_fact(site.append(IDMZ))
-    before = pull(site)["unproven_total"]
+    before = site.pull(ENTERPRISE, IDMZ)["unproven_total"]
     site.attacker.command("patch", zone=IDMZ, operation="FetchFacts", header=FORGED[case], times=10_000)
     site.attacker.serve(IDMZ, ENTERPRISE)
     for _ in range(3):
         site.wait_fact(site.append(IDMZ))
-    wait_until(lambda: pull(site)["unproven_total"] > before, "forged answers to be counted")
-    found = pull(site)
+    wait_until(lambda: site.pull(ENTERPRISE, IDMZ)["unproven_total"] > before, "forged answers to be counted")
+    found = site.pull(ENTERPRISE, IDMZ)
     assert not found["fenced"]
     assert found["restarts_total"] == 0
     assert len(site.ids(ENTERPRISE)) == site.end(IDMZ)
@@ -124,17 +109,17 @@ def test_forged_answers_mislead_no_command(site: Site) -> None:
     for operation, header in forged.items():
         site.attacker.command("patch", zone=IDMZ, operation=operation, header=header, times=10_000)
     site.attacker.serve(IDMZ, ENTERPRISE)
-    compared = command(site, "peer", "compare", IDMZ, "--json")
+    compared = site.command(ENTERPRISE, "peer", "compare", IDMZ, "--json")
     counted = {one["stream"]: one["compared_facts"] for one in map(json.loads, compared.stdout.splitlines())}
     assert (compared.returncode, counted[STREAM]) == (0, site.end(IDMZ)), compared
-    appended = command(site, "append", "--to", IDMZ, "order:line1/1", "done", "{}")
+    appended = site.command(ENTERPRISE, "append", "--to", IDMZ, "order:line1/1", "done", "{}")
     assert appended.returncode == 1, appended
     assert "append_not_allowed" in appended.stderr, appended
     asked = {one["operation"] for one in site.attacker.command("requests", zone=IDMZ)}
     assert {"AppendFact", "GetDigests"} <= asked, "the attacker has answered both"
     site.nodes[IDMZ].stop()
     for words in (("append", "order:line1/1", "done", "{}", "--to"), ("latest", "--from")):
-        alone = command(site, *words, IDMZ, "--answer-s", "1")
+        alone = site.command(ENTERPRISE, *words, IDMZ, "--answer-s", "1")
         assert alone.returncode == 1, alone
         assert "is not proven" in alone.stderr, alone
     site.attacker.command("unpatch", zone=IDMZ)
@@ -155,18 +140,3 @@ def test_a_second_implementation_verifies_what_a_node_signs(site: Site) -> None:
     assert signed_by("GetBounds", stream="unknown") == IDMZ
     assert signed_by("FetchRange", **whole | {"last_offset": site.end(IDMZ) + 1}) == IDMZ
     assert signed_by("FetchRange", **whole) == IDMZ
-
-
-def test_a_key_is_withdrawn_while_the_node_runs(site: Site) -> None:
-    """idmz's key was stolen: an operator adds it to the list of compromised keys at the enterprise. The running node
-    reads the list, accepts no more answers of idmz, and says why. The last test of the file."""
-    site.wait_fact(site.append(IDMZ))
-    key_id = pki.read_signer(site.folder / "signers" / f"{IDMZ}.pem").key_id.hex()
-    before = site.log(ENTERPRISE).count("signers_taken_over")
-    listed = f'[[compromised]]\nkey_id = "{key_id}"\nsince = 2026-01-01T00:00:00Z\n'
-    (site.folder / ENTERPRISE / "compromised.toml").write_text(listed)
-    wait_until(lambda: site.log(ENTERPRISE).count("signers_taken_over") > before, "the list to be taken over")
-    late = site.append(IDMZ)
-    wait_until(lambda: "unproven_answer" in pull(site)["trouble"], "the pull to say why")
-    assert late not in site.ids(ENTERPRISE)
-    assert site.nodes[ENTERPRISE].running

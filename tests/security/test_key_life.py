@@ -9,7 +9,6 @@ import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -55,23 +54,11 @@ def shared_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield site
 
 
-def reload(site: Site, zone: str) -> subprocess.CompletedProcess[str]:
-    """Run the reload command at a zone's node."""
-    words = [sys.executable, "-m", "agent.cli", "reload", "--config", str(site.folder / zone / "node.toml")]
-    return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
-
-
 def record_keys(site: Site, zone: str) -> list[str]:
     """The keys (hex) that have signed the plant's messages, as stored by a zone, in the order of the log."""
     with contextlib.closing(StoreReader(site.store(zone))) as reader:
         records = [one.batch.record for one in reader.read(STREAM, 0, 100_000, 80_000_000).batches]
     return list(dict.fromkeys(key_id_in(one).hex() for one in records if one))
-
-
-def pull(site: Site, zone: str, peer: str, stream: str = STREAM) -> dict[str, Any]:
-    """The status of a zone's pull from a peer."""
-    (found,) = [one for one in site.status(zone)["peers"] if (one["zone"], one["stream"]) == (peer, stream)]
-    return dict(found)
 
 
 @contextlib.contextmanager
@@ -97,7 +84,7 @@ def test_the_keys_of_a_chain_are_renewed_while_it_runs(site: Site) -> None:
     and every fact from then on is signed with it. All facts arrive in order, once, verified; nothing was refused or
     declined, and no connection and no process has ended."""
     processes, connects = {zone: site.nodes[zone].pid for zone in HONEST}, site.connects()
-    unproven = {peer: pull(site, zone, peer)["unproven_total"] for zone, peer in ((IDMZ, PLANT), (ENTERPRISE, IDMZ))}
+    unproven = {peer: site.pull(zone, peer)["unproven_total"] for zone, peer in ((IDMZ, PLANT), (ENTERPRISE, IDMZ))}
     old = pki.read_signer(site.folder / "signers" / f"{PLANT}.pem").key_id.hex()
     keys, first = {}, len(site.ids(PLANT))
     with appending(site) as ids:
@@ -105,7 +92,7 @@ def test_the_keys_of_a_chain_are_renewed_while_it_runs(site: Site) -> None:
             keys[zone] = renew(site.folder, zone)
             count = len(ids)
             wait_until(lambda count=count: len(ids) > count + 3, "facts signed with the key before")  # type: ignore[misc]
-            done = reload(site, zone)
+            done = site.command(zone, "reload")
             assert (done.returncode, done.stdout) == (0, f"reloaded: signing with {keys[zone]}\n"), done
             count = len(ids)
             wait_until(lambda count=count: len(ids) > count + 3, "facts signed with the new key")  # type: ignore[misc]
@@ -118,21 +105,11 @@ def test_the_keys_of_a_chain_are_renewed_while_it_runs(site: Site) -> None:
     for zone in HONEST:
         assert site.incidents(zone) == []
         assert "signers_not_read" not in site.log(zone)
-    after = {peer: pull(site, zone, peer)["unproven_total"] for zone, peer in ((IDMZ, PLANT), (ENTERPRISE, IDMZ))}
+    after = {peer: site.pull(zone, peer)["unproven_total"] for zone, peer in ((IDMZ, PLANT), (ENTERPRISE, IDMZ))}
     assert after == unproven
     assert site.connects() == connects
     assert {zone: site.nodes[zone].pid for zone in HONEST} == processes
-    words = [
-        sys.executable,
-        "-m",
-        "agent.cli",
-        "store",
-        "verify",
-        "--config",
-        str(site.folder / ENTERPRISE / "node.toml"),
-    ]
-    verified = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
-    assert verified.returncode == 0, verified
+    assert site.command(ENTERPRISE, "store", "verify").returncode == 0
 
 
 BAD = dict.fromkeys(["another key", "another zone", "not yet valid", "no key", "open to others"])
@@ -168,7 +145,7 @@ def test_a_bad_new_key_keeps_the_old_one(site: Site, case: str) -> None:
             why = "accessible to others"
     keys = record_keys(site, PLANT)
     try:
-        done = reload(site, PLANT)
+        done = site.command(PLANT, "reload")
         assert (done.returncode, done.stdout) == (1, ""), done
         assert why in done.stderr
         assert why in json.dumps(site.status(PLANT))
@@ -178,7 +155,7 @@ def test_a_bad_new_key_keeps_the_old_one(site: Site, case: str) -> None:
         key_file.write_bytes(before[0])
         cert_file.write_bytes(before[1])
         key_file.chmod(mode)
-    assert reload(site, PLANT).returncode == 0
+    assert site.command(PLANT, "reload").returncode == 0
     site.assert_honest_flow()
 
 
@@ -199,12 +176,9 @@ def test_a_relay_whose_certificate_has_ended_goes_on_relaying(site: Site) -> Non
     for zone in (PLANT, ENTERPRISE):
         assert "peer_key_outside_dates" in site.log(zone)
     issue(site.folder, IDMZ)
-    assert reload(site, IDMZ).returncode == 0
+    assert site.command(IDMZ, "reload").returncode == 0
     site.wait_fact(site.append(IDMZ))
-    words = [sys.executable, "-m", "agent.cli", "peer", "compare", IDMZ, "--repair"]
-    config = str(site.folder / ENTERPRISE / "node.toml")
-    compared = subprocess.run([*words, "--config", config], capture_output=True, text=True, timeout=60, check=False)
-    assert compared.returncode == 0, compared
+    assert site.command(ENTERPRISE, "peer", "compare", IDMZ, "--repair").returncode == 0
     site.wait_fact(own)
 
 
@@ -218,9 +192,9 @@ def test_a_relay_whose_key_is_compromised_waits_until_it_has_another(site: Site)
     subprocess.run([*command, certificate, *since], capture_output=True, timeout=60, check=True)
     wait_until(lambda: "signers_taken_over" in site.log(ENTERPRISE), "the list to be read")
     waiting = site.append()
-    wait_until(lambda: "compromised" in str(pull(site, ENTERPRISE, IDMZ)), "the pull to say why it waits", 40)
+    wait_until(lambda: "compromised" in str(site.pull(ENTERPRISE, IDMZ)), "the pull to say why it waits", 40)
     assert waiting not in site.ids(ENTERPRISE)
     key_id = renew(site.folder, IDMZ)
-    assert reload(site, IDMZ).stdout == f"reloaded: signing with {key_id}\n"
+    assert site.command(IDMZ, "reload").stdout == f"reloaded: signing with {key_id}\n"
     site.wait_fact(waiting, limit_s=60)
     site.assert_honest_flow()

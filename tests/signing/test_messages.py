@@ -128,6 +128,8 @@ def test_all_bytes_of_an_answer_are_covered_except_for_bodies_of_batches() -> No
     for at in range(len(answer)):
         changed = answer[:at] + bytes([answer[at] ^ 1]) + answer[at + 1 :]
         assert (answer_bytes(PLACE, changed) == answer_bytes(PLACE, answer)) is (at in free), at
+    chunk = struct.pack("<I", 2) + b"{}" + bytes(40)  # of an artifact, which is no batch
+    assert answer_bytes(PLACE, chunk[:-1] + b"1") != answer_bytes(PLACE, chunk)
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,8 @@ def test_certificate_without_a_link(tmp_path: Path) -> None:
         zones = Zones(broker, stack)
         stranger = zones["stranger"]
         assert stranger.connect_reason == SUCCESS
-        assert stranger.subscribe("bsfg/1/stranger/+/req") == NOT_AUTHORIZED
+        for topic in ("bsfg/1/stranger/+/req", "bsfg/1/+/stranger/rsp/0/+", "#", "$CONTROL/#"):
+            assert stranger.subscribe(topic) == NOT_AUTHORIZED, topic
         for topic in [*EVERY_TOPIC, "bsfg/1/stranger/idmz/rsp/0/x", "bsfg/1/idmz/stranger/req"]:
             assert stranger.publish(topic) == NOT_AUTHORIZED, topic
         for zone in ZONES:

@@ -69,22 +69,6 @@ def test_cli_bad_usage(tmp_path: Path, arguments: list[str], says: str) -> None:
     assert not (tmp_path / "pki").exists()
 
 
-@pytest.mark.parametrize(
-    "arguments,hint",
-    [
-        (["ca", "--no-passphrase"], "--force"),
-        (["issue", "idmz"], "--force"),
-        (["issue", "new", "--days", "7000"], "use --days 36"),
-        (["issue", "--broker", "b2", "--host", "a b"], "without port"),
-    ],
-)
-def test_cli_bad_result(folder: Path, arguments: list[str], hint: str) -> None:
-    """A failure ends in an error that says what to do; the root command prints it and exits with 1."""
-    result = _run("pki", *arguments, "--pki", folder)
-    assert isinstance(result.exception, BsfgError)
-    assert hint in result.exception.hint
-
-
 def test_cli_show_reports_unusable_certificates(folder: Path) -> None:
     """An expired certificate and a key that does not match give status 1, each reported beside its certificate."""
     pki.issue_zone(folder, "plant-a", NOW - timedelta(days=10), days=5, force=True)

@@ -1,7 +1,5 @@
 """If a peer's signature is demanded, an answer is accepted only with a proof, whatever its content."""
 
-from itertools import pairwise
-
 import pytest
 
 from agent.replication.protocol import arrived_answer
@@ -16,7 +14,6 @@ from agent.replication.protocol.messages import (
     FetchAnswer,
     LatestAnswer,
     LogPosition,
-    ObjectAnswer,
     SequencesAnswer,
     StreamsAnswer,
 )
@@ -29,8 +26,6 @@ PLACE = MessagePlace("plant", "idmz", "i1", b"c" * 16)
 OWN = {"store_zone": "plant", "life": "1" * 32}
 PAGE = {**OWN, "stream": "facts"}
 READ = {"lives": [LogPosition(offset=9, life="2" * 32)]}
-FACTS = FetchAnswer(**PAGE, **READ, frontier=0, end_offset=9, batches=[(1, 2, 20), (3, 9, 30)])  # type: ignore[arg-type]
-ATTACHED = [b"a" * 20, b"b" * 30]
 ANSWERS = [
     FetchAnswer(**PAGE, **READ, frontier=0, end_offset=9, holes=[(1, 9, "expired")]),  # type: ignore[arg-type]
     SequencesAnswer(**PAGE, origin=f"plant/{'1' * 32}", omitted=[(1, 4)]),  # type: ignore[arg-type]
@@ -78,27 +73,6 @@ def test_every_refusal_needs_a_proof(code: str) -> None:
     assert opened(sign_answer(SIGNER, PLACE, payload)).error.code == code  # type: ignore[attr-defined]
     with pytest.raises(UnprovenAnswer, match=code):
         opened(payload)
-
-
-def test_the_signature_of_a_page_covers_all_but_the_bodies_of_batches() -> None:
-    """Another offset, length, digest of a batch or byte of a head makes another page. Of a batch only the digest is
-    covered, which proves the rest of it to its reader. The largest artifact chunk is covered completely."""
-    signed = sign_answer(SIGNER, PLACE, encode_answer(FACTS, ATTACHED))
-    assert ArrivedAnswer(signed, PLACE, verified).open() == (FACTS, ATTACHED)
-    header = signed.index(b"{")
-    bodies = signed.index(ATTACHED[0])
-    ends = [bodies, bodies + 20, bodies + 50]
-    bare = {at for start, end in pairwise(ends) for at in range(start, end - 16)}
-    for at in range(header, len(signed)):
-        changed = signed[:at] + bytes([signed[at] ^ 1]) + signed[at + 1 :]
-        if at in bare:
-            assert ArrivedAnswer(changed, PLACE, verified).open()[0] == FACTS
-        else:
-            with pytest.raises(UnprovenAnswer):
-                ArrivedAnswer(changed, PLACE, verified).open()
-    chunk = encode_answer(ObjectAnswer(**OWN, size=9, offset=0, bytes=9), [b"123456789"])
-    with pytest.raises(UnprovenAnswer):
-        opened(sign_answer(SIGNER, PLACE, chunk)[:-1] + b"8")
 
 
 def test_a_large_answer_that_is_not_proven_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The commands of docs/operate/integrity.md over a real broker. How two stores are compared: `test_comparing_alone.py`."""
+"""The commands of docs/operate/integrity.md over a real broker. The comparison itself: test_comparing_alone.py."""
 
 import asyncio
 import json
