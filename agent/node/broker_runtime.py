@@ -39,11 +39,6 @@ REPEATED_MS = 1_000
 """Between two requests to the node of a pair that has nothing new: so late are facts when the other one dies."""
 
 
-NAMES_HELD = False
-"""Whether a pull names what is held of a zone that two nodes bring. Not while only sequences are compared: after a
-memory was put back, a batch inside a named range may be another one at the peer, and would be left out unseen."""
-
-
 @dataclass(frozen=True, slots=True)
 class SharedParts:
     """The parts of the node that every broker uses."""
@@ -167,7 +162,7 @@ class BrokerRuntime:
                 continue
             requester = self._requesters[peer.node]
             origins = self._settings.origins_of(peer)
-            shared_zones = self._settings.shared_zones(peer) if NAMES_HELD else ()
+            shared_zones = self._settings.shared_zones(peer)
             bandwidth = self.bandwidths.get(peer.node)
             for stream in peer.pulls:
                 start = peer.start_of(stream)

@@ -292,6 +292,7 @@ class HostilePeer:
             lambda: {"batches": [[a + edge, b + edge, c] for a, b, c in header.get("batches", [])]},
             lambda: {"batches": [[a, b, edge] for a, b, _ in header.get("batches", [])]},
             lambda: {"batches": [], "omitted": [[after + 1, max(after + 1, edge)]], "life": "ab" * 16},
+            lambda: {"held_runs": [[chance.choice((PEER, OTHER, OWN)), "ab" * 16, 1, edge, "ff" * 16]]},
             lambda: {"lives": [{"offset": edge, "life": chance.randbytes(16).hex()}]},
             lambda: {"after": {"offset": abs(edge), "life": "ab" * 16}},
             lambda: {"holes": [[after + 1, max(after + 1, edge), chance.choice(HOSTILE_TEXTS)]]},

@@ -117,6 +117,7 @@ def requests() -> list[bytes]:
             consumer_name="c",
             limit=1,
             signers_known=[f"plant-a/{LIFE[:16]}"],
+            held=[("plant-a", LIFE, 1, 9)],
         ),
         messages.FetchRange(stream=TELEMETRY, first_offset=1, last_offset=9, life=LIFE, limit=10),
         messages.FetchSequences(
@@ -169,7 +170,7 @@ def answers() -> list[bytes]:
         (messages.ObjectAnswer(**own, size=9, offset=2, bytes=5), [b"bytes"]),
         (messages.PutAnswer(**own, received=7, is_complete=False), []),
         (messages.LatestAnswer(**own, stream=TELEMETRY, end_offset=9, queue_depth=0, depth_facts=9, values=[latest]), []),
-        (messages.FetchAnswer(**own, stream=TELEMETRY, frontier=3, end_offset=9, omitted=[(4, 6)], holes=[(7, 9, "expired")], after=read(3), lives=[read(9)]), []),
+        (messages.FetchAnswer(**own, stream=TELEMETRY, frontier=3, end_offset=9, omitted=[(4, 6)], holes=[(7, 9, "expired")], after=read(3), lives=[read(9)], held_runs=[("plant-a", LIFE, 4, 6, digest)]), []),
     ]  # fmt: skip
     texts = definitions()
     run = messages.DefinitionRun(zone="plant-a", digest=LIFE, lengths=[len(one) for one in texts])

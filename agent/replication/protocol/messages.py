@@ -144,6 +144,10 @@ SignersKnown = Annotated[list[SignerName], msgspec.Meta(max_length=SIGNERS_KNOWN
 HELD_MAX = 8
 """Ranges that a requester holds and names in a fetch: the newest two of each zone that another peer brings, too."""
 HeldSpan = tuple[Zone, Life, ClaimedPosition, ClaimedPosition]
+HELD_RUNS_MAX = 64
+"""Runs of batches that one page leaves out as held. The named ranges are runs at the requester, so more are needed only
+where the server stored them in another order; the page then ends, and the next one goes on."""
+HeldRun = tuple[Zone, Life, ClaimedPosition, ClaimedPosition, Digest]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -168,7 +172,7 @@ class FetchFacts(RequestBody, frozen=True, tag="FetchFacts", tag_field="operatio
 
     `after` must be known to the store as it is. With `trail`, how far the newest lives of the log were read, the page
     begins at the one that is valid furthest there, or at the beginning. `held`: zone, life, first and last sequence of
-    what the requester holds; batches within it are left out."""
+    what the requester holds; batches within it are left out, and the answer names their digests (`held_runs`)."""
 
     consumer_name: Name
     limit: int
@@ -355,13 +359,15 @@ class FetchAnswer(OffsetsAnswer, frozen=True, kw_only=True, tag="FetchFacts", ta
 
     `lease`: the requester's lease, if it sent or requested one. `lease_in_force`: the lease in force, if `lease_after`
     named another one; the answer then contains nothing else. `after`: the position after which the page begins.
-    `lives`: of each life with facts in the page, the last position there, in order."""
+    `lives`: of each life with facts in the page, the last position there, in order. `held_runs`: zone, life, first
+    and last sequence of each run of batches that was left out as held, and the digest of its last batch."""
 
     frontier: ClaimedOffset
     lease: Lease | None = None
     lease_in_force: Lease | None = None
     after: LogPosition = LogPosition()
     lives: Annotated[list[LogPosition], msgspec.Meta(max_length=TRAIL_MAX)] = []
+    held_runs: Annotated[list[HeldRun], msgspec.Meta(max_length=HELD_RUNS_MAX)] = []
 
     def check(self) -> None:
         """Raise MalformedMessage unless the page begins after `after`, and `lives` cover it."""
@@ -372,6 +378,8 @@ class FetchAnswer(OffsetsAnswer, frozen=True, kw_only=True, tag="FetchFacts", ta
             reached = one.offset
         if not is_right or (runs and (self.after.offset, reached) != (runs[0][0] - 1, runs[-1][1])):
             raise MalformedMessage("positions of a page do not fit its offsets", operation="FetchFacts")
+        for _, _, first, last, _ in self.held_runs:
+            check_forwards(first, last, "FetchFacts")
 
 
 class RangeAnswer(OffsetsAnswer, frozen=True, tag="FetchRange", tag_field="operation"):

@@ -26,6 +26,7 @@ from agent.replication.protocol.messages import (
     FetchAnswer,
     FetchSequences,
     GetDigests,
+    HeldRun,
     SequencesAnswer,
     origin_named,
 )
@@ -43,12 +44,13 @@ class PageRefused(ReplicationError):
 @dataclass(frozen=True, slots=True)
 class PageContent:
     """The part of a page that goes to the store. `entries` are first offset, last offset and size in bytes of each of
-    `sealed`; `signers` the certificates of their keys (DER)."""
+    `sealed`; `signers` the certificates of their keys (DER); `held_runs` what was left out as held."""
 
     entries: Sequence[tuple[int, int, int]]
     sealed: Sequence[bytes]
     holes: Sequence[tuple[int, int, str]] = ()
     signers: Sequence[bytes] = ()
+    held_runs: Sequence[HeldRun] = ()
 
 
 def read_page(
@@ -97,7 +99,7 @@ def check_page(
         after=answer.after.position,
         lives=tuple(one.position for one in answer.lives),
     )
-    return page, PageContent(answer.batches, attachment, answer.holes, tuple(answer.signers))
+    return page, PageContent(answer.batches, attachment, answer.holes, tuple(answer.signers), answer.held_runs)
 
 
 def check_batches(content: PageContent, stream: str, origins: frozenset[str]) -> list[Offered]:

@@ -24,7 +24,7 @@ from agent.pages import PutResult, ReceivedPage
 from agent.positions import Position
 from agent.replication.protocol.arrived_answer import ArrivedAnswer
 from agent.replication.protocol.errors import ReplicationError, TransportError
-from agent.replication.protocol.messages import HELD_MAX, Confirm, FetchFacts, HeldSpan, LogPosition
+from agent.replication.protocol.messages import Confirm, FetchFacts, HeldSpan, LogPosition
 from agent.replication.protocol.ports import ReceivingStore
 from agent.replication.protocol.token_bucket import TokenBucket
 from agent.replication.pulling.artifact_pull import ArtifactPull
@@ -47,6 +47,7 @@ from agent.replication.pulling.receiving.pull_events import (
     ReceiverSettings,
 )
 from agent.replication.pulling.receiving.receiver import Receiver
+from agent.replication.pulling.shared_zones import SharedZones
 from agent.replication.pulling.throttled_requester import ThrottledRequester
 from agent.telemetry import Telemetry
 
@@ -54,9 +55,6 @@ _log = logging.getLogger(__name__)
 _INFORMATIVE = {NoteKind.PEER_RETURNED, NoteKind.STORE_ACCEPTS}
 _FOR_OPERATOR = {NoteKind.PEER_REFUSES, NoteKind.PAGE_REFUSED, NoteKind.RECEIVER_FENCED}
 """The pull stops until an operator acts, so an incident is recorded."""
-
-NEWEST_LIFE = b"\xff" * 16
-"""Above every life."""
 
 StartCheck = Callable[[Callable[[], JudgedPage], int], Awaitable[JudgedPage]]
 """Begins the check of so many bytes. The result may be awaited several times or never."""
@@ -107,6 +105,7 @@ class PullRunner:
         self._expected: tuple[type[Exception], ...] = (ReplicationError, *store_errors)
         self.artifacts = ArtifactPull(requester, store.artifacts, store_errors)
         self._definitions = DefinitionPull(requester, store.inbound)
+        self._shared = SharedZones(store.reader, store_errors, settings.stream, settings.shared_zones)
         at = settings.peer_node, settings.stream
         trail = store.inbound.trail(*at)
         self.core = make_receiver(settings.receiver, trail, bandwidth)
@@ -117,7 +116,13 @@ class PullRunner:
     def answered(self, fetch_id: int, arrived: ArrivedAnswer) -> PageArrived | FetchFailed:
         """What an answer means for the receiver."""
         found = read_page(fetch_id, arrived, self.settings.peer_node, self.settings.stream)
-        return found if isinstance(found, FetchFailed) else PageArrived(fetch_id, found[0], ArrivedContent(found[1]))
+        if isinstance(found, FetchFailed):
+            return found
+        page, content = found
+        # Before the receiver knows the page: its position must not pass what is not proven to be held here (0066).
+        if why := self._shared.find_unproven(content.held_runs, more=page.more):
+            return FetchFailed(fetch_id, "held_differs", f"held_differs: {why}", is_retryable=True, life=page.life)
+        return PageArrived(fetch_id, page, ArrivedContent(content))
 
     def handle(self, event: Event, now_ms: int, chance: float) -> list[Fetch | Append]:
         """What to send and to store now that an event has happened; `chance` is 0 to 1."""
@@ -143,16 +148,7 @@ class PullRunner:
     def request(self, fetch: Fetch) -> tuple[FetchFacts, int]:
         """The request of a fetch, and after how many seconds the broker drops it."""
         expiry_s = (fetch.wait_ms + self.settings.receiver.answer_timeout_ms) // 1000 + 1
-        return fetch_request(fetch, self.settings, self._judge.signers_known(), self._held()), expiry_s
-
-    def _held(self) -> list[HeldSpan]:
-        """The newest ranges of the shared zones, two of each. What is not named comes once more, and is a duplicate."""
-        found = list[HeldSpan]()
-        for zone in self.settings.shared_zones[: HELD_MAX // 2]:
-            lives = self._store.reader.earlier_lives(self.settings.stream, zone, NEWEST_LIFE, 2)
-            newest = [(origin, span) for origin, ranges in lives.items() for span in ranges[::-1]]
-            found += [(zone, origin.life.hex(), span.first_sequence, span.last_sequence) for origin, span in newest[:2]]
-        return found
+        return fetch_request(fetch, self.settings, self._judge.signers_known(), self._shared.held()), expiry_s
 
     async def store_page(self, append: Append) -> Appended | AppendFailed:
         """Await the check, fetch artifacts and tag definitions, store. The core offers the page again if the store

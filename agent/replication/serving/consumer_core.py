@@ -221,6 +221,7 @@ class ConsumerCore:
             lease=lease,
             after=LogPosition.of(Position(after.life, after.offset)),
             lives=[LogPosition.of(one) for one in read.lives],
+            held_runs=list(read.held_runs),
             signers=read.signers,
         )
         return Reply(answer, read.batches, read.facts)

@@ -4,7 +4,8 @@
   it. A node requests with a limit above the largest batch and never receives a slice.
 - Facts that were released or are damaged are named as holes. A page never skips offsets silently.
 - Facts that the requester holds are left out and named as omitted: its own, which after a restore come home by
-  comparison, and whole batches within what it names as held.
+  comparison, and whole batches within what it names as held. Of these the page names each run with the digest of
+  its last batch, so that the requester sees whether they are the batches that it holds (decision 0066).
 - A page stays within the requester's `bytes_max` and within the broker's packet size.
 """
 
@@ -14,8 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from agent.pages import BATCHES_MAX, Hole, Page, StoredBatch
-from agent.replication.protocol.messages import SIGNERS_MAX
+from agent.batch import Origin
+from agent.pages import BATCHES_MAX, BatchEnd, Hole, Page, StoredBatch
+from agent.replication.protocol.messages import HELD_RUNS_MAX, SIGNERS_MAX, HeldRun
 from agent.replication.serving.outcomes import Refuse
 from agent.signing.records import key_id_in
 
@@ -25,6 +27,8 @@ BATCH_OVERHEAD_BYTES = 64
 """One entry of `batches`: three numbers of up to 19 digits."""
 HOLE_BYTES = 128
 """One entry of `holes`: two numbers and a reason of up to 64 characters."""
+HELD_RUN_BYTES = 160
+"""One entry of `held_runs`: a zone, a life, two numbers and a digest."""
 SIGNERS_BYTES_MAX = 128 * 1024
 """Certificates are sent in the header, which has a limit of its own; those of one key have at most 88 kB."""
 
@@ -88,6 +92,8 @@ class Selection:
     omitted: tuple[tuple[int, int], ...]
     holes: tuple[Hole, ...]
     last_offset: int
+    held_runs: tuple[HeldRun, ...] = ()
+    """The runs of batches that were left out as held."""
 
 
 def select_page(
@@ -110,7 +116,8 @@ def select_page(
         while holes and holes[-1].first_offset < batch.first_offset:
             selection.add_hole(holes.pop())
         if held.has(batch):
-            selection.omit(batch)
+            if not selection.omit(batch, is_own=batch.origin.zone in held.zones):
+                break
             taken += 1
             continue
         if selection.is_too_large(batch):
@@ -141,6 +148,7 @@ class _Selection:
         self._signers_sent = set[bytes]()
         self._pieces: list[Piece] = []
         self._omitted: list[tuple[int, int]] = []
+        self._held_runs = dict[tuple[Origin, BatchEnd], int]()  # by their ends, the first sequence of each
         self._holes: list[Hole] = []
 
     @property
@@ -154,12 +162,29 @@ class _Selection:
         """Whether a batch does not fit even as the only one of its page."""
         return self.is_empty() and self._size(batch) > self._room_left + HOLE_BYTES * len(self._holes)
 
-    def omit(self, batch: StoredBatch) -> None:
-        """Leave out a batch of the requester's own facts; neighbours are joined."""
+    def omit(self, batch: StoredBatch, *, is_own: bool) -> bool:
+        """Leave out a batch that the requester holds, or its own facts; neighbours are joined. False if the page has
+        named as many runs as it may."""
+        if not is_own and not self._extend_run(batch):
+            return False
         first, last = max(batch.first_offset, self._plan.after_offset + 1), self._plan.until(batch.last_offset)
         if self._omitted and self._omitted[-1][1] == first - 1:
             first = self._omitted.pop()[0]
         self._omitted.append((first, last))
+        return True
+
+    def _extend_run(self, batch: StoredBatch) -> bool:
+        """A batch continues the run whose last batch is its predecessor, else it begins one."""
+        header, digest = batch.batch.header, batch.batch.digest
+        before = header.origin, BatchEnd(header.first_sequence - 1, header.previous_digest)
+        first = self._held_runs.pop(before, None)
+        if first is None:
+            if len(self._held_runs) >= HELD_RUNS_MAX:
+                return False
+            first = header.first_sequence
+            self._room_left -= HELD_RUN_BYTES
+        self._held_runs[header.origin, BatchEnd(header.last_sequence, digest)] = first
+        return True
 
     def add_hole(self, hole: Hole) -> None:
         self._holes.append(hole)
@@ -203,4 +228,8 @@ class _Selection:
         reached = [piece.last_offset for piece in self._pieces] + [last for _, last in self._omitted]
         reached += [hole.last_offset for hole in self._holes]
         last_offset = max(reached, default=self._plan.after_offset)
-        return Selection(tuple(self._pieces), tuple(self._omitted), tuple(self._holes), last_offset)
+        runs = tuple(
+            (of.zone, of.life.hex(), first, end.last_sequence, end.digest.hex())
+            for (of, end), first in self._held_runs.items()
+        )
+        return Selection(tuple(self._pieces), tuple(self._omitted), tuple(self._holes), last_offset, runs)

@@ -18,6 +18,7 @@ from agent.replication.protocol.messages import (
     HELD_BYTES,
     OFFSET_MAX,
     DefinitionRun,
+    HeldRun,
     WantedDefinitions,
 )
 from agent.replication.protocol.ports import ServingStore
@@ -65,6 +66,7 @@ class PageRead:
     end_offset: int
     signers: list[bytes] = field(default_factory=list)
     lives: list[Position] = field(default_factory=list)
+    held_runs: Sequence[HeldRun] = ()
 
     @property
     def facts(self) -> int:
@@ -155,6 +157,7 @@ def _select(
         max(page.end_offset, chosen.last_offset),
         [one for key_id in key_ids for one in signers.get(key_id, ())],
         _lives_read(lives, plan.after_offset, chosen.last_offset, page.batches),
+        chosen.held_runs,
     )
 
 

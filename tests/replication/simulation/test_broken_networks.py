@@ -30,6 +30,7 @@ from agent.replication.pulling.anti_entropy import AntiEntropy
 from agent.replication.pulling.page_judge import PageJudge, TrustPolicy
 from agent.replication.pulling.receiving.pull_events import ReceiverSettings
 from agent.replication.pulling.receiving.receiver import Receiver
+from agent.replication.pulling.shared_zones import SharedZones
 from agent.replication.serving import consumer_core, reading
 from agent.replication.serving.admission import decide_fetch
 from agent.replication.serving.consumer_effects import Effect, GetStreamState, Park, ReadPage
@@ -55,9 +56,11 @@ from tests.replication.simulation.faults import NAMED
 from tests.replication.simulation.network import TOPOLOGIES, World
 from tests.replication.simulation.node import Node
 from tests.replication.simulation.serving import WatchedConsumers
+from tests.replication.simulation.values import ValueJudge
 from tests.sim import first_seed, patient, scaled
 
 SCHEDULES_MAX = 40
+BY_VALUES = "value "
 ENDLESS = ReceiverSettings(backoff_ms_min=200_000, backoff_ms_max=10**9)
 OFTEN_EMPTY = ReceiverSettings(wait_ms=2_000)
 """A back-off that practically never ends. It does no harm as long as late answers are accepted."""
@@ -250,6 +253,21 @@ def server_echoes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(reading, "select_page", lambda plan, page, _, *rest: select_page(plan, page, HeldThere(), *rest))
 
 
+def server_proves_nothing(patch: pytest.MonkeyPatch) -> None:
+    """A server that leaves out what lies in the named ranges, whatever batches these are."""
+
+    def unproven(*arguments: Any) -> Selection | Refuse:
+        chosen = select_page(*arguments)
+        return replace(chosen, held_runs=()) if isinstance(chosen, Selection) else chosen
+
+    patch.setattr(reading, "select_page", unproven)
+
+
+def reader_believes_what_is_left_out(patch: pytest.MonkeyPatch) -> None:
+    """A reader that compares no digest of what was left out."""
+    patch.setattr(SharedZones, "find_unproven", lambda *_, **__: "")
+
+
 def store_inserts_duplicates(patch: pytest.MonkeyPatch) -> None:
     """A store that treats each batch as a new one."""
 
@@ -270,6 +288,11 @@ class Broken:
     breaks: Break = no_change
     receiver: type[Receiver] = Receiver
     settings: ReceiverSettings | None = None
+
+    @property
+    def is_judged_by_values(self) -> bool:
+        """Whether only the judge by values sees it."""
+        return self.checkers[0].startswith(BY_VALUES)
 
     def __str__(self) -> str:
         names = [one.__name__ for one in (self.breaks, self.receiver) if one not in {no_change, Receiver}]
@@ -319,6 +342,8 @@ BROKEN = [
     Broken("restored_image", "both_ways", ("converges: not within 180000 ms: home",), repairs_no_gap),
     Broken("restored_grown", "ring", ("converges: not within 180000 ms: home",), repairs_no_gap),
     Broken("none", "diamond", ("once",), store_inserts_duplicates),
+    Broken("resumed_memory", "pair", ("value lost",), server_proves_nothing),
+    Broken("resumed_memory", "pair", ("value lost",), reader_believes_what_is_left_out),
 ]
 
 
@@ -341,9 +366,13 @@ def is_caught(broken: Broken, folder: Path) -> bool:
         broken.breaks(patch)
         for seed in range(SCHEDULES_MAX):
             topology, fault = TOPOLOGIES[broken.topology], NAMED[broken.fault]
-            world = World(seed, topology, fault, folder / str(seed), broken.receiver, broken.settings)
+            values = ValueJudge() if broken.is_judged_by_values else None
+            world = World(seed, topology, fault, folder / str(seed), broken.receiver, broken.settings, values=values)
             try:
                 world.run()
+                if values is not None and broken.checkers[0].removeprefix(BY_VALUES) in values.found:
+                    print(f"{broken}: schedule {seed + 1}: {values.examples}")
+                    return True
             except Violation as error:
                 print(f"{broken}: schedule {seed + 1}: {error}")
                 assert str(error).startswith(broken.checkers), error  # noqa: PT017
