@@ -34,8 +34,9 @@ def pull_from(node: Node, peer: str) -> None:
 
 
 def test_the_node_above_reads_on_at_the_other_one(tmp_path: Path) -> None:
-    """What one node records comes to its partner and to the node above, under the zone, once. When it is gone, the
-    partner leads with a term, and the node above has the facts of both. The broker knows the nodes, not the zone."""
+    """What one node records comes to its partner and to the node above, under the zone, once: the partner sends little
+    of it again. When the node is gone, the partner leads with a term, and the node above has the facts of both. The
+    broker knows the nodes, not the zone."""
     with Mosquitto.started(tmp_path / "broker", (*PAIR, "idmz"), LINKS) as broker:
         asyncio.run(scenario(broker, tmp_path))
 
@@ -49,9 +50,13 @@ async def scenario(broker: Mosquitto, folder: Path) -> None:
     with first.store, second.store, above.store:
         async with above.running(), second.running():
             async with first.running():
-                await first.append(1, 100)
+                for number in range(1, 101):
+                    await first.append(number, 1)
                 await second.wait_end(100)
                 await above.wait_end(100)
+            counters = [puller.statistics().counters for puller in above.pullers]
+            assert sum(one.facts_stored for one in counters) == 100
+            assert sum(one.facts_duplicate for one in counters) <= 30
             await asyncio.wrap_future(second.store.take_lead(2**42))
             await second.append(101, 50)
             await above.wait_end(150)
