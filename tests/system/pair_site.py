@@ -54,6 +54,7 @@ class PairSite:
         self, folder: Path, uplink: Mosquitto, pair: Mosquitto, server: ForeignServer, device: ModbusDevice
     ) -> None:
         self.folder, self.uplink, self.pair, self.server, self.device = folder, uplink, pair, server, device
+        self.modbus = dict[str, object]()
         self.nodes: dict[str, Child] = {}
         self.configs: dict[str, Path] = {}
 
@@ -84,6 +85,11 @@ class PairSite:
     def leaders(self) -> list[str]:
         """The boxes that record now, by their own word."""
         return [name for name in BOXES if self.pair_state(name) in {"leads", "alone"}]
+
+    def problems(self, name: str, subject: str) -> list[str]:
+        """What a node says is wrong with a subject, each with what to do."""
+        reasons = self.client(name).status()["reasons"]
+        return [f"{one['problem']}: {one['text']} -> {one['hint']}" for one in reasons if one["subject"] == subject]
 
     def wait_settled(self) -> str:
         """Wait until one box leads and the other follows; the leader's name."""
@@ -159,8 +165,11 @@ def wait_values_after(site: PairSite, name: str, moment_ns: int) -> Seen:
 
 
 @contextlib.contextmanager
-def run_pair(folder: Path, server: ForeignServer, device: ModbusDevice, **settings: object) -> Iterator[PairSite]:
-    """Both boxes and their witness, settled: one leads. `settings` are more of [pair]. All ends with the block."""
+def run_pair(
+    folder: Path, server: ForeignServer, device: ModbusDevice, modbus: Mapping[str, object] | None = None
+) -> Iterator[PairSite]:
+    """Both boxes and their witness, settled: one leads. `modbus` are more settings of the device. All ends with the
+    block."""
     names = (*BOXES, WITNESS)
     up = [f"{box}:{WITNESS}" for box in BOXES] + [f"{WITNESS}:{box}" for box in BOXES]
     between = [f"{BOXES[0]}:{BOXES[1]}", f"{BOXES[1]}:{BOXES[0]}"]
@@ -168,8 +177,9 @@ def run_pair(folder: Path, server: ForeignServer, device: ModbusDevice, **settin
         uplink = stack.enter_context(Mosquitto.started(folder / "site", names, up))
         pair = stack.enter_context(uplink.second_process("pair", between))
         site = PairSite(folder, uplink, pair, server, device)
+        site.modbus = dict(modbus or {})
         for box in BOXES:
-            site.add_node(box, _box_toml(site, box, settings))
+            site.add_node(box, _box_toml(site, box))
         site.add_node(WITNESS, _witness_toml(site))
         for node in site.nodes.values():
             stack.callback(node.stop)
@@ -189,7 +199,7 @@ def _answers(site: PairSite, name: str) -> bool:
     return True
 
 
-def _box_toml(site: PairSite, name: str, settings: Mapping[str, object]) -> str:
+def _box_toml(site: PairSite, name: str) -> str:
     partner = next(box for box in BOXES if box != name)
     folder = site.folder / name
     folder.mkdir(exist_ok=True)
@@ -203,13 +213,13 @@ def _box_toml(site: PairSite, name: str, settings: Mapping[str, object]) -> str:
         "tags_file": "meter.csv",
         "address_base": 0,
         **QUICK_MODBUS,
+        **site.modbus,
     }
-    told = {"partner": partner, "witness": WITNESS, **settings}
     return "\n".join(
         [
             _section("[node]", zone=ZONE, name=name),
             _section("[store]", disk_free_bytes_min=2_000_000, ballast_bytes=1_000_000),
-            _section("[pair]", **told),
+            _section("[pair]", partner=partner, witness=WITNESS),
             _section("[page]", listen_port=free_port()),
             _broker(site.uplink, "uplink", name),
             _broker(site.pair, "pair", name),

@@ -12,7 +12,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import pairwise
@@ -38,17 +38,18 @@ DRAINS_S = 60.0
 
 
 @contextmanager
-def plant(folder: Path, **settings: object) -> Iterator[PairSite]:
-    """A settled site."""
+def plant(folder: Path, modbus: Mapping[str, object] | None = None, connections: int = 16) -> Iterator[PairSite]:
+    """A settled site whose device takes so many connections."""
     (folder / "opcua").mkdir()
     (folder / "modbus").mkdir()
     loop = asyncio.new_event_loop()
     with modbus_device(folder / "modbus") as device:
         device.count(1, "holding", 0, WORDS - 1)
+        device.take_connections(connections)
         serving = foreign_server(folder / "opcua", NODE_OPCUA, variables=VARIABLES)
         server = loop.run_until_complete(serving.__aenter__())
         try:
-            with run_pair(folder, server, device, **settings) as site:
+            with run_pair(folder, server, device, modbus) as site:
                 site.wait_settled()
                 yield site
         finally:
@@ -278,6 +279,53 @@ def test_a_planned_switch(tmp_path: Path) -> None:
         print(f"longest time between two Modbus samples {silence_s(site, WITNESS):.2f} s")
         assert doubled(site, WITNESS) == 0
         assert [line for name in (*BOXES, WITNESS) for line in complaints(site, name, application)] == []
+
+
+def test_a_rolling_upgrade(tmp_path: Path) -> None:
+    """Both boxes are stopped and started, one after the other, with a switch before the leader, and the lead is handed
+    back, while values come and a quorum acknowledges: nothing is missing and nothing is doubled."""
+    with plant(tmp_path) as site, Application(site).running() as application:
+        leader = site.wait_settled()
+        for follower in (site.other(leader), leader):
+            site.nodes[follower].stop()
+            site.nodes[follower].start()
+            assert site.wait_settled() == site.other(follower)
+            acknowledged = len(application.acknowledged)
+            wait_until(lambda n=acknowledged: len(application.acknowledged) > n + 20, "acknowledgements", DRAINS_S)  # type: ignore[misc]
+            print(site.switch(site.other(follower)))
+            assert site.wait_settled() == follower
+            wait_values_after(site, follower, time.time_ns())
+        drain(site, application)
+        print(f"longest time between two Modbus samples {silence_s(site, WITNESS):.2f} s")
+        assert doubled(site, WITNESS) == 0
+        assert [line for name in (*BOXES, WITNESS) for line in complaints(site, name, application)] == []
+
+
+def test_a_device_that_takes_one_connection(tmp_path: Path) -> None:
+    """The follower opens no line to it. When the leader dies the device is free, and read within the reach. A leader
+    that stands still holds the only connection: the other one records the rest and names the device, and reads it as
+    soon as the connection ends."""
+    with plant(tmp_path, {"connections_max": 1}, connections=1) as site:
+        leader = site.wait_settled()
+        wait_values_after(site, leader, time.time_ns())
+        site.nodes[leader].kill()
+        seen = wait_values_after(site, site.other(leader), time.time_ns())
+        print(f"killed: without Modbus values {seen.modbus_s:.2f} s")
+        site.nodes[leader].start()
+        leader = site.wait_settled()
+        wait_values_after(site, leader, time.time_ns())
+        frozen_ns = time.time_ns()
+        site.nodes[leader].freeze()
+        other = site.other(leader)
+        wait_until(lambda: site.newest_ns(other).get("tag:f", 0) > frozen_ns, "OPC UA values", 30)
+        wait_until(lambda: site.problems(other, "source meter"), "the problem of the device", 60)
+        print(site.problems(other, "source meter"))
+        assert site.newest_ns(other).get("tag:m", 0) < frozen_ns + 1_000_000_000
+        thawed_ns = time.time_ns()
+        site.nodes[leader].thaw()
+        seen = wait_values_after(site, other, thawed_ns)
+        print(f"awake: Modbus values after {seen.modbus_s:.2f} s")
+        assert site.wait_settled() == other
 
 
 @pytest.fixture
