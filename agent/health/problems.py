@@ -179,7 +179,7 @@ class Problem(Enum):
         "start the broker, or check the network to it; bsfg broker check tries each step",
     )
     PAIR_BROKER_LOST = _late(
-        "The broker between the two gateways cannot be reached; this one records or follows by its witness.",
+        "The broker between the two gateways cannot be reached.",
         "start the broker, or the gateway it runs on; bsfg broker check tries each step",
     )
     BROKER_REFUSES = _broken(
@@ -215,9 +215,7 @@ class Problem(Enum):
         "Facts of a peer have arrived and cannot be stored yet. They also stay at the peer.",
         "nothing: the node tries again by itself",
     )
-    PEER_CATCHES_UP = _late(
-        "A new zone, or one that was away, fetches the missing facts page by page.", "nothing: wait"
-    )
+    PEER_CATCHES_UP = _late("A zone that is new or was away fetches missing facts page by page.", "nothing: wait")
     PEER_LAG = _late(
         "Facts that the peer has are not here yet.", "it catches up by itself; look at the peer if this grows"
     )
@@ -227,7 +225,7 @@ class Problem(Enum):
     )
     # --------------------------------------------------------------------------------------------- two gateways of a zone
     PAIR_NO_LEADER = _broken(
-        "No gateway records: this one cannot, and the other one does not say that it leads.",
+        "No gateway records: this one cannot, and the other one does not lead.",
         "on both: bsfg status; a gateway records when its store takes facts and a source is connected",
     )
     PAIR_REFUSED = _broken(
@@ -239,12 +237,17 @@ class Problem(Enum):
         "let both sign, each with a key that the other one trusts, or neither; bsfg check on both",
     )
     PAIR_ALONE = _late(
-        "This gateway records and hears neither the other one, which may record too, nor the witness.",
+        "This gateway hears neither the other one, which may record too, nor the witness.",
         "check the network between the gateways and to the witness; doubled facts count once, nothing is to be removed",
     )
     PAIR_BOTH_RECORD = _late(
-        "Both gateways record. Devices are asked twice; of facts of one time the later leader's counts.",
+        "Both gateways record; of facts of one time the later leader's counts.",
         "nothing if it ends within a minute; else bsfg pair status on both, and check the network between them",
+    )
+    PAIR_WITNESS_SILENT = _late(
+        "The witness does not answer: gateways that do not hear each other both record.",
+        'start it: systemctl status bsfg@{witness}, there; if it runs, it needs a [[peer]] with zone = "{zone}" for each '
+        "gateway in its node.toml",
     )
     PAIR_PARTNER_SILENT = _late(
         "The other gateway does not answer. If this one fails, nothing is recorded.",
@@ -261,7 +264,7 @@ class Problem(Enum):
 
 P = Problem
 _NO_BROKER = {P.BROKER_LOST, P.BROKER_REFUSES, P.PAIR_BROKER_LOST}
-_NOT_HEARD = {P.PAIR_ALONE, P.PAIR_PARTNER_SILENT}
+_NOT_HEARD = {P.PAIR_ALONE, P.PAIR_PARTNER_SILENT, P.PAIR_WITNESS_SILENT}
 
 EXPLAINS: Mapping[Problem, frozenset[Problem]] = {
     P.APPENDS_REFUSED: frozenset(

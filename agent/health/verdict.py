@@ -136,7 +136,9 @@ def assess(snapshot: NodeSnapshot) -> Verdict:
         found += _comparison_reasons(peer)
     ttl_hours = {stream.name: stream.ttl_hours for stream in snapshot.streams}
     for consumer in snapshot.consumers:
-        depends_on = carriers.get(consumer.zone, frozenset()) | ({PAIR} if consumer.zone == partner else NOTHING)
+        depends_on = carriers.get(consumer.zone, frozenset()) | (
+            {PAIR} if pair and consumer.zone in {partner, pair.witness} else NOTHING
+        )
         found += _consumer_reasons(consumer, ttl_hours.get(consumer.stream), depends_on)
     since, now_ms = snapshot.since, snapshot.taken_unix_ms
     reasons = tuple(replace(reason, since_unix_ms=since.get(reason.key, now_ms)) for reason in order_by_cause(found))
@@ -487,6 +489,9 @@ def _pair_reasons(
     up_s = (snapshot.taken_unix_ms - snapshot.started_unix_ms) / 1000
     silent_s = up_s if pair.partner_heard_ms is None else pair.partner_heard_ms / 1000
     is_silent = THRESHOLDS["partner_silence"].passed(silent_s)
+    refusing = {refusal.node for refusal in pair.refusals}
+    if pair.witness and pair.role != "alone" and pair.witness not in refusing:
+        yield from _witness_reasons(pair, up_s, carriers.get(pair.witness, NOTHING))
     role_s = (snapshot.taken_unix_ms - pair.since_unix_ms) / 1000
     ways = carriers.get(pair.partner, NOTHING)
     if not pair.is_recording and not pair.leader and role_s > LEADERLESS_S:
@@ -494,8 +499,7 @@ def _pair_reasons(
         yield _reason(Problem.PAIR_NO_LEADER, PAIR, text, alert=True)
     for refusal in pair.refusals:
         yield _refusing_reason(pair, refusal, snapshot.name)
-    is_refused = pair.role != "alone" and pair.partner in {refusal.node for refusal in pair.refusals}
-    if is_silent is not None and not is_refused:
+    if is_silent is not None and (pair.role == "alone" or pair.partner not in refusing):
         heard = "no answer yet" if pair.partner_heard_ms is None else f"no answer for {duration(silent_s)}"
         problem, text = Problem.PAIR_PARTNER_SILENT, f"the other gateway, {pair.partner}, is silent: {heard}"
         if pair.role == "alone":
@@ -508,6 +512,13 @@ def _pair_reasons(
         yield _reason(Problem.PAIR_BOTH_RECORD, PAIR, text)
 
 
+def _witness_reasons(pair: PairSnapshot, up_s: float, ways: frozenset[str]) -> Iterator[Reason]:
+    silent_s = up_s if pair.witness_heard_ms is None else pair.witness_heard_ms / 1000
+    heard = "no answer yet" if pair.witness_heard_ms is None else f"no answer for {duration(silent_s)}"
+    text, names = f"the witness, {pair.witness}, is silent: {heard}", {"witness": pair.witness, "zone": pair.zone}
+    yield from _judge("partner_silence", silent_s, Problem.PAIR_WITNESS_SILENT, PAIR, text, ways, **names)
+
+
 def _refusing_reason(pair: PairSnapshot, refusal: PairRefusal, own: str) -> Reason:
     remedy, there = refusal.hint, f"in node.toml of {refusal.node}"
     if refusal.code == "lead_not_yours" and refusal.node == pair.partner:
@@ -518,7 +529,8 @@ def _refusing_reason(pair: PairSnapshot, refusal: PairRefusal, own: str) -> Reas
         )
     text = f"{refusal.node} does not know this node as one of a pair: {refusal.why}"
     if refusal.code != "lead_not_yours":
-        text = f"{refusal.node} refuses to say who leads: {refusal.why}"
+        text = f"{refusal.node} cannot be asked who leads: {refusal.why}"
+        remedy += f" Is {'partner' if refusal.node == pair.partner else 'witness'} in [pair] the right name?"
     return _reason(Problem.PAIR_REFUSED, PAIR, text, remedy=remedy, alert=True)
 
 

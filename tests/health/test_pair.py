@@ -85,6 +85,14 @@ def test_one_of_two_gateways_below_is_no_outage(healthy: NodeSnapshot, other: bo
             {"role": "alone", "partner_heard_ms": 10_001, "witness": ""},
             *("pair_alone", False, "records and does not hear plant-a, and has no witness"),
         ),
+        (
+            {"witness_heard_ms": 10_001},
+            "pair_witness_silent",
+            False,
+            "the witness, idmz, is silent: no answer for 10.0 s",
+        ),
+        ({"witness_heard_ms": None}, "pair_witness_silent", False, "idmz, is silent: no answer yet"),
+        ({"witness_heard_ms": None, "witness": "", "partner_state": "leads"}, "pair_both_record", False, "both record"),
         ({"partner_state": "leads"}, "pair_both_record", False, "plant-a-2 and plant-a both record plant-a"),
         (
             {"role": "follows", "leader": "", "partner_state": "follows"},
@@ -117,8 +125,8 @@ def test_what_may_be_wrong(
         ),
         (
             PairRefusal("plant-a", "", "the broker's rights forbid it", "bsfg broker config --link"),
-            "plant-a refuses to say who leads: the broker's rights forbid it",
-            "bsfg broker config --link",
+            "plant-a cannot be asked who leads: the broker's rights forbid it",
+            "bsfg broker config --link Is partner in [pair] the right name?",
         ),
     ],
     ids=["partner", "witness", "broker"],

@@ -80,6 +80,7 @@ PROVOKED = {
     "declined at the other gateway": {
         "history": (HistoryStatus("declined", "facts.telemetry of idmz/0", "no record"),)
     },
+    "witness silent": {"pair": replace(PAIR, witness="top", witness_heard_ms=60_000)},
     "no gateway": {"pair": replace(PAIR, role="follows", leader="")},
     "loses": {"streams": {"ttl_hours": 48.0}, "consumers": BEHIND | {"hours_until_ttl_loss": 2.0}},
 }

@@ -45,8 +45,11 @@ class LeadDesk:
         """What the asking node needs to know. A node claims for itself and its own zone alone."""
         zone, own = self.claimants.get(caller.node), self._store_name()
         if request.zone == own["store_zone"] and caller.node != self._partner:  # a node is no witness of its own zone
-            names = f"names {self._partner}" if self._partner else "names no node, or it was written after the start"
-            return Refuse("lead_not_yours", f"partner in [pair] here {names}, and not {caller.node}")
+            own_node = own["store_node"] or own["store_zone"]
+            why = f"[pair] of {own_node} names {self._partner}, not {caller.node}"
+            if not self._partner:
+                why = f"{own_node} has no [pair], or was not restarted since it was written"
+            return Refuse("lead_not_yours", why)
         if zone != request.zone or request.claim.node != caller.node or caller.node == LOCAL_ZONE:
             return Refuse("lead_not_yours", f"{caller.node} is not one of two [[peer]] here that record {request.zone}")
         claim = claim_of(request.claim)

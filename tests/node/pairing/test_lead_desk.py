@@ -54,7 +54,9 @@ async def test_a_node_claims_for_itself_alone(caller: str, request_: ClaimLead, 
     assert not (tmp_path / "leads.json").exists()
 
 
-@pytest.mark.parametrize("partner, said", [("", "names no node"), ("plant-a-3", "names plant-a-3, and not plant-a-2")])
+@pytest.mark.parametrize(
+    "partner, said", [("", "plant-a has no [pair]"), ("plant-a-3", "[pair] of plant-a names plant-a-3, not plant-a-2")]
+)
 async def test_a_node_is_no_witness_of_its_own_zone(partner: str, said: str, tmp_path: Path) -> None:
     """The other node of our zone asks, and [pair] here does not name it, or does so only since a reload: it is refused
     with what is written here, and nothing is lent."""
