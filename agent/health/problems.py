@@ -215,7 +215,7 @@ class Problem(Enum):
         "Facts of a peer have arrived and cannot be stored yet. They also stay at the peer.",
         "nothing: the node tries again by itself",
     )
-    PEER_CATCHES_UP = _late("A zone that is new or was away fetches missing facts page by page.", "nothing: wait")
+    PEER_CATCHES_UP = _late("A new or returned zone fetches missing facts page by page.", "nothing: wait")
     PEER_LAG = _late(
         "Facts that the peer has are not here yet.", "it catches up by itself; look at the peer if this grows"
     )
