@@ -10,8 +10,10 @@ decides nothing.
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +116,19 @@ FILE_OR_STDOUT = click.Path(path_type=Path, dir_okay=False, allow_dash=True)
 FOLDER = click.Path(path_type=Path, file_okay=False)
 WRITABLE_FOLDER = click.Path(path_type=Path, file_okay=False, exists=True, writable=True)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+
+
+def print_json(value: object) -> None:
+    """Print one value as a line, times in ISO 8601."""
+    click.echo(json.dumps(value, ensure_ascii=False, default=datetime.isoformat))
+
+
+def print_either(value: object, *lines: str, as_json: bool) -> None:
+    """Print a value as JSON for programs, or lines for a person."""
+    if as_json:
+        print_json(value)
+    else:
+        click.echo("\n".join(lines))
 
 
 def main() -> None:

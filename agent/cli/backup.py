@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pwd
 import secrets
@@ -16,7 +15,7 @@ from click.core import ParameterSource
 
 from agent import __version__, backup
 from agent.backup import Backup, BackupError, Place, Rights, SavedFile, Target
-from agent.cli import FILE, FOLDER, INPUT, config_option, json_option
+from agent.cli import FILE, FOLDER, INPUT, config_option, json_option, print_json
 from agent.cli.pki.options import get_passphrase
 from agent.cli.prepare import unit
 from agent.cli.prepare.check import check, runs
@@ -190,7 +189,7 @@ def _print(file: Path, found: Backup, *, is_list: bool, as_json: bool) -> None:
     if as_json:
         names = ("version", "made_unix_ms", "zone", "config_file", "authority", "left_out")
         files = [{"place": file.place.value, "name": file.name, "bytes": len(file.data)} for file in found.files]
-        click.echo(json.dumps({"file": str(file), **{name: getattr(found, name) for name in names}, "files": files}))
+        print_json({"file": str(file), **{name: getattr(found, name) for name in names}, "files": files})
         return
     made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(found.made_unix_ms / 1000))
     what = " and ".join([f"zone {found.zone}"] * bool(found.zone) + ["an authority"] * bool(found.authority))

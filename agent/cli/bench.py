@@ -8,14 +8,13 @@ an otherwise idle machine. The ratio to the limit can be compared between machin
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from agent.cli import WRITABLE_FOLDER, json_option
+from agent.cli import WRITABLE_FOLDER, json_option, print_json
 
 if TYPE_CHECKING:
     from bench.common.measuring import Report
@@ -208,7 +207,7 @@ def ingest(
 
 def _print(report: Report, *, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(report.to_dict()))
+        print_json(report.to_dict())
         return
     for line in report.lines:
         click.echo(line)

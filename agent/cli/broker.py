@@ -19,7 +19,7 @@ from pathlib import Path
 
 import click
 
-from agent.cli import FILE, FOLDER, PATH, json_option
+from agent.cli import FILE, FOLDER, PATH, json_option, print_json
 from agent.cli.pki.options import broker_pki_option, pki_option
 from agent.replication.broker import (
     PORT,
@@ -129,7 +129,7 @@ def config(
     if as_json:
         found = {"folder": str(folder), "changes": changes, "links": [str(link) for link in after]}
         found["denied"] = sorted(still_denied)
-        click.echo(json.dumps(found))
+        print_json(found)
     else:
         verb = "restart" if settings else "enable --now"
         click.echo(f"next: systemctl {verb} bsfg-broker@{folder.resolve().name}")
@@ -248,7 +248,7 @@ def sessions(config_file: Path, log_file: Path | None, seconds: float, watch_fil
         zones = {address: zone for address, zone in zones.items() if address in after}
         before, used_s = after, now_s
     if as_json:
-        click.echo(json.dumps([load._asdict() for load in found]))
+        print_json([load._asdict() for load in found])
         return
     click.echo(f"{'zone':32} {'sessions':>8} {'kB/s':>10}")
     for zone, number, bytes_per_s in found:
@@ -345,9 +345,7 @@ def _print(diagnostics: Iterable[Diagnostic], *, as_json: bool) -> None:
     for diagnostic in diagnostics:
         bad += diagnostic.is_bad
         if as_json:
-            click.echo(
-                json.dumps({"outcome": diagnostic.outcome.value, "what": diagnostic.what, "hint": diagnostic.hint})
-            )
+            print_json({"outcome": diagnostic.outcome.value, "what": diagnostic.what, "hint": diagnostic.hint})
         else:
             hint = f"\n      -> {diagnostic.hint}" if diagnostic.hint else ""
             click.echo(f"{diagnostic.outcome.value:<5} {diagnostic.what}{hint}")

@@ -6,7 +6,6 @@ Facts stay on this gateway until every consumer has confirmed them, so remove a 
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import click
 import msgspec
 
 from agent import local_socket
-from agent.cli import config_option, json_option, table
+from agent.cli import config_option, json_option, print_either, print_json, table
 from agent.cli.local_node import answer_s_option, ask, start_option, to_option
 from agent.cli.node_settings import load_settings
 from agent.message import LOCAL_ZONE
@@ -35,7 +34,7 @@ def list_(config_file: Path, as_json: bool) -> None:
     """List every consumer: its frontier, the facts kept for it, and when it was last seen."""
     answer = ask(load_settings(config_file), local_socket.ListConsumers(), local_socket.Consumers)
     if as_json:
-        click.echo(json.dumps([msgspec.to_builtins(entry) for entry in answer.consumers]))
+        print_json([msgspec.to_builtins(entry) for entry in answer.consumers])
     elif not answer.consumers:
         click.echo("no consumers: facts are kept until ttl_hours have passed")
     else:
@@ -54,10 +53,8 @@ def add(config_file: Path, stream: str, zone: str | None, start: Start, name: st
     """Register the consumer NAME. From now on facts are kept for it. An existing consumer does not change."""
     request = local_socket.RegisterConsumer(name, stream, start, zone or LOCAL_ZONE)
     answer = ask(load_settings(config_file), request, local_socket.Registered)
-    if as_json:
-        click.echo(json.dumps({"consumer": name, "stream": answer.stream, "frontier": answer.frontier}))
-    else:
-        click.echo(f"{name} reads {answer.stream} from offset {answer.frontier + 1}")
+    found = {"consumer": name, "stream": answer.stream, "frontier": answer.frontier}
+    print_either(found, f"{name} reads {answer.stream} from offset {answer.frontier + 1}", as_json=as_json)
 
 
 @consumer.command()
@@ -79,12 +76,12 @@ def remove(
 
         if not unregister_consumer(settings, peer, name, answer_s):
             raise click.ClickException(f"{peer} has no consumer {name}")
-        click.echo(json.dumps({"state": "deleted"}) if as_json else f"{name} is removed at {peer}")
+        print_either({"state": "deleted"}, f"{name} is removed at {peer}", as_json=as_json)
         return
     answer = ask(settings, local_socket.RemoveConsumer(name, force, now), local_socket.Removed)
     was = answer.was
     if as_json:
-        click.echo(json.dumps({"state": answer.state, "was": msgspec.to_builtins(was)}))
+        print_json({"state": answer.state, "was": msgspec.to_builtins(was)})
         return
     if answer.state == "deleted":
         click.echo(f"{name} is removed")

@@ -4,7 +4,6 @@ over, before maintenance.
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import click
 
 from agent import local_socket
-from agent.cli import config_option, json_option
+from agent.cli import config_option, json_option, print_json
 from agent.cli.health.status import reason_lines
 from agent.cli.local_node import ask
 from agent.cli.node_settings import load_settings
@@ -45,7 +44,7 @@ def status(config_file: Path, as_json: bool) -> None:
     both record, or one refuses to say who leads."""
     found, reasons = _pair_of(config_file)
     if as_json:
-        click.echo(json.dumps(found))
+        print_json(found)
     else:
         about = [reason for reason in reasons if reason["subject"] == PAIR]
         causes = {PAIR, *(cause for reason in about for cause in reason["caused_by"])}

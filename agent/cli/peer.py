@@ -7,7 +7,6 @@ rights, protocol, round trip, clocks, streams. It works with and without a runni
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -18,7 +17,7 @@ import click
 import msgspec
 
 from agent import local_socket
-from agent.cli import config_option, json_option
+from agent.cli import config_option, json_option, print_json
 from agent.cli.health.status import everything_option
 from agent.cli.local_node import ask
 from agent.cli.node_settings import load_settings
@@ -59,7 +58,7 @@ def list_command(config_file: Path, everything: bool, as_json: bool) -> None:
     for peer in listed:
         found = state.get(peer.node, "")
         if as_json:
-            click.echo(json.dumps({**asdict(peer), "state": found or None}))
+            print_json({**asdict(peer), "state": found or None})
             continue
         click.echo(f"{peer.node:<24} at {peer.broker}{f': {found}' if found else ''}")
         for what in ("exports", "pulls", "relays", "appends"):
@@ -87,7 +86,7 @@ def test(name: str, config_file: Path, as_json: bool) -> None:
         bad += step.is_bad
         if as_json:
             printed = {"broker": at.name, "step": step.step, "outcome": step.outcome.value}
-            click.echo(json.dumps({**printed, "what": step.what, "hint": step.hint, **step.figures}))
+            print_json({**printed, "what": step.what, "hint": step.hint, **step.figures})
             continue
         hint = f"\n{'':23}-> {step.hint}" if step.hint else ""
         word = {Outcome.GOOD: "ok", Outcome.NOTE: "note", Outcome.BAD: "failed"}[step.outcome]
@@ -144,7 +143,7 @@ def compare(name: str, config_file: Path, repair: bool, scan: bool, as_json: boo
     answer = ask(settings, request, local_socket.Compared, COMPARE_MS_MAX, compare_alone)
     for stream in answer.streams:
         if as_json:
-            click.echo(json.dumps(msgspec.to_builtins(stream)))
+            print_json(msgspec.to_builtins(stream))
             continue
         for line in _lines(name, stream):
             click.echo(line)

@@ -17,7 +17,7 @@ from pathlib import Path
 import click
 
 from agent import local_socket
-from agent.cli import config_option, json_option
+from agent.cli import config_option, json_option, print_json
 from agent.config import ConfigError, ConfigFile, load_sections
 from agent.escaping import printable, printable_lines
 
@@ -119,7 +119,7 @@ def reload(config_file: Path, as_json: bool) -> None:
         ) from error
     answer = local_socket.accepted(found, local_socket.Reloaded)
     if as_json:
-        click.echo(json.dumps({"applied": answer.applied, "needs_restart": answer.needs_restart}))
+        print_json({"applied": answer.applied, "needs_restart": answer.needs_restart})
         return
     click.echo(f"reloaded: {', '.join(answer.applied) or 'nothing has changed'}")
     if answer.needs_restart:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import struct
 import sys
 import time
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, BinaryIO, TextIO
 
 import click
 
+from agent.cli import print_json
 from agent.escaping import printable, printable_lines
 from agent.message import Value
 
@@ -126,7 +126,7 @@ def print_check(what: str, problems: Sequence[str], summary: str, notes: Sequenc
 def print_step(step: ProbeStep, *, as_json: bool) -> None:
     """Print one step of a source test."""
     if as_json:
-        click.echo(json.dumps({**asdict(step), "outcome": step.outcome.value}, ensure_ascii=False))
+        print_json({**asdict(step), "outcome": step.outcome.value})
         return
     for line in _step_lines(step):
         click.echo(printable(line))

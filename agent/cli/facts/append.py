@@ -7,7 +7,6 @@ request in the same way.
 from __future__ import annotations
 
 import hashlib
-import json
 import sys
 import time
 from pathlib import Path
@@ -17,7 +16,7 @@ import click
 import msgspec
 
 from agent.append_contract import STORED
-from agent.cli import config_option, json_option
+from agent.cli import config_option, json_option, print_either, print_json
 from agent.cli.local_node import answer_s_option, ask, node_client, to_option
 from agent.cli.node_settings import load_settings
 from agent.local_socket import LocalError
@@ -121,7 +120,7 @@ def append(
     if as_json:
         shown = {"offset": offset, "outcome": outcome, "message_id": envelope.message_id}
         also = {"warning": answer.warning, "lease_epoch": in_force}
-        click.echo(json.dumps(shown | {name: value for name, value in also.items() if value}))
+        print_json(shown | {name: value for name, value in also.items() if value})
     elif outcome == "rejected_fenced":
         click.echo(
             f"{outcome}: lease epoch {in_force} of {producer} is in force; "
@@ -149,7 +148,7 @@ def lease(config_file: Path, stream: str, peer: str | None, answer_s: float, pro
         from agent.cli.facts.peer_requests import acquire_lease  # MQTT is slow to import
 
         epoch = acquire_lease(settings, peer, stream, producer, answer_s)
-    click.echo(json.dumps({"lease_epoch": epoch}) if as_json else str(epoch))
+    print_either({"lease_epoch": epoch}, str(epoch), as_json=as_json)
 
 
 def _configured(settings: NodeSettings) -> set[str]:

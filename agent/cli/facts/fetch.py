@@ -8,7 +8,6 @@ itself.
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from typing import Any
 
 import click
 
-from agent.cli import config_option, json_option
+from agent.cli import config_option, json_option, print_either, print_json
 from agent.cli.local_node import node_client, start_option
 from agent.cli.node_settings import load_settings
 from agent.client import FetchedFact
@@ -71,7 +70,7 @@ def confirm(config_file: Path, consumer: str, first_offset: int | None, offset: 
     settings = load_settings(config_file)
     node = node_client(settings)
     advanced = node.confirm(consumer, node.position(consumer, offset), first_offset)
-    click.echo(json.dumps({"cursor_advanced_to": advanced}) if as_json else f"cursor advanced to {advanced}")
+    print_either({"cursor_advanced_to": advanced}, f"cursor advanced to {advanced}", as_json=as_json)
 
 
 @click.command()
@@ -121,5 +120,5 @@ def _print(message: dict[str, Any] | Hole, stream: str) -> int:
             f"bsfg: {stream}: offsets {message.first_offset} to {message.last_offset} are {message.reason}", err=True
         )
         return message.last_offset
-    click.echo(json.dumps(message, ensure_ascii=False))
+    print_json(message)
     return int(message["offset"])

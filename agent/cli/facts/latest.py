@@ -18,7 +18,7 @@ from typing import Any
 
 import click
 
-from agent.cli import config_option, json_option
+from agent.cli import config_option, json_option, print_json
 from agent.cli.facts.tags_in_force import tags_in_force
 from agent.cli.local_node import answer_s_option
 from agent.cli.node_settings import load_settings
@@ -157,7 +157,7 @@ def _print(rows: Sequence[AgedRecord], *, as_json: bool) -> None:
     column."""
     if as_json:
         for row in rows:
-            click.echo(json.dumps(row, ensure_ascii=False))
+            print_json(row)
         return
     cells = [_cells(row) for row in rows if row["source_time"] is not None]
     unused = {name for name in SPARSE if not any(row[name] for row in cells)}
@@ -177,7 +177,7 @@ def _print_summary(summary: LatestSummary, tag_glob: str, chosen: Mapping[str, o
             "bad_tags": [_name(row["subject"]) for row in summary.bad[:SUMMARY_NAMED]],
             "silent_tags": [_name(subject) for subject in summary.silent[:SUMMARY_NAMED]],
         }
-        click.echo(json.dumps({"tags": summary.tags, **counts, **rare, **names}, ensure_ascii=False))
+        print_json({"tags": summary.tags, **counts, **rare, **names})
         return 0 if summary.tags else 1
     if summary.first:
         _print(summary.first, as_json=False)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import json
 import os
 import sys
 from collections.abc import Awaitable, Callable, Iterator
@@ -22,7 +21,7 @@ from pathlib import Path
 import click
 
 from agent import local_socket
-from agent.cli import FILE, INPUT, config_option, json_option, table
+from agent.cli import FILE, INPUT, config_option, json_option, print_json, table
 from agent.cli.local_node import answer_s_option, to_option
 from agent.cli.node_settings import load_settings
 from agent.errors import BsfgError
@@ -70,7 +69,7 @@ def put(config_file: Path, peer: str | None, answer_s: float, file: Path) -> Non
             from agent.cli.facts.peer_requests import put_object  # MQTT is slow to import
 
             put_object(settings, peer, partial(feed, source), digest, size, answer_s)
-    click.echo(json.dumps({"digest": digest, "size": size}))
+    print_json({"digest": digest, "size": size})
 
 
 def _put_here(settings: NodeSettings, source: BufferedReader, digest: str, size: int) -> None:
@@ -175,7 +174,7 @@ def list_(config_file: Path, as_json: bool) -> None:
     store = _files(load_settings(config_file))
     held = [(digest, size) for digest in store.digests() if (size := store.size_of(digest)) is not None]
     if as_json:
-        click.echo(json.dumps([{"digest": digest, "size": size} for digest, size in held]))
+        print_json([{"digest": digest, "size": size} for digest, size in held])
         return
     for line in table.lines(("digest", "bytes"), held, "table"):
         click.echo(line)

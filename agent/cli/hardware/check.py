@@ -7,7 +7,6 @@ Profiles come with the program; `bsfg hardware list` names them.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import click
 
-from agent.cli import WRITABLE_FOLDER, json_option
+from agent.cli import WRITABLE_FOLDER, json_option, print_json
 from agent.errors import BsfgError
 from agent.hardware.fit import Disk, Fit, Load, assess
 from agent.hardware.machine import Machine, MeasuredDisk, measure_disk, read_machine
@@ -93,7 +92,7 @@ def check(
         records = {"machine": machine, "disk": measured}
         plain = {name: record and dataclasses.asdict(record) for name, record in records.items()}
         judged = dataclasses.asdict(dataclasses.replace(fit, concerns=concerns))
-        click.echo(json.dumps({"profile": found and found.name, **plain, **judged}))
+        print_json({"profile": found and found.name, **plain, **judged})
     else:
         for line in _lines(found, machine, measured, fit, facts_per_s):
             click.echo(line)

@@ -4,7 +4,6 @@ both, live."""
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
 import sys
 import textwrap
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from agent.cli import config_option, json_option
+from agent.cli import config_option, json_option, print_json
 from agent.cli.node_settings import load_settings
 from agent.cli.run import set_up_logging
 from agent.cli.table import lines
@@ -70,7 +69,7 @@ def fleet(config_file: Path, words: tuple[str, ...], everything: bool, as_json: 
     shown = found[:SHOWN_MAX] if is_brief else found
     if as_json:
         for row in shown:
-            click.echo(json.dumps(row.to_json(), ensure_ascii=False))
+            print_json(row.to_json())
     else:
         click.echo(fleet_sentence(rows))
         table = list[tuple[str, ...]]()

@@ -6,7 +6,6 @@ does not answer.
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from textwrap import wrap
@@ -14,7 +13,7 @@ from typing import Any
 
 import click
 
-from agent.cli import config_option, json_option
+from agent.cli import config_option, json_option, print_either
 from agent.cli.store.readers import lasting_readers
 from agent.client import Client
 from agent.config import ConfigError, load_sections
@@ -40,7 +39,7 @@ def status(config_file: Path, everything: bool, as_json: bool) -> None:
     found = Client(node.state_dir).status(everything=everything)
     if any(reason["problem"] == "log_held" for reason in found["reasons"]):
         found["store"]["log_held_by"] = lasting_readers(node.store_file)
-    click.echo(json.dumps(found) if as_json else text(found))
+    print_either(found, text(found), as_json=as_json)
     sys.exit(exit_status(found))
 
 

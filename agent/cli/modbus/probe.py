@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +10,7 @@ from typing import Any
 
 import click
 
-from agent.cli import json_option
+from agent.cli import json_option, print_json
 from agent.cli.modbus.options import Target, device_options, target_of
 from agent.cli.table import lines
 from agent.cli.terminal import Progress, value_text
@@ -80,7 +79,7 @@ def probe(
     found = [] if wanted is None else _candidates(looks, wanted)
     doubts = [] if wanted is None else interpretation.doubts(found, wanted)
     if as_json:
-        click.echo(json.dumps(_json_object(target, looks, found, doubts), ensure_ascii=False))
+        print_json(_json_object(target, looks, found, doubts))
     else:
         for line in _lines(target, looks, found, doubts, wanted):
             click.echo(printable(line))

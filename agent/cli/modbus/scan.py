@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
 
-from agent.cli import json_option
+from agent.cli import json_option, print_json
 from agent.cli.modbus.options import Target, device_options, target_of
 from agent.cli.terminal import Progress
 from agent.escaping import printable
@@ -52,7 +51,7 @@ def scan(registers: str | None, units: str | None, reads_max: int, as_json: bool
     found = asyncio.run(_scan(target, places, reads_max))
     for place, done in found:
         if as_json:
-            click.echo(json.dumps(_json_object(target, place, done)))
+            print_json(_json_object(target, place, done))
         else:
             for line in _lines(target, place, done):
                 click.echo(printable(line))
@@ -83,7 +82,7 @@ def _units(target: Target, unit_ids: Sequence[int], *, as_json: bool) -> None:
     progress.end()
     if as_json:
         units = [{"unit_id": unit.unit_id, "how": unit.how, "is_answer": not unit.is_garbled} for unit in found]
-        click.echo(json.dumps({"asked": list(unit_ids), "units": units}))
+        print_json({"asked": list(unit_ids), "units": units})
     for unit in () if as_json else found:
         click.echo(printable(f"unit {unit.unit_id:<3} {unit.how}"))
     right = sum(not unit.is_garbled for unit in found)

@@ -6,14 +6,13 @@ Values that the store has already are left out.
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 
 import click
 
 from agent import local_socket
-from agent.cli import config_option, json_option
+from agent.cli import config_option, json_option, print_json
 from agent.cli.local_node import ask
 from agent.cli.node_settings import load_settings
 from agent.message import time_text
@@ -40,7 +39,7 @@ def backfill(config_file: Path, name: str, first: str, last: str, as_json: bool)
     answer = ask(load_settings(config_file), request, local_socket.BackfillQueued)
     if as_json:
         times = {"first_time": time_text(first_ns), "last_time": time_text(last_ns)}
-        click.echo(json.dumps({"source": name, **times, "gaps_open": answer.gaps_open}))
+        print_json({"source": name, **times, "gaps_open": answer.gaps_open})
     else:
         click.echo(f"{name}: {time_text(first_ns)} to {time_text(last_ns)} will be read from the server's history")
         click.echo(f"gaps to fill now: {answer.gaps_open}; for the result: bsfg tail --stream facts.operational")

@@ -7,7 +7,6 @@ terminal only, on standard error.
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from agent.cli import FILE_OR_STDOUT, json_option
+from agent.cli import FILE_OR_STDOUT, json_option, print_json
 from agent.cli.opcua.options import Connection, connection_of, connection_options
 from agent.cli.terminal import Progress
 from agent.escaping import printable
@@ -75,7 +74,7 @@ def browse(csv_file: Path | None, force: bool, as_json: bool, **options: Any) ->
             click.echo(f"wrote {len(found):,} tags to {csv_file}")
     elif as_json:
         for variable, row in found:
-            click.echo(json.dumps({"path": variable.path_text, **asdict(row)}, ensure_ascii=False))
+            print_json({"path": variable.path_text, **asdict(row)})
     else:
         for line in _tree(found):
             click.echo(printable(line))

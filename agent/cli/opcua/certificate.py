@@ -5,14 +5,13 @@ Where there is a node.toml with secured sources, it is the certificate that they
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime
 from pathlib import Path
 
 import click
 from click.core import ParameterSource
 
-from agent.cli import FILE, config_option, json_option
+from agent.cli import FILE, config_option, json_option, print_either
 from agent.cli.opcua.options import pki_option
 from agent.config import load_sections
 from agent.ingest.opcua.security.certificate import (
@@ -75,15 +74,17 @@ def certificate(
         shown, todo = own, "a server's operator imports this file as a trusted client"
     details, file = read_certificate(shown), file_to_import(shown)
     days = details.days_left(datetime.now(UTC))
-    if as_json:
-        names = {"sha1": details.sha1, "sha256": details.sha256, "names": [*details.uris, *details.host_names]}
-        click.echo(json.dumps({"file": str(file), **names, "days_left": round(days, 1)}))
-        return
-    click.echo(f"{file}: {days:.0f} days left, valid {details.validity}")
-    click.echo(f"  thumbprint  {details.sha1} (SHA-1)")
-    click.echo(f"  SHA-256     {details.sha256}")
-    click.echo(f"  names       {', '.join((*details.uris, *details.host_names))}")
-    click.echo(f"  next: {todo}")
+    names = [*details.uris, *details.host_names]
+    found = {"file": str(file), "sha1": details.sha1, "sha256": details.sha256, "names": names}
+    print_either(
+        {**found, "days_left": round(days, 1)},
+        f"{file}: {days:.0f} days left, valid {details.validity}",
+        f"  thumbprint  {details.sha1} (SHA-1)",
+        f"  SHA-256     {details.sha256}",
+        f"  names       {', '.join(names)}",
+        f"  next: {todo}",
+        as_json=as_json,
+    )
 
 
 def _of_sources(config_file: Path) -> tuple[Path, Path] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import shlex
 import sys
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from agent.cli import json_option
+from agent.cli import json_option, print_json
 from agent.cli.opcua import PINNED, SECTION_BEGINS, SECTION_ENDS
 from agent.cli.opcua.options import DEFAULT_MODE, DEFAULT_POLICY, connection_of, connection_options
 from agent.cli.terminal import print_step
@@ -52,7 +51,7 @@ def test(trust: bool, as_json: bool, **options: Any) -> None:
     failed = asyncio.run(_run(probe, as_json=as_json))
     text = section(probe.settings, str(probe.settings.tags_file))
     if as_json:
-        click.echo(json.dumps({"section": None if failed else text}))
+        print_json({"section": None if failed else text})
     elif is_source:
         if (pin := probe.settings.server_certificate_sha256) != given.settings.server_certificate_sha256:
             name = given.settings.name

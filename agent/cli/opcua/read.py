@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from agent.cli import json_option
+from agent.cli import json_option, print_json
 from agent.cli.opcua.options import Connection, connection_of, connection_options
 from agent.escaping import printable
 from agent.ingest.opcua.explore.explorer import explore, row_text
@@ -36,7 +35,7 @@ def read(nodes: tuple[str, ...], as_json: bool, **options: Any) -> None:
         is_bad |= value.status.startswith("Bad")
         row = row_text(value, connection.settings.name)
         if as_json:
-            click.echo(json.dumps({**asdict(value), "row": row}, ensure_ascii=False))
+            print_json({**asdict(value), "row": row})
             continue
         click.echo(printable(f"{value.name or '(no name)'}  {value.address}"))
         for name, text in (

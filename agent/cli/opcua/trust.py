@@ -3,13 +3,12 @@ certificates between the two."""
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime
 from pathlib import Path
 
 import click
 
-from agent.cli import config_option, json_option
+from agent.cli import config_option, json_option, print_json
 from agent.cli.local_node import ask
 from agent.cli.opcua.options import pki_option
 from agent.config import ConfigError, load
@@ -51,7 +50,7 @@ def trust(
         text = f"trusted: {folder.trust(what).file}"
     retried = [] if remove else _retry(config_file, pki_folder)
     if as_json:
-        click.echo(json.dumps({"done": text, "retried": retried}))
+        print_json({"done": text, "retried": retried})
         return
     click.echo(f"{text}; sources apply it at their next connection")
     for name in retried:
@@ -83,7 +82,7 @@ def _list(folder: TrustFolder, *, as_json: bool) -> None:
             details, days = certificate.facts, certificate.facts.days_left(now)
             if as_json:
                 shown = {"list": name, "file": str(certificate.file), "subject": details.subject, "sha1": details.sha1}
-                click.echo(json.dumps({**shown, "sha256": details.sha256, "days_left": round(days, 1)}))
+                print_json({**shown, "sha256": details.sha256, "days_left": round(days, 1)})
                 continue
             left = "can only be pinned" if details.fault else f"{days:.0f} days left" if days > 0 else "ended"
             click.echo(printable(f"{name:<9} {details.sha1}  {details.subject}, {left}"))

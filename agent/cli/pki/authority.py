@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from agent.cli import json_option
+from agent.cli import json_option, print_either
 from agent.cli.pki.options import (
     authority_option,
     broker_option,
@@ -24,7 +24,6 @@ from agent.cli.pki.options import (
     passphrase_option,
     plain_crl,
     print_issued,
-    print_json,
 )
 from agent.replication import pki as authority
 from agent.replication.protocol.topics import is_node
@@ -50,12 +49,13 @@ def ca(
     passphrase = new_passphrase(passphrase_file, no_passphrase=no_passphrase)
     now = datetime.now(UTC)
     details = authority.create_authority(pki_folder, now, name=name, days=days, force=force, passphrase=passphrase)
-    if as_json:
-        print_json(asdict(details))
-        return
-    click.echo(f"authority {details.subject} in {pki_folder}, until {details.not_after:%Y-%m-%d}")
     kept = f"keep {pki_folder / 'ca.key'} and its passphrase secret, and keep a copy of both at another place"
-    click.echo(f"next: bsfg pki request NODE on each node, bsfg pki sign here; {kept}")
+    print_either(
+        asdict(details),
+        f"authority {details.subject} in {pki_folder}, until {details.not_after:%Y-%m-%d}",
+        f"next: bsfg pki request NODE on each node, bsfg pki sign here; {kept}",
+        as_json=as_json,
+    )
 
 
 @click.command()
@@ -120,10 +120,7 @@ def revoke(
         pki_folder, what, datetime.now(UTC), broker=for_broker, reason=reason, passphrase=passphrase
     )
     for record in records:
-        if as_json:
-            print_json(_plain_record(record))
-        else:
-            click.echo(f"{record.name}: revoked {record.serial} ({reason})")
+        print_either(_plain_record(record), f"{record.name}: revoked {record.serial} ({reason})", as_json=as_json)
     if as_json:
         return
     if for_broker:
@@ -149,11 +146,10 @@ def crl(days: int | None, pki_folder: Path, passphrase_file: Path | None, as_jso
     """Reissue the revocation list with the next number, before it expires and brokers refuse all clients."""
     passphrase = passphrase_of(pki_folder, passphrase_file)
     details = authority.reissue_crl(pki_folder, datetime.now(UTC), days=days, passphrase=passphrase)
-    if as_json:
-        print_json(plain_crl(pki_folder / "ca.crl", details, []))
-    else:
-        click.echo(f"{pki_folder / 'ca.crl'}: list {details.number}, {crl_valid(details)}")
-        click.echo("next: copy it to each broker as zones.crl, and run there: bsfg broker reload")
+    file = pki_folder / "ca.crl"
+    told = f"{file}: list {details.number}, {crl_valid(details)}"
+    next_step = "next: copy it to each broker as zones.crl, and run there: bsfg broker reload"
+    print_either(plain_crl(file, details, []), told, next_step, as_json=as_json)
 
 
 @click.command(name="list")
@@ -162,12 +158,9 @@ def crl(days: int | None, pki_folder: Path, passphrase_file: Path | None, as_jso
 def list_command(pki_folder: Path, as_json: bool) -> None:
     """List every certificate signed here: its name, its validity, and when and why it was revoked."""
     for record in authority.list_issued(pki_folder, datetime.now(UTC)):
-        if as_json:
-            print_json(_plain_record(record))
-        else:
-            valid = f"{record.not_before:%Y-%m-%d} to {record.not_after:%Y-%m-%d}"
-            end = f"  revoked {record.revoked.at:%Y-%m-%d %H:%M} ({record.revoked.reason})" if record.revoked else ""
-            click.echo(f"{record.name:<24} {valid}  {record.serial}{end}")
+        valid = f"{record.not_before:%Y-%m-%d} to {record.not_after:%Y-%m-%d}"
+        end = f"  revoked {record.revoked.at:%Y-%m-%d %H:%M} ({record.revoked.reason})" if record.revoked else ""
+        print_either(_plain_record(record), f"{record.name:<24} {valid}  {record.serial}{end}", as_json=as_json)
 
 
 def _plain_record(record: authority.IssuedRecord) -> dict[str, object]:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
-from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from agent.cli import FOLDER, INPUT
+from agent.cli import FOLDER, INPUT, print_either
 from agent.replication import pki as authority
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -124,11 +122,9 @@ def plain_crl(
 
 def print_issued(name: str, issued: authority.Issued, *, as_json: bool) -> None:
     """Print the files of a new identity."""
-    if as_json:
-        files = {"cert_file": issued.cert_file, "key_file": issued.key_file, "ca_file": issued.ca_file}
-        print_json({**{key: str(file) for key, file in files.items()}, **asdict(issued.certificate)})
-        return
-    click.echo(f"{name}: {issued.cert_file} and {issued.key_file}, until {issued.certificate.not_after:%Y-%m-%d}")
+    files = {"cert_file": str(issued.cert_file), "key_file": str(issued.key_file), "ca_file": str(issued.ca_file)}
+    text = f"{name}: {issued.cert_file} and {issued.key_file}, until {issued.certificate.not_after:%Y-%m-%d}"
+    print_either({**files, **asdict(issued.certificate)}, text, as_json=as_json)
 
 
 def print_rows(file: Path, rows: Mapping[str, str], problems: Iterable[str]) -> None:
@@ -146,8 +142,3 @@ def valid_text(details: authority.CertificateDetails) -> str:
     return (
         f"{details.not_before:%Y-%m-%d %H:%M} to {details.not_after:%Y-%m-%d %H:%M} UTC, {details.days_left} days left"
     )
-
-
-def print_json(value: object) -> None:
-    """Print one object as a line, times in ISO 8601."""
-    click.echo(json.dumps(value, default=datetime.isoformat))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from agent.cli import INPUT, json_option
+from agent.cli import INPUT, json_option, print_either
 from agent.cli.pki.options import (
     authority_option,
     broker_option,
@@ -18,7 +18,6 @@ from agent.cli.pki.options import (
     passphrase_option,
     pki_option,
     print_issued,
-    print_json,
 )
 from agent.replication import pki as authority
 
@@ -121,17 +120,19 @@ def import_command(
 
 def print_request(made: authority.Request, *, as_json: bool) -> None:
     """Print the file of a request, and the fingerprint of its key."""
-    if as_json:
-        print_json({key: str(value) for key, value in asdict(made).items()})
-        return
-    click.echo(f"{made.request_file}, for the key {made.key_file}, which stays here")
-    click.echo(f"fingerprint of the key: {made.fingerprint_sha256}")
+    print_either(
+        {key: str(value) for key, value in asdict(made).items()},
+        f"{made.request_file}, for the key {made.key_file}, which stays here",
+        f"fingerprint of the key: {made.fingerprint_sha256}",
+        as_json=as_json,
+    )
 
 
 def print_signed(name: str, issued: authority.Issued, *, as_json: bool) -> None:
     """Print the file of a certificate whose key is on another machine."""
-    if as_json:
-        print_json({"cert_file": str(issued.cert_file), "ca_file": str(issued.ca_file), **asdict(issued.certificate)})
-        return
-    click.echo(f"{name}: {issued.cert_file}, until {issued.certificate.not_after:%Y-%m-%d}")
-    click.echo(f"fingerprint of the key: {issued.certificate.key_sha256}")
+    print_either(
+        {"cert_file": str(issued.cert_file), "ca_file": str(issued.ca_file), **asdict(issued.certificate)},
+        f"{name}: {issued.cert_file}, until {issued.certificate.not_after:%Y-%m-%d}",
+        f"fingerprint of the key: {issued.certificate.key_sha256}",
+        as_json=as_json,
+    )

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import click
 
-from agent.cli import INPUT, json_option
-from agent.cli.pki.options import authority_option, crl_valid, plain_crl, print_json, print_rows, valid_text
+from agent.cli import INPUT, json_option, print_json
+from agent.cli.pki.options import authority_option, crl_valid, plain_crl, print_rows, valid_text
 from agent.replication import pki as authority
 
 

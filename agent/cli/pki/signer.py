@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from agent.cli import FILE, FOLDER, INPUT, config_option, json_option
+from agent.cli import FILE, FOLDER, INPUT, config_option, json_option, print_either, print_json
 from agent.cli.pki.options import (
     days_option,
     force_option,
@@ -23,7 +23,6 @@ from agent.cli.pki.options import (
     passphrase_of,
     passphrase_option,
     pki_option,
-    print_json,
     print_rows,
     valid_text,
 )
@@ -75,12 +74,11 @@ def ca_command(
     details = authority.create_authority(
         facts_folder, now, name=name, days=days, force=force, passphrase=passphrase, for_facts=True
     )
-    if as_json:
-        print_json(asdict(details))
-        return
-    click.echo(f"facts authority {details.subject} in {facts_folder}, until {details.not_after:%Y-%m-%d}")
-    click.echo(
-        f"next: name a copy of {facts_folder / 'ca.pem'} in node.toml of every receiver: [signing] facts_ca_file"
+    print_either(
+        asdict(details),
+        f"facts authority {details.subject} in {facts_folder}, until {details.not_after:%Y-%m-%d}",
+        f"next: name a copy of {facts_folder / 'ca.pem'} in node.toml of every receiver: [signing] facts_ca_file",
+        as_json=as_json,
     )
 
 
@@ -208,12 +206,11 @@ def compromise(what: str, since: datetime, note: str, list_file: Path | None, co
     with authority.disk_errors(file.parent):
         rows = [*known, Compromise(key_id, since, note)]
         authority.write_file(file, compromises_text(rows).encode(), 0o644)
-    if as_json:
-        print_json({"key_id": key_id.hex(), "since": since, "file": str(file)})
-        return
-    click.echo(f"{file}: key {key_id.hex()} is compromised since {since.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC")
-    click.echo(
-        "next: run this at every receiver, whose node then applies it; on the zone's node: bsfg pki signer key --force"
+    print_either(
+        {"key_id": key_id.hex(), "since": since, "file": str(file)},
+        f"{file}: key {key_id.hex()} is compromised since {since.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC",
+        "next: run this at every receiver, whose node then applies it; on the zone's node: bsfg pki signer key --force",
+        as_json=as_json,
     )
 
 

@@ -9,7 +9,6 @@ A file in /etc/bsfg is checked with the rights of the unit's user and for the un
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import shutil
 import stat
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from agent.cli import config_option, json_option
+from agent.cli import config_option, json_option, print_json
 from agent.cli.prepare import unit
 from agent.cli.prepare.pair_check import pair_notes
 from agent.cli.terminal import print_check
@@ -79,7 +78,7 @@ def check(config_file: Path, connect: bool, as_json: bool) -> None:
             notes.append("no connection was tried: correct node.toml first")
     if as_json:
         result = {"file": str(config_file), "problems": problems, "notes": notes}
-        click.echo(json.dumps(result | ({"connections": [asdict(attempt) for attempt in tried]} if connect else {})))
+        print_json(result | ({"connections": [asdict(attempt) for attempt in tried]} if connect else {}))
     else:
         print_check(str(config_file), problems, summary, notes)
     for attempt in () if as_json else tried:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,11 +9,10 @@ from typing import Any
 
 import click
 
-from agent.cli import config_option, json_option
+from agent.cli import config_option, json_option, print_json
 from agent.cli.node_settings import load_settings
 from agent.cli.table import lines
 from agent.client import Client, NodeSilent
-from agent.escaping import printable
 from agent.health.problems import duration
 from agent.ingest import TagMapError, load_tag_map
 from agent.settings.node import NodeSettings
@@ -33,13 +31,13 @@ def list_command(config_file: Path, as_json: bool) -> None:
     entries = _entries(settings)
     if as_json:
         for source in settings.sources:
-            click.echo(json.dumps(_json_object(source, entries), ensure_ascii=False))
+            print_json(_json_object(source, entries))
         return
     if not settings.sources:
         click.echo(f"{config_file} names no [[opcua]] and no [[modbus]]; see bsfg opcua test and bsfg modbus probe")
         return
     for line in lines(COLUMNS, _rows(settings.sources, entries), "table"):
-        click.echo(printable(line))
+        click.echo(line)
     if entries is None:
         click.echo("no node runs here: this is what node.toml and the tag files say", err=True)
 

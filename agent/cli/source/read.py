@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -11,11 +10,10 @@ from pathlib import Path
 
 import click
 
-from agent.cli import config_option, json_option
+from agent.cli import config_option, json_option, print_json
 from agent.cli.source.access import read_tags, source_of
 from agent.cli.table import lines
 from agent.cli.terminal import value_text
-from agent.escaping import printable
 from agent.ingest import Tag, TagReading, load_tag_map
 from agent.message import json_value, time_text
 from agent.status_codes import status_name
@@ -38,10 +36,10 @@ def read(config_file: Path, name: str, tags: tuple[str, ...], as_json: bool) -> 
     found = asyncio.run(read_tags(node, source, wanted))
     if as_json:
         for reading in found:
-            click.echo(json.dumps(_json_object(reading), ensure_ascii=False))
+            print_json(_json_object(reading))
     else:
         for line in lines(COLUMNS, _rows(found), "table"):
-            click.echo(printable(line))
+            click.echo(line)
     if any(reading.is_bad for reading in found):
         sys.exit(1)
 

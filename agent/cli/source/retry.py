@@ -6,13 +6,12 @@ The command sends the request to the node's local socket and does not connect to
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
 from agent import local_socket
-from agent.cli import config_option, json_option
+from agent.cli import config_option, json_option, print_either
 from agent.cli.local_node import ask
 from agent.cli.node_settings import load_settings
 
@@ -27,9 +26,7 @@ def retry(config_file: Path, name: str, as_json: bool) -> None:
     At an OPC UA source that is connected, the tags that its server refuses are tried at once.
     """
     answer = ask(load_settings(config_file), local_socket.RetrySource(name), local_socket.SourceRetried)
-    if as_json:
-        click.echo(json.dumps({"source": name, "was": answer.state}))
-    elif answer.state == "waiting":
-        click.echo(f"{name} connects now; see bsfg status")
-    else:
-        click.echo(f"{name} is {answer.state} already; tags that its server refuses are tried now")
+    text = f"{name} is {answer.state} already; tags that its server refuses are tried now"
+    if answer.state == "waiting":
+        text = f"{name} connects now; see bsfg status"
+    print_either({"source": name, "was": answer.state}, text, as_json=as_json)

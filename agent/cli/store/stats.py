@@ -7,14 +7,13 @@ recorded.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
 from agent.batch import Origin
-from agent.cli import config_option, json_option
+from agent.cli import config_option, json_option, print_json
 from agent.cli.node_settings import load_settings
 from agent.cli.store.store_file import file_option, open_reader
 from agent.client import Client, NodeSilent
@@ -40,7 +39,7 @@ def stats(config_file: Path, store_file: Path | None, as_json: bool) -> None:
         flash = _measured(config_file, found.zone) if store_file is None else None
         flash = flash or _estimated(reader, found)
     if as_json:
-        click.echo(json.dumps({**found.to_dict(), "flash": flash}))
+        print_json({**found.to_dict(), "flash": flash})
     else:
         click.echo("\n".join([text(found), *([] if flash is None else [f"  flash       {flash['text']}"])]))
 

@@ -8,7 +8,6 @@ on a terminal only.
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 import time
 from dataclasses import asdict
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import click
 
-from agent.cli import config_option, json_option
+from agent.cli import config_option, json_option, print_json
 from agent.cli.node_settings import load_settings
 from agent.cli.store.store_file import file_option
 from agent.cli.terminal import Progress
@@ -53,7 +52,7 @@ def verify(config_file: Path, store_file: Path | None, quick: bool, as_json: boo
     took_s = time.monotonic() - began_s
     if as_json:
         found = {"seconds": round(took_s, 3), "damages": [damage._asdict() for damage in damages]}
-        click.echo(json.dumps({"file": str(path), **asdict(done), **found}))
+        print_json({"file": str(path), **asdict(done), **found})
     else:
         if len(damages) > SHOWN_MAX:
             click.echo(f"and {len(damages) - SHOWN_MAX} more; --json prints all")

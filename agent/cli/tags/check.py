@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
 import click
 
-from agent.cli import FILE, config_option, json_option
+from agent.cli import FILE, config_option, json_option, print_json
 from agent.cli.tags.options import base_option, protocol_option, source_for, source_option, sources_of
 from agent.cli.terminal import print_check
 from agent.ingest import TagMap, TagMapError, load_tag_map
@@ -43,7 +42,7 @@ def check(
     notes = list(found.notes) if found is not None else []
     count = 0 if found is None else len(found.tags)
     if as_json:
-        click.echo(json.dumps({"file": str(file), "tags": count, "problems": problems, "notes": notes}))
+        print_json({"file": str(file), "tags": count, "problems": problems, "notes": notes})
     else:
         print_check(str(file), problems, f"{count} tags", notes)
     sys.exit(1 if problems else 0)

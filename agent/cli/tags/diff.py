@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import click
 
-from agent.cli import FILE, config_option, json_option
+from agent.cli import FILE, config_option, json_option, print_json
 from agent.cli.source.access import named_source
 from agent.cli.tags.options import source_option, sources_of
 from agent.ingest import TagMap, TagMapError
@@ -63,9 +62,7 @@ def diff(config_file: Path, new: Path, source_name: str | None, as_json: bool) -
     if as_json:
         names: dict[str, object] = {"added": [tag.name for tag in added], "removed": [tag.name for tag in removed]}
         names["renamed"] = [[before.name, after.name] for before, after in renamed]
-        click.echo(
-            json.dumps({"source": settings.name, **names, "changed": [*map(asdict, changed)], "kept": counts["kept"]})
-        )
+        print_json({"source": settings.name, **names, "changed": [*map(asdict, changed)], "kept": counts["kept"]})
         return
     for before, after in renamed:
         click.echo(f"> {before.name} -> {after.name}  (the same value; its facts so far keep the old name)")
