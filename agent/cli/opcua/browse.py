@@ -126,7 +126,7 @@ def _tree(found: Found) -> Iterator[str]:
                 yield f"{'  ' * level}{name}"
         above = variable.path
         unit = f" {row.unit}" if row.unit else ""
-        slow = f", sampled every {row.sampling_ms} ms at most" if row.sampling_ms else ""
+        slow = f", sampled every {row.sampling_interval_ms} ms at most" if row.sampling_interval_ms else ""
         text = f"  {row.description}" if row.description else ""
         indent = "  " * (len(variable.path) - 1)
         yield f"{indent}{variable.path[-1]} [{row.data_type}{unit}{slow}] {row.address}{text}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
 
 from agent.ingest.modbus.line.answers import NUMBERS, AnswerMatcher
 from agent.ingest.modbus.line.connection import Connection
@@ -18,15 +17,6 @@ IDLE_ENDS_TOLD = 2  # connections that ended between two requests, until it is s
 HOLDS_BELIEVED = 3  # in a row: a poll and a part of the next one
 PROMPT_S = 0.5  # an end so soon after an answer has its reason in the answer
 ONE_ANSWER_ENDS = 2  # connections in a row that ended after one answer, until each request gets its own
-
-
-@dataclass(frozen=True, slots=True)
-class Habits:
-    """What a device does with its connections, as learned."""
-
-    closes_idle: bool = False
-    closes_after_answer: bool = False
-    forgets_idle: bool = False  # requests over an idle connection are lost without a sign
 
 
 class Endpoint:
@@ -42,12 +32,17 @@ class Endpoint:
         self.hold_ms: dict[int, int] = {}  # by unit: how long its silence occupies the line, beyond the time-out
         self._holds_seen: dict[int, int] = {}  # by unit, in a row
         self._idle_ends = self._one_answer_ends = 0
-        self._forgets_idle = False
+        self.forgets_idle = False  # a request over an idle connection was lost, and answered over a new one
 
     @property
-    def habits(self) -> Habits:
-        """What was learned about its connections."""
-        return Habits(self._idle_ends >= IDLE_ENDS_TOLD, self._one_answer_ends >= ONE_ANSWER_ENDS, self._forgets_idle)
+    def closes_idle(self) -> bool:
+        """Whether it ends connections between two requests."""
+        return self._idle_ends >= IDLE_ENDS_TOLD
+
+    @property
+    def closes_after_answer(self) -> bool:
+        """Whether it ends a connection after one answer."""
+        return self._one_answer_ends >= ONE_ANSWER_ENDS
 
     @property
     def has_answered(self) -> bool:
@@ -79,10 +74,6 @@ class Endpoint:
         is_after_one = ended.answers_total == 1 and ended.ended_s - ended.answered_s < PROMPT_S
         self._one_answer_ends = self._one_answer_ends + 1 if is_after_one else 0
         self._idle_ends += is_idle and not is_after_one
-
-    def note_forgotten(self) -> None:
-        """A request over an idle connection was lost, and answered over a new one."""
-        self._forgets_idle = True
 
 
 class Endpoints:

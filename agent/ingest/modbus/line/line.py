@@ -110,7 +110,7 @@ class Line:
 
     async def end_poll(self) -> None:
         """No request follows for a while. End the connection if it would not live until then."""
-        if self._settings.close_after_poll or self._endpoint.habits.forgets_idle:
+        if self._settings.close_after_poll or self._endpoint.forgets_idle:
             async with self._endpoint.turn:
                 if self._endpoint.users <= 1:
                     self._endpoint.close()
@@ -152,15 +152,14 @@ class Line:
     @property
     def remarks(self) -> str:
         """What was learned about the device that an operator should know."""
-        habits = self._endpoint.habits
         found = [
             f"unit {unit_id} does not answer and holds the line for {hold_ms} ms"
             for unit_id, hold_ms in sorted(self.hold_ms.items())
         ]
         found += [self.late_text] if self.late_text else []
-        found += ["ends a connection after each answer"] if habits.closes_after_answer else []
-        found += ["ends idle connections: one is opened for each poll"] if habits.closes_idle else []
-        found += ["forgets idle connections: one is opened for each poll"] if habits.forgets_idle else []
+        found += ["ends a connection after each answer"] if self._endpoint.closes_after_answer else []
+        found += ["ends idle connections: one is opened for each poll"] if self._endpoint.closes_idle else []
+        found += ["forgets idle connections: one is opened for each poll"] if self._endpoint.forgets_idle else []
         return "; ".join(found)
 
     # --- one request --------------------------------------------------------------------------------------------------
@@ -189,7 +188,7 @@ class Line:
                     await self._end_doubt(read)
                 frame = await self._exchange(read, self._settings.timeout_ms)
                 if is_forgotten:
-                    self._endpoint.note_forgotten()
+                    self._endpoint.forgets_idle = True
                 return self._data(read, frame)
             except ConnectionForgotten:
                 is_forgotten = True
@@ -291,7 +290,7 @@ class Line:
         endpoint = self._endpoint
         connection = endpoint.connection
         if connection is not None and connection.is_open:
-            is_used_up = connection.answers_total and endpoint.habits.closes_after_answer
+            is_used_up = connection.answers_total and endpoint.closes_after_answer
             is_unclean = self._answers.needs_connection and not self._is_serial
             if not is_used_up and not is_unclean:
                 return connection

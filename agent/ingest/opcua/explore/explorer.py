@@ -188,8 +188,8 @@ class Explorer:
             data_type=self._type_name(value_of(kind), is_array=is_array),
             unit=unit,
             description=clean_text(getattr(text, "Text", None) or ""),
-            sampling_ms=int(ms) if isinstance(ms, int | float) and 0 < ms < 86_400_000 else 0,
             enumeration="" if is_array else enumeration,  # only for single numbers
+            sampling_interval_ms=int(ms) if isinstance(ms, int | float) and 0 < ms < 86_400_000 else 0,
         ), ""
 
     async def _learn_types(self, kinds: Sequence[ua.DataValue]) -> None:

@@ -38,9 +38,8 @@ from agent.settings.sources import OpcuaSourceSettings, SecurityMode, SecurityPo
 
 PORT = 4840
 CLOCK_DIFFERENCE_S = 5.0  # beyond it, source times and ours are hard to compare, and certificates may be refused
-_PREFERRED: tuple[
-    tuple[SecurityPolicy, SecurityMode], ...
-] = (  # the most common one first, because servers are tested most with it
+# The most common one first, because servers are tested most with it.
+_PREFERRED: tuple[tuple[SecurityPolicy, SecurityMode], ...] = (
     ("Basic256Sha256", "SignAndEncrypt"),
     ("Aes256Sha256RsaPss", "SignAndEncrypt"),
     ("Aes128Sha256RsaOaep", "SignAndEncrypt"),
@@ -74,11 +73,17 @@ class Probe:
 
     async def steps(self) -> AsyncIterator[ProbeStep]:
         """The steps, each when it ends. Afterwards `settings` are those that were used."""
-        for step in (self._name, self._ask, self._choose, self._own, self._server):
+        for name, step in (
+            ("name", self._name),
+            ("endpoints", self._ask),
+            ("policy", self._choose),
+            ("our certificate", self._own),
+            ("its certificate", self._server),
+        ):
             try:
                 found = await step()
             except SourceError as error:
-                found = failed(_NAMES[step.__name__], str(error))
+                found = failed(name, str(error))
             if found is not None:
                 yield found
                 if found.outcome is Outcome.FAILED:
@@ -132,11 +137,13 @@ class Probe:
                 if (policy, mode) in offered:
                     self.settings = replace(settings, security_policy=policy, security_mode=mode)
                     return ProbeStep("policy", Outcome.OK, f"{policy}, {mode}")
-        names = ", ".join(sorted({policy for policy, _ in offered}))
+        policies = sorted({policy for policy, _ in offered})
         todo = f"enable one of {', '.join(dict.fromkeys(policy for policy, _ in _PREFERRED))} at the server"
-        if "None" in offered_policies(self._endpoints):
+        if "None" in policies:
             todo += "; or, where the network is protected otherwise, accept no security with --insecure"
-        return failed("policy", f"{settings.url} offers no policy that can be used; it offers {names}", todo)
+        return failed(
+            "policy", f"{settings.url} offers no policy that can be used; it offers {', '.join(policies)}", todo
+        )
 
     async def _own(self) -> ProbeStep | None:
         settings = self.settings
@@ -205,20 +212,6 @@ class Probe:
                 self.is_over = True
         except SourceError as error:
             yield failed("session", str(error))
-
-
-_NAMES = {
-    "_name": "name",
-    "_ask": "endpoints",
-    "_choose": "policy",
-    "_own": "our certificate",
-    "_server": "its certificate",
-}
-
-
-def offered_policies(endpoints: Sequence[ua.EndpointDescription]) -> set[str]:
-    """The names of the policies of these endpoints."""
-    return {policy_name(each) for each in endpoints}
 
 
 async def _state_step(services: Services) -> ProbeStep:

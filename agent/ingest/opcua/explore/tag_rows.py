@@ -28,15 +28,16 @@ class TooManyRows(IngestError):
 
 @dataclass(frozen=True, slots=True)
 class TagRow:
-    """One row. `sampling_ms` is the shortest sampling interval of the server; 0: any or not known."""
+    """One row, with the columns of a tag file. `sampling_interval_ms` is the shortest of the server; 0: any or not
+    known."""
 
     tag: str
     address: str
     data_type: str = ""
     unit: str = ""
     description: str = ""
-    sampling_ms: int = 0
     enumeration: str = ""
+    sampling_interval_ms: int = 0
 
 
 def address_text(node: NodeAddress) -> str:
@@ -97,23 +98,8 @@ def tag_file(rows: Sequence[TagRow]) -> bytes:
             f"{len(rows):,} variables, and a tag file holds {ROWS_MAX:,}; take fewer, by --filter or --glob"
         )
     columns = ["tag", "address", "data_type", "unit", "description"]
-    if any(row.enumeration for row in rows):
-        columns.append("enumeration")
-    if any(row.sampling_ms for row in rows):
-        columns.append("sampling_interval_ms")
-    cells = (
-        {
-            "tag": row.tag,
-            "address": row.address,
-            "data_type": row.data_type,
-            "unit": row.unit,
-            "description": row.description,
-            "enumeration": row.enumeration,
-            "sampling_interval_ms": str(row.sampling_ms or ""),
-        }
-        for row in rows
-    )
-    return write_csv(columns, ([row[column] for column in columns] for row in cells))
+    columns += [name for name in ("enumeration", "sampling_interval_ms") if any(getattr(row, name) for row in rows)]
+    return write_csv(columns, ([str(getattr(row, column) or "") for column in columns] for row in rows))
 
 
 def clean_text(text: str) -> str:

@@ -168,7 +168,7 @@ class HistoryBackfill:
             if begun.fill is not None:
                 begun.fill.forget_continuation_points()
         if self._unfilled is None:
-            await self._look_back()
+            self._unfilled = tuple(await asyncio.to_thread(self._stored.open_outages, self._delivery.source))
         begun_s, failures = time.monotonic(), 0
         while True:
             if self._unfilled and time.monotonic() > begun_s + COMMITTED_S:
@@ -187,12 +187,9 @@ class HistoryBackfill:
                 continue
             await asyncio.sleep(values / self._rate)
 
-    async def _look_back(self) -> None:
-        """Search the outages that earlier processes declared and did not fill."""
-        self._unfilled = tuple(await asyncio.to_thread(self._stored.open_outages, self._delivery.source))
-
     def _add_unfilled(self) -> None:
-        """Add a job for those outages, after the one for the stop of this node."""
+        """Add a job for the outages that earlier processes declared and did not fill, after the one for the stop of
+        this node."""
         known = {first_ns for job in self._jobs for first_ns in job.outages}
         outages = tuple(first_ns for first_ns in self._unfilled or () if first_ns not in known)
         self._unfilled = ()

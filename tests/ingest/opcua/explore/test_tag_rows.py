@@ -84,7 +84,7 @@ def test_any_server_gives_a_file_that_is_read_back(
         return
     names = tag_names([path for path, _, _ in kept.values()], list(kept), "plc")
     rows = [
-        TagRow(name, address, "Double", clean_text(unit), clean_text(description), 250)
+        TagRow(name, address, "Double", clean_text(unit), clean_text(description), "", 250)
         for name, (address, (_, unit, description)) in zip(names, kept.items(), strict=True)
     ]
     tags = parse_tag_file(SOURCE, tag_file(rows)).tags
