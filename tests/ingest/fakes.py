@@ -91,6 +91,22 @@ class FakeStore:
             raise Busy("full")
 
 
+class SlowStore(FakeStore):
+    """Takes samples, and leaves to the test when they are committed."""
+
+    def __init__(self, *, is_slow: bool = True) -> None:
+        super().__init__()
+        self.is_slow = is_slow
+        self.waiting: list[Future[Any]] = []
+
+    def append_columns(self, stream: str, columns: SampleColumns) -> Future[Any]:
+        found = super().append_columns(stream, columns)
+        if not self.is_slow:
+            return found
+        self.waiting.append(Future())
+        return self.waiting[-1]
+
+
 def done(result: Any) -> Future[Any]:
     """A future that is."""
     future: Future[Any] = Future()

@@ -12,7 +12,7 @@ from agent.ingest.completeness import Stored
 from agent.ingest.gap import SERVER_QUEUE_OVERFLOW, SOURCE_LOST, STORE_REFUSED, Gap
 from agent.ingest.recorder import FAILURES_MAX, Recorder
 from agent.message import Envelope, Fact, Message, Sample, TagDefinition
-from tests.ingest.fakes import Busy, FakeStore
+from tests.ingest.fakes import Busy, FakeStore, SlowStore
 from tests.waiting import LIMIT_S, wait_until_async
 
 DEFINITION = TagDefinition("tag:a/b")
@@ -21,18 +21,6 @@ DEFINITION = TagDefinition("tag:a/b")
 def recorder(store: FakeStore) -> Recorder:
     """A recorder of source plc in zone plant-a."""
     return Recorder("plc", "plant-a", store, (Busy,), "facts.operational")
-
-
-class SlowStore(FakeStore):
-    """Takes samples and commits them when the test says so."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.commits: list[Future[Any]] = []
-
-    def append_columns(self, *_: object) -> Future[Any]:
-        self.commits.append(Future())
-        return self.commits[-1]
 
 
 async def test_a_store_that_refuses_holds_the_source_and_loses_nothing() -> None:
@@ -70,7 +58,8 @@ async def test_committed_waits_for_what_was_handed_in_before(monkeypatch: pytest
     the store has only queued them, or when it has refused them after all."""
     monkeypatch.setattr(recorder_module, "REFUSED_WAIT_S", 0.0)
     store = SlowStore()
-    queued, one = store.commits, recorder(store)
+    store.define([DEFINITION])
+    queued, one = store.waiting, recorder(store)
     one.hand_in("facts.telemetry", SampleColumns.of([Sample(1, 1, 1)]))
     waiting = asyncio.create_task(one.committed())
 
@@ -216,12 +205,12 @@ async def test_what_is_on_its_way_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
     await one.record("facts.telemetry", SampleColumns.of([Sample(1, 1, 1), Sample(1, 2, 2)]))
     async with TaskGroup() as group:
         task = group.create_task(one.record("facts.telemetry", SampleColumns.of([Sample(1, 3, 3)])), name="record")
-        await wait_until_async(lambda: len(store.commits) == 2, "the second append")
+        await wait_until_async(lambda: len(store.waiting) == 2, "the second append")
         await asyncio.sleep(0)
         assert not task.done()
-        store.commits[0].set_result(None)
+        store.waiting[0].set_result(None)
     assert one.samples_total == 2
-    store.commits[1].set_result(None)
+    store.waiting[1].set_result(None)
 
 
 async def test_draining_ends_with_the_last_commit() -> None:
@@ -240,8 +229,8 @@ async def test_draining_ends_with_the_last_commit() -> None:
             task.cancel()
             await asyncio.wait([task])
         group.create_task(one.drain(), name="drain")
-        store.commits[0].set_result(None)
-    assert len(store.commits) == 1
+        store.waiting[0].set_result(None)
+    assert len(store.waiting) == 1
     assert one.samples_total == 1
 
 
@@ -324,6 +313,7 @@ async def test_a_source_is_complete_when_everything_before_is_committed(monkeypa
     are removed, those that an earlier process has stored too. What the store refuses is stored later."""
     monkeypatch.setattr(recorder_module, "COMPLETE_INTERVAL_S", 0.0)
     store = SlowStore()
+    store.define([DEFINITION])
     one = recorder(store)
     one.continue_from({"tag:a/1": Stored(1)})
     store.complete["plc", "tag:a/1"] = Stored(1)
@@ -335,7 +325,7 @@ async def test_a_source_is_complete_when_everything_before_is_committed(monkeypa
         return {part: known.complete_ns for (_, part), known in store.complete.items()}
 
     assert await noted(5) == {"tag:a/1": 1}
-    store.commits[0].set_result(None)
+    store.waiting[0].set_result(None)
     assert await noted(5) == {"part 0": 5}
     one.add_gap(Gap("plc", SOURCE_LOST, 1, 2, 0, count_exact=False))
     assert await noted(7) == {"part 0": 5}

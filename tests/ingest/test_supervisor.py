@@ -23,7 +23,7 @@ from agent.ingest.supervisor import EventStatistics, SourceSupervisor
 from agent.ingest.tags.file import load_tag_maps
 from agent.ingest.tags.tag_map import TagMap
 from agent.message import Sample, TagDefinition
-from tests.ingest.fakes import Busy, FakeStore
+from tests.ingest.fakes import Busy, FakeStore, SlowStore
 from tests.ingest.lives import TAG, OrderedStore, gaps, lives
 from tests.ingest.plant import ingesting, modbus, opcua
 from tests.waiting import LIMIT_S, wait_until_async
@@ -43,22 +43,6 @@ def test_our_own_mistake_ends_the_process(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert ended.group_contains(AssertionError, match="ours")
 
 
-async def test_lives_that_end_at_once_come_ever_more_rarely(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Each short life counts as one more failure in a row, though it was connected."""
-    lives(monkeypatch, *[SourceLost("gone")] * 3)
-    failures = list[int]()
-    wait_ms = supervisor.Backoff.wait_ms
-
-    def noted(self: supervisor.Backoff, count: int, jitter: float) -> int:
-        failures.append(count)
-        return wait_ms(self, count, jitter)
-
-    monkeypatch.setattr(supervisor.Backoff, "wait_ms", noted)
-    async with ingesting(modbus(1, tmp_path, TAG)) as run:
-        await run.wait_good("plant/x", 3)
-    assert failures == [1, 2, 3]
-
-
 @pytest.mark.parametrize(
     "death", [SourceBusy("full"), ExceptionGroup("a", [ExceptionGroup("b", [SourceBusy("full")])])]
 )
@@ -76,23 +60,18 @@ async def test_a_server_without_room_is_asked_again_soon(
 async def test_stopping_waits_for_the_last_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Ingest ends when what its sources delivered is committed, not when the store has taken it."""
     lives(monkeypatch, None)
-    commits = list[Future[Any]]()
-
-    class Slow(FakeStore):
-        def append_columns(self, *_: object, **__: object) -> Future[Any]:  # type: ignore[override]
-            commits.append(Future())
-            return commits[-1]
+    store = SlowStore()
 
     async def commit() -> None:
-        await wait_until_async(lambda: commits, "the first sample")
+        await wait_until_async(lambda: store.waiting, "the first sample")
         running.ingest.stop()
         for _ in range(20):
             await asyncio.sleep(0)
         states.append(running.source("meter").values_total)
-        commits[0].set_result(None)
+        store.waiting[0].set_result(None)
 
     states = list[int]()
-    async with TaskGroup() as group, ingesting(modbus(1, tmp_path, TAG), store=Slow()) as running:
+    async with TaskGroup() as group, ingesting(modbus(1, tmp_path, TAG), store=store) as running:
         group.create_task(commit(), name="commit")
         await wait_until_async(lambda: states, "the commit")
     assert states == [0]
@@ -272,7 +251,8 @@ async def test_a_person_ends_the_waiting(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 async def test_after_a_person_asked_the_waits_begin_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The failures before do not count: a person who has mended the device waits no hour for the next attempt."""
+    """Each short life counts as one more failure in a row, though it was connected, until then: a person who has mended
+    the device waits no hour for the next attempt."""
     lives(monkeypatch, *[SourceLost("gone")] * 3)
     failures = list[int]()
 
@@ -293,15 +273,9 @@ async def test_a_stop_does_not_wait_for_ever(
     """A store that commits no more holds up no stop, and the log says that samples may be missing."""
     lives(monkeypatch, None)
     monkeypatch.setattr(supervisor, "DRAIN_S", 0.01)
-    taken = list[str]()
-
-    class Stuck(FakeStore):
-        def append_columns(self, stream: str, _: SampleColumns) -> Future[Any]:
-            taken.append(stream)
-            return Future()
-
-    async with ingesting(modbus(1, tmp_path, TAG), store=Stuck()):
-        await wait_until_async(lambda: taken, "the first sample")
+    store = SlowStore()
+    async with ingesting(modbus(1, tmp_path, TAG), store=store):
+        await wait_until_async(lambda: store.waiting, "the first sample")
     (found,) = [one for one in caplog.records if "too long" in one.message]
     assert (vars(found)["action"], vars(found)["source"]) == ("source_not_drained", "meter")
 

@@ -7,7 +7,6 @@ import dataclasses
 import json
 import time
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from typing import Any
 from unittest.mock import patch
@@ -103,22 +102,6 @@ class FakeHistory:
         start, end = min(r.start_ns for r in ranges), max(r.end_ns for r in ranges)
         times = range(-(-start // S) * S, end, S)[:values_max]
         return [HistoryPage(quality.GOOD, [HistoryValue(t, t // S, 0) for t in times]) for _ in ranges]
-
-
-class SlowStore(FakeStore):
-    """Takes samples, and commits them when it is told to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.waiting: list[Future[None]] = []
-        self.is_slow = False
-
-    def append_columns(self, stream: str, columns: SampleColumns) -> Future[Any]:
-        found = super().append_columns(stream, columns)
-        if not self.is_slow:
-            return found
-        self.waiting.append(Future())
-        return self.waiting[-1]
 
 
 @dataclasses.dataclass

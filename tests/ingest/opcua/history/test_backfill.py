@@ -11,7 +11,8 @@ from agent.ingest.errors import HistoryRefused
 from agent.ingest.gap import ITEM_GONE, SERVER_QUEUE_OVERFLOW
 from agent.ingest.opcua.history import backfill
 from agent.message import Sample
-from tests.ingest.opcua.history.filling import FakeHistory, FakeStored, SlowStore, filling, prepared
+from tests.ingest.fakes import SlowStore
+from tests.ingest.opcua.history.filling import FakeHistory, FakeStored, filling, prepared
 from tests.ingest.test_delivery import S
 from tests.waiting import wait_until_async
 
@@ -107,7 +108,7 @@ async def test_a_passing_failure_costs_nothing() -> None:
 async def test_history_is_read_at_its_rate_and_committed_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next page is asked for when the one before is committed, and after the pause that its values are worth: an
     hour of history neither fills the memory nor keeps live values waiting."""
-    pauses, store, sleep = list[float](), SlowStore(), asyncio.sleep
+    pauses, store, sleep = list[float](), SlowStore(is_slow=False), asyncio.sleep
 
     async def pause(seconds: float) -> None:
         pauses.append(seconds)

@@ -9,8 +9,8 @@ import pytest
 from agent.columns import SampleColumns
 from agent.ingest.opcua.history import HistoryBackfill, backfill
 from agent.message import Sample
-from tests.ingest.fakes import FakeStore
-from tests.ingest.opcua.history.filling import FakeStored, GoingHistory, SlowStore, filling, tag
+from tests.ingest.fakes import FakeStore, SlowStore
+from tests.ingest.opcua.history.filling import FakeStored, GoingHistory, filling, tag
 from tests.ingest.test_delivery import S, made
 from tests.waiting import wait_until_async
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.virtual_time
 async def test_the_store_is_asked_when_live_values_are_committed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that was set back into the gap gives live values the times of the gap. The store is not asked while such
     values are on their way to it."""
-    store, is_asked = SlowStore(), asyncio.Event()
+    store, is_asked = SlowStore(is_slow=False), asyncio.Event()
     async with filling(store=store) as it:
         committed = it.delivery.recorder.committed
 
