@@ -53,6 +53,12 @@ def opcua(
     return OpcuaSourceSettings("plc", server.url, file, **{**QUICK, **settings})  # type: ignore[arg-type]
 
 
+def signing(certificate: Path | str, key: Path | str, policy: str = "Basic256Sha256") -> dict[str, object]:
+    """Settings of a source that signs and encrypts as the owner of this certificate."""
+    files = {"certificate_file": certificate, "private_key_file": key}
+    return {"security_policy": policy, "security_mode": "SignAndEncrypt", "insecure": False, **files}
+
+
 class TappedStore(FakeStore):
     """A real store, and what was appended to it, for a test that waits for something to be there."""
 
@@ -160,6 +166,11 @@ async def running_node(
         yield node
 
 
+def section(kind: str, **settings: object) -> str:
+    """One section of node.toml."""
+    return f"\n[[{kind}]]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items())
+
+
 @asynccontextmanager
 async def source_node(
     folder: Path, kind: str, *sources: Mapping[str, object], more: str = ""
@@ -168,9 +179,7 @@ async def source_node(
     Its state stays in `folder`, its log is of its last life."""
     config = folder / "node.toml"
     text = f'[node]\nzone = "plant-a"\nstate_dir = {json.dumps(str(folder / "state"))}\n\n{more}'
-    for told in sources:
-        text += f"\n[[{kind}]]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in told.items())
-    config.write_text(text)
+    config.write_text(text + "".join(section(kind, **told) for told in sources))
     with (folder / "node.log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(*bsfg_command("run", "--config", config), stderr=log)
     node = NodeProcess(folder, config)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.foreign.process import INSTALLED, SERVERS, ServerProcess, Stack
+from tests.waiting import wait_until_async
 
 NODE_OPCUA = Stack(
     "node_opcua",
@@ -191,6 +192,11 @@ class ForeignServer(ServerProcess):
             found = Recorded(entry["name"], int(entry["time_ns"]), entry["value"], entry["status"])
             self._record.setdefault(found.name, []).append(found)
         return list(self._record.get(name, []))
+
+    async def wait_record(self, name: str, more: int) -> None:
+        """Until the record has so many more values of a variable, whoever was there to receive them."""
+        until = len(self.record(name)) + more
+        await wait_until_async(lambda: len(self.record(name)) > until, "values at the server", 60)
 
 
 @asynccontextmanager

@@ -10,7 +10,7 @@ import pytest
 from agent.ingest import load_tag_map
 from agent.ingest.opcua.security.certificate_facts import facts_of
 from agent.settings.sources import OpcuaSourceSettings
-from tests.foreign.plant import opcua
+from tests.foreign.plant import opcua, signing
 from tests.foreign.server import foreign_server
 from tests.ingest.plant import ingesting
 from tests.support import command
@@ -69,11 +69,7 @@ async def test_from_the_first_test_to_stored_values(tmp_path: Path) -> None:
             server,
             tmp_path,
             tags=file.read_text("utf-8-sig"),
-            security_policy="Basic256Sha256",
-            security_mode="SignAndEncrypt",
-            insecure=False,
-            certificate_file=tmp_path / "pki" / "opcua" / "own.der",
-            private_key_file=tmp_path / "pki" / "opcua" / "own.key",
+            **signing(tmp_path / "pki" / "opcua" / "own.der", tmp_path / "pki" / "opcua" / "own.key"),
             server_certificate_sha256=shown.sha256,
         )
         async with ingesting(secured) as run:

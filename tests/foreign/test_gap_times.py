@@ -1,7 +1,6 @@
 """Every lost value lies in the time of its gap fact: over a slow line, with subscriptions and items that are created
 one after the other, or anew, and while the server's clock is set."""
 
-import json
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -26,12 +25,6 @@ HOUR_MS = 3_600_000
 NAMES = [f"one_{n}" for n in range(3)]
 
 
-async def has_gone_on(server: ForeignServer, name: str, values: int) -> None:
-    """Until a variable has had so many more values, by the server's account."""
-    until = len(server.record(name)) + values
-    await wait_until_async(lambda: len(server.record(name)) > until, "values at the server")
-
-
 @pytest.mark.foreign("open62541")
 async def test_a_stop_begins_before_what_no_subscription_had_brought(tmp_path: Path) -> None:
     """Three subscriptions, each with one item, publish once a second at different times; the node stops twice. Of each
@@ -48,7 +41,7 @@ async def test_a_stop_begins_before_what_no_subscription_had_brought(tmp_path: P
             async with storing(source, tmp_path) as run:
                 for name in NAMES:
                     await run.wait_good(f"f/{name}", 30)
-            await has_gone_on(server, NAMES[0], 10)
+            await server.wait_record(NAMES[0], 10)
         for name in NAMES:
             found = account(server, tmp_path, name)
             assert found.lost
@@ -57,8 +50,7 @@ async def test_a_stop_begins_before_what_no_subscription_had_brought(tmp_path: P
 
 def gaps_of(run: Running, reason: str) -> list[dict[str, Any]]:
     """What the gap facts of this reason say."""
-    said = [json.loads(message.fact.object_json) for message in run.store.messages.values()]
-    return [one for one in said if one.get("reason") == reason]
+    return [one for one in run.store.told() if one.get("reason") == reason]
 
 
 async def test_a_polled_server_is_lost_since_its_last_answer_was_made(server: ForeignServer, tmp_path: Path) -> None:
@@ -122,9 +114,9 @@ async def test_an_overflow_while_the_clock_is_set_back(server: ForeignServer, tm
         await server.shift_clock(HOUR_MS)
         await run.wait_good("f/count", len(run.store.good("f/count")) + 40)
         await server.publish("hold")
-        await has_gone_on(server, "count", 12)
+        await server.wait_record("count", 12)
         await server.shift_clock(0)
-        await has_gone_on(server, "count", 12)
+        await server.wait_record("count", 12)
         await server.publish("flow")
         await run.wait_good("f/count", len(run.store.good("f/count")) + 40)
         assert run.source("plc").connects_total == 1
@@ -146,7 +138,7 @@ async def test_an_item_that_stops_publishing(
     async with storing(opcua(server, tmp_path, "count", name), tmp_path) as run:
         await run.wait_good(f"f/{name}", 20)
         assert await server.mute(name) == 1
-        await has_gone_on(server, name, 10)
+        await server.wait_record(name, 10)
         before = run.store.good(f"f/{name}")
         await run.wait_good(f"f/{name}", len(before) + 10)
         await wait_until_async(lambda: run.source("plc").gaps_open == 0, "the gap filled")

@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,8 @@ VARIABLES = [
 @pytest.fixture(scope="module")
 def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForeignServer]:
     """A server with three variables that change and one that stands still, all with history, and one without."""
-    server = ForeignServer(tmp_path_factory.mktemp("server"), variables=VARIABLES)
-    try:
+    with closing(ForeignServer(tmp_path_factory.mktemp("server"), variables=VARIABLES)) as server:
         yield server
-    finally:
-        server.close()
 
 
 def fills(run: Running) -> list[dict[str, Any]]:
@@ -57,18 +55,12 @@ async def wait_filled(run: Running, count: int) -> dict[str, Any]:
     return fills(run)[-1]
 
 
-async def server_goes_on(server: ForeignServer, values: int) -> None:
-    """Until a variable has had so many more values, by the server's account."""
-    before = len(server.record(KEPT[0]))
-    await wait_until_async(lambda: len(server.record(KEPT[0])) > before + values, "values at the server", 60)
-
-
 async def away(server: ForeignServer, run: Running, values: int) -> None:
     """The server is not to be had for some time, and ends the sessions; it goes on and keeps its history."""
     await server.listen(on=False)
     await server.kill_sessions()
     await run.wait_state("plc", State.WAITING)
-    await server_goes_on(server, values)
+    await server.wait_record(KEPT[0], values)
     await server.listen(on=True)
 
 
@@ -153,9 +145,9 @@ def test_a_clock_set_back_during_an_outage_hides_nothing(
             await server.listen(on=False)
             await server.kill_sessions()
             await run.wait_state("plc", State.WAITING)
-            await server_goes_on(server, 20)
+            await server.wait_record(KEPT[0], 20)
             await server.shift_clock(0)
-            await server_goes_on(server, 20)
+            await server.wait_record(KEPT[0], 20)
             await server.listen(on=True)
             await run.wait_good("f/plain", len(run.store.good("f/plain")) + 20)
             await wait_until_async(lambda: run.source("plc").gaps_open == 0, "no gap open", 60)
@@ -178,7 +170,7 @@ def test_a_stop_of_the_node_is_filled(server: ForeignServer, tmp_path: Path) -> 
                 await run.wait_good("f/kept_0", 20)
                 if turn:
                     await wait_filled(run, 1)
-            await server_goes_on(server, 40)
+            await server.wait_record(KEPT[0], 40)
         check_complete(server, tmp_path, *KEPT, STILL)
         assert account(server, tmp_path, "plain").undeclared == []
 

@@ -5,6 +5,7 @@ import asyncio
 import random
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -61,7 +62,7 @@ def test_a_killed_node_leaves_no_value_unnamed(tmp_path: Path) -> None:
                         break
                     trouble, seconds = chance.choice(TROUBLES), chance.choice([0.2, 1.0, 4.5])
                     print(f"{time_text(time.time_ns())} {trouble.__name__} {seconds} s")
-                    await trouble(server, chance, seconds)
+                    await trouble(server, chance, partial(lasting, seconds))
                     await lasting(chance.choice([0.0, 0.5, 3.0]) * chance.random())
                     print(f"{time_text(time.time_ns())} killed")
                     node.ends_by = signal.SIGKILL

@@ -1,6 +1,6 @@
 """The life of a connection to node-opcua and open62541: it lasts, its loss is dated and declared, and it returns."""
 
-from collections.abc import Awaitable, Callable
+import random
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from tests.foreign.account import account
 from tests.foreign.conftest import COUNT
 from tests.foreign.plant import opcua, running_node, storing
 from tests.foreign.server import NODE_OPCUA, OPEN62541, ForeignServer, foreign_server
+from tests.foreign.test_torture import Lasts, Trouble, cut, freeze, hold, kill, lose
 from tests.ingest.plant import Running, ingesting
 from tests.sim import IS_LONG, scaled
 from tests.waiting import wait_until_async
@@ -54,60 +55,16 @@ async def test_a_connection_lasts(either_server: ForeignServer, tmp_path: Path) 
 # --- a loss is dated at the last sign of life, and declared -----------------------------------------------------------
 
 
-async def values_pass(server: ForeignServer) -> None:
-    """Until the server has set some values that no client was there to receive."""
-    before = len(server.record("count"))
-    await wait_until_async(lambda: len(server.record("count")) > before + 5, "values at the server")
-
-
-async def hold(server: ForeignServer, run: Running) -> None:
-    """The connection stands and delivers nothing, while values change at the server."""
-    await server.publish("hold")
-    await run.wait_state("plc", State.WAITING)
-    await server.publish("flow")
-
-
-async def kill(server: ForeignServer, run: Running) -> None:
-    """A power cut."""
-    server.kill()
-    await run.wait_state("plc", State.WAITING)
-    await server.start()
-
-
-async def lose_publish(server: ForeignServer, run: Running) -> None:
-    """What the server publishes is lost on the way, and not acknowledged."""
-    await server.publish("lose")
-    await run.wait_state("plc", State.WAITING)
-    await server.publish("flow")
-
-
-async def kill_sessions(server: ForeignServer, run: Running) -> None:
+async def throw_out(server: ForeignServer, _: random.Random, lasts: Lasts) -> None:
     """The server throws its clients out."""
     await server.listen(on=False)
     await server.kill_sessions()
-    await run.wait_state("plc", State.WAITING)
-    await values_pass(server)
+    await lasts()
     await server.listen(on=True)
 
 
-async def cut(server: ForeignServer, run: Running) -> None:
-    """The connection breaks, and none can be made for some time."""
-    await server.listen(on=False)
-    await server.cut()
-    await run.wait_state("plc", State.WAITING)
-    await values_pass(server)
-    await server.listen(on=True)
-
-
-async def freeze(server: ForeignServer, run: Running) -> None:
-    """Everything stands still, connections included."""
-    server.freeze()
-    await run.wait_state("plc", State.WAITING)
-    server.thaw()
-
-
-LOSING = (kill, kill_sessions)
-KEEPING = (hold, cut, freeze, lose_publish)  # the server still has the session, and what it queued or sent
+LOSING = (kill, throw_out)
+KEEPING = (hold, cut, freeze, lose)  # the server still has the session, and what it queued or sent
 
 
 @pytest.mark.parametrize(
@@ -115,22 +72,26 @@ KEEPING = (hold, cut, freeze, lose_publish)  # the server still has the session,
     [
         pytest.param(stack.name, trouble, marks=pytest.mark.foreign(stack.name))
         for stack, troubles in {
-            NODE_OPCUA: (hold, kill, lose_publish, kill_sessions, cut, freeze),
-            OPEN62541: (hold, kill, lose_publish, kill_sessions, cut, freeze) if IS_LONG else (lose_publish, cut),
+            NODE_OPCUA: LOSING + KEEPING,
+            OPEN62541: LOSING + KEEPING if IS_LONG else (lose, cut),
         }.items()
         for trouble in troubles
     ],
     indirect=["either_server"],
 )
-async def test_every_lost_value_is_declared(
-    trouble: Callable[[ForeignServer, Running], Awaitable[None]], either_server: ForeignServer, tmp_path: Path
-) -> None:
+async def test_every_lost_value_is_declared(trouble: Trouble, either_server: ForeignServer, tmp_path: Path) -> None:
     """Each value that the server set, by its own record, and that is not in the store, lies in the time of a gap fact.
     The gap begins where the source was last known to be alive, not where its loss was noticed."""
     async with storing(opcua(either_server, tmp_path, "count"), tmp_path) as run:
         await run.wait_good("f/count", 20)
         before = run.store.good("f/count")[-1]
-        await trouble(either_server, run)
+
+        async def lasts() -> None:
+            await run.wait_state("plc", State.WAITING)
+            if trouble in (cut, throw_out):  # the loss is noticed at once
+                await either_server.wait_record("count", 5)
+
+        await trouble(either_server, random.Random(), lasts)
         await wait_until_async(
             lambda: run.store.good("f/count")[-1].source_time_ns > before.source_time_ns + 1_000_000_000,
             "values again",

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.foreign.conftest import COUNT
 from tests.foreign.plant import opcua
 from tests.foreign.server import foreign_server
 from tests.ingest.plant import ingesting
@@ -13,7 +14,6 @@ pytestmark = [pytest.mark.system, pytest.mark.foreign("node_opcua")]
 ITEMS = 150
 NAMES = [f"many_{n:04}" for n in range(ITEMS)]
 MANY = {"name": "many", "type": "String", "value": "x" * 1000, "count": ITEMS}
-COUNT = {"name": "count", "type": "Int32", "period_ms": 50}
 
 
 async def test_small_messages_and_one_subscription(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from cryptography.hazmat.primitives import serialization
 from agent.ingest.lifecycle import State
 from agent.ingest.opcua.security.certificate import ensure_certificate
 from tests.foreign.account import account, stored
-from tests.foreign.plant import opcua, storing
+from tests.foreign.conftest import COUNT
+from tests.foreign.plant import opcua, signing, storing
 from tests.foreign.server import OPEN62541, ForeignServer, foreign_server
 from tests.foreign.test_events import events
 from tests.foreign.test_history import KEPT, away, check_complete, wait_filled
@@ -21,7 +22,6 @@ from tests.waiting import wait_until_async
 
 pytestmark = [pytest.mark.system, pytest.mark.foreign("open62541")]
 
-COUNT = {"name": "count", "type": "Int32", "period_ms": 50}
 STRUCTURED: dict[str, dict[str, Any]] = {
     "range": {"type": "Range", "value": {"High": 99.25, "Low": -1.5}},
     "numbers": {"type": "Double", "value": [0.5, -2.0]},
@@ -52,14 +52,8 @@ async def test_a_node_comes_back_and_limits_are_kept(tmp_path: Path) -> None:
 
 def secured(server: ForeignServer, folder: Path, policy: str) -> dict[str, Any]:
     """Settings with encryption. Our certificate and key are in `folder`."""
-    return {
-        "security_policy": policy,
-        "security_mode": "SignAndEncrypt",
-        "insecure": False,
-        "certificate_file": folder / "bsfg.pem",
-        "private_key_file": folder / "bsfg.key",
-        "server_certificate_file": server.certificate,
-    }
+    settings = signing(folder / "bsfg.pem", folder / "bsfg.key", policy)
+    return {**settings, "server_certificate_file": server.certificate}
 
 
 def server_options(folder: Path, policy: str) -> dict[str, Any]:
@@ -95,8 +89,7 @@ async def test_a_network_that_was_away_costs_no_value(tmp_path: Path, caplog: py
                 await server.cut()
                 await run.wait_state("plc", State.WAITING)
                 await server.raise_event(f"away {turn}", severity=300)
-                until = len(server.record("count")) + 40
-                await wait_until_async(lambda until=until: len(server.record("count")) > until, "two seconds of values")
+                await server.wait_record("count", 40)  # two seconds
                 lives = run.source("plc").connects_total
                 await server.listen(on=True)
                 await wait_until_async(lambda lives=lives: run.source("plc").connects_total > lives, "another life")

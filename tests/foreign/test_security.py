@@ -14,14 +14,14 @@ from agent.ingest.opcua.security.client import StepTrackingClient
 from agent.ingest.opcua.security.trust_folder import TrustFolder
 from agent.ingest.opcua.session import open_session
 from agent.settings.sources import OpcuaSourceSettings
-from tests.foreign.plant import opcua, running_node
+from tests.foreign.conftest import COUNT
+from tests.foreign.plant import opcua, running_node, signing
 from tests.foreign.server import ForeignServer, foreign_server
 from tests.ingest.plant import Running, ingesting
 from tests.waiting import wait_until_async
 
 pytestmark = [pytest.mark.system, pytest.mark.foreign("node_opcua")]
 
-COUNT = {"name": "count", "type": "Int32", "period_ms": 50}
 SECURED = {"policies": ["Basic256Sha256"], "variables": [COUNT]}
 POLICIES = {  # as we and as the server call them
     "Basic256Sha256": "Basic256Sha256",
@@ -32,14 +32,7 @@ POLICIES = {  # as we and as the server call them
 
 def secured(server: ForeignServer, folder: Path, **settings: object) -> OpcuaSourceSettings:
     """A source that signs and encrypts and pins the server's certificate, unless the settings say otherwise."""
-    given: dict[str, object] = {
-        "security_policy": "Basic256Sha256",
-        "security_mode": "SignAndEncrypt",
-        "insecure": False,
-        "certificate_file": folder / "own.der",
-        "private_key_file": folder / "own.key",
-        **settings,
-    }
+    given = {**signing(folder / "own.der", folder / "own.key"), **settings}
     if "trust_folder" not in settings:
         given["server_certificate_sha256"] = facts_of(server.certificate.read_bytes()).sha256
     return opcua(server, folder, "count", **given)
@@ -227,15 +220,8 @@ async def test_a_changed_certificate_is_the_headline_and_its_pin_brings_the_valu
     to set, the log says it once, and `opcua test` says it too. With the line in node.toml and a reload, values come."""
     async with foreign_server(tmp_path / "server", **SECURED, accept_unknown=True) as server:
         before = facts_of(server.certificate.read_bytes()).sha256
-        settings = {
-            "security_policy": "Basic256Sha256",
-            "security_mode": "SignAndEncrypt",
-            "insecure": False,
-            "certificate_file": str(tmp_path / "own.der"),
-            "private_key_file": str(tmp_path / "own.key"),
-            "server_certificate_sha256": before,
-        }
-        async with running_node(server, tmp_path, "count", **settings) as node:
+        settings = signing(str(tmp_path / "own.der"), str(tmp_path / "own.key"))
+        async with running_node(server, tmp_path, "count", **settings, server_certificate_sha256=before) as node:
 
             async def says(words: str) -> bool:
                 return words in (await node.bsfg("status"))[1]

@@ -12,21 +12,17 @@ from typing import Any
 
 import pytest
 
+from tests.foreign.conftest import COUNT
 from tests.foreign.modbus.device import QUICK as QUICK_MODBUS
 from tests.foreign.modbus.device import ModbusDevice, modbus_device, words_map
 from tests.foreign.plant import QUICK as QUICK_OPCUA
-from tests.foreign.plant import bsfg_command
+from tests.foreign.plant import bsfg_command, section
 from tests.foreign.server import OPEN62541, ForeignServer
 from tests.support import command
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.foreign("open62541"), pytest.mark.foreign("libmodbus")]
 START_S = 60.0
-
-
-def section(kind: str, **settings: object) -> str:
-    """One section of node.toml."""
-    return f"[[{kind}]]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items())
 
 
 class Gateway:
@@ -102,11 +98,9 @@ class Gateway:
 @pytest.fixture(scope="module", name="devices")
 def devices_of_the_plant(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ForeignServer, ModbusDevice]]:
     """Both devices, for all tests."""
-    variables = [{"name": "count", "type": "Int32", "period_ms": 50}]
     with ExitStack() as stack:
-        server = stack.enter_context(
-            closing(ForeignServer(tmp_path_factory.mktemp("server"), OPEN62541, variables=variables))
-        )
+        made = ForeignServer(tmp_path_factory.mktemp("server"), OPEN62541, variables=[COUNT])
+        server = stack.enter_context(closing(made))
         asyncio.run(server.start())
         yield server, stack.enter_context(modbus_device(tmp_path_factory.mktemp("device")))
 

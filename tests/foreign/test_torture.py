@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,8 @@ KEPT = [f"kept_{i}" for i in range(3)]
 PERIOD_MS = 50
 VARIABLES = [{"name": name, "type": "Int32", "period_ms": PERIOD_MS, "history": name in KEPT} for name in PLAIN + KEPT]
 
-Trouble = Callable[[ForeignServer, random.Random, float], Awaitable[None]]
+Lasts = Callable[[], Awaitable[None]]
+Trouble = Callable[[ForeignServer, random.Random, Lasts], Awaitable[None]]
 
 
 async def lasting(seconds: float) -> None:
@@ -42,85 +44,85 @@ async def lasting(seconds: float) -> None:
     await wait_until_async(lambda: time.monotonic() >= until, "the end of the trouble", seconds + 20)
 
 
-async def kill(server: ForeignServer, _: random.Random, seconds: float) -> None:
+async def kill(server: ForeignServer, _: random.Random, lasts: Lasts) -> None:
     """A power cut."""
     server.kill()
-    await lasting(seconds)
+    await lasts()
     await server.start()
 
 
-async def restart(server: ForeignServer, _: random.Random, seconds: float) -> None:
+async def restart(server: ForeignServer, _: random.Random, lasts: Lasts) -> None:
     """A stop in order, and a start."""
     await server.stop()
-    await lasting(seconds)
+    await lasts()
     await server.start()
 
 
-async def freeze(server: ForeignServer, _: random.Random, seconds: float) -> None:
+async def freeze(server: ForeignServer, _: random.Random, lasts: Lasts) -> None:
     """Everything stands still, connections included."""
     server.freeze()
-    await lasting(seconds)
+    await lasts()
     server.thaw()
 
 
-async def kill_sessions(server: ForeignServer, chance: random.Random, _: float) -> None:
+async def kill_sessions(server: ForeignServer, chance: random.Random, _: Lasts) -> None:
     """The server throws its clients out; their subscriptions end, or wait to be transferred."""
     await server.kill_sessions(with_subscriptions=chance.random() < 0.5)
 
 
-async def kill_subscriptions(server: ForeignServer, _: random.Random, __: float) -> None:
+async def kill_subscriptions(server: ForeignServer, _: random.Random, __: Lasts) -> None:
     """The sessions stay, without subscriptions."""
     await server.kill_subscriptions()
 
 
-async def cut(server: ForeignServer, _: random.Random, seconds: float) -> None:
+async def cut(server: ForeignServer, _: random.Random, lasts: Lasts) -> None:
     """The network is away."""
     await server.listen(on=False)
     await server.cut()
-    await lasting(seconds)
+    await lasts()
     await server.listen(on=True)
 
 
-async def delete_node(server: ForeignServer, chance: random.Random, seconds: float) -> None:
+async def delete_node(server: ForeignServer, chance: random.Random, lasts: Lasts) -> None:
     """A node is deleted and made again."""
     name = chance.choice(server.names)
     await server.delete(name)
-    await lasting(seconds)
+    await lasts()
     await server.recreate(name)
 
 
-async def jump(server: ForeignServer, chance: random.Random, seconds: float) -> None:
+async def jump(server: ForeignServer, chance: random.Random, lasts: Lasts) -> None:
     """The clock is wrong for a while."""
     await server.shift_clock(chance.choice([-HOUR_MS, -5_000, 5_000, HOUR_MS]))
-    await lasting(seconds)
+    await lasts()
     await server.shift_clock(0)
 
 
-async def hold(server: ForeignServer, _: random.Random, seconds: float) -> None:
+async def hold(server: ForeignServer, _: random.Random, lasts: Lasts) -> None:
     """Publish is answered late."""
     await server.publish("hold")
-    await lasting(seconds)
+    await lasts()
     await server.publish("flow")
 
 
-async def refuse(server: ForeignServer, _: random.Random, seconds: float) -> None:
+async def refuse(server: ForeignServer, _: random.Random, lasts: Lasts) -> None:
     """Publish is answered with a fault."""
     await server.publish("refuse")
-    await lasting(seconds)
+    await lasts()
     await server.publish("flow")
 
 
-async def lose(server: ForeignServer, _: random.Random, seconds: float) -> None:
+async def lose(server: ForeignServer, _: random.Random, lasts: Lasts) -> None:
     """Answers to Publish do not arrive."""
     await server.publish("lose")
-    await lasting(seconds)
+    await lasts()
     await server.publish("flow")
 
 
-async def mute(server: ForeignServer, chance: random.Random, seconds: float) -> None:
+async def mute(server: ForeignServer, chance: random.Random, lasts: Lasts) -> None:
     """The items of a variable stand and publish nothing more."""
     await server.mute(chance.choice(server.names))
-    await lasting(seconds)
+    await lasts()
 
 
 class Agent:
@@ -140,7 +142,7 @@ class Agent:
         """End in order."""
         await self._life.aclose()
 
-    async def edit(self, _: ForeignServer, chance: random.Random, seconds: float) -> None:
+    async def edit(self, _: ForeignServer, chance: random.Random, lasts: Lasts) -> None:
         """The tag map says another sampling interval (the same, in other words), queue or unit of a variable."""
         name = chance.choice([*self._rows])
         self._rows[name] = chance.choice(["", "0"]), chance.choice(["", "300"]), chance.choice(["", "bar"])
@@ -148,9 +150,9 @@ class Agent:
             ",".join((f"f/{name}", self._server.address(name), *cells)) + "\n" for name, cells in self._rows.items()
         ]
         self._source.tags_file.write_text("tag,address,sampling_interval_ms,queue_size,unit\n" + "".join(lines))
-        await lasting(min(seconds, 1.0))
+        await lasts()
 
-    async def away_while_the_clock_is_wrong(self, server: ForeignServer, chance: random.Random, seconds: float) -> None:
+    async def away_while_the_clock_is_wrong(self, server: ForeignServer, chance: random.Random, lasts: Lasts) -> None:
         """Values are set by a wrong clock, and the node stops. The clock is set right before that, or, if it is far
         from right, meanwhile: of a few seconds nothing tells that (agent/ingest/DESIGN.md)."""
         await wait_until_async(lambda: self.run.source("plc").gaps_open == 0, "every gap filled", 4 * RECOVERY_S)
@@ -161,9 +163,9 @@ class Agent:
             await server.shift_clock(0)
             await wait_all_flow(self.run, server.names, has_events=False)
         await self.stop()
-        await lasting(seconds)
+        await lasts()
         await server.shift_clock(0)
-        await lasting(seconds)
+        await lasts()
         await self.start()
 
 
@@ -230,7 +232,7 @@ def test_every_value_is_stored_or_declared(tmp_path: Path, stack: Stack, names: 
                 for trouble in chance.sample(known * (rounds // len(known) + 1), rounds):
                     seconds = chance.choice([0.2, 1.0, 4.5])  # the last is longer than a silence is borne
                     print(f"{time_text(time.time_ns())} {trouble.__name__} {seconds} s")
-                    await trouble(server, chance, seconds)
+                    await trouble(server, chance, partial(lasting, seconds))
                     await wait_all_flow(agent.run, names, has_events=bool(events))
                 await wait_until_async(
                     lambda: agent.run.source("plc").gaps_open == 0, "every gap filled", 4 * RECOVERY_S

@@ -15,7 +15,7 @@ from agent.demo.mosquitto import Mosquitto
 from agent.demo.processes import Child
 from agent.status_codes import CLOCK_UNCERTAIN
 from tests.foreign.modbus.device import HOST, modbus_device, words_map
-from tests.foreign.plant import QUICK, bsfg_command
+from tests.foreign.plant import QUICK, bsfg_command, section
 from tests.foreign.server import ForeignServer
 from tests.foreign.wall_clock import WallClock
 from tests.replication.nodes import write_node_toml
@@ -51,11 +51,6 @@ class Zone(NamedTuple):
         wait_until(
             lambda: [one["quality"] for one in self.samples(tag)][-1:] == [quality], f"{tag}: {quality}", LIMIT_S
         )
-
-
-def section(kind: str, **settings: object) -> str:
-    """A section of node.toml."""
-    return f"[[{kind}]]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items())
 
 
 @pytest.fixture

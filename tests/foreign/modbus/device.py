@@ -184,6 +184,12 @@ def source(
     return ModbusSourceSettings(name=name, tags_file=file, address_base=address_base, **given)
 
 
+def settings_of(settings: ModbusSourceSettings) -> dict[str, object]:
+    """What node.toml says of a quick source."""
+    where = {"host": HOST, "port": settings.port, "tags_file": str(settings.tags_file)}
+    return {"name": settings.name, **where, "address_base": settings.address_base, **QUICK}
+
+
 def tag_map(rows: Iterable[Sequence[object]]) -> str:
     """A tag map of rows: tag, unit, table, register, type, and maybe a byte order."""
     lines = [",".join(map(str, (*row, "")[:6])) for row in rows]

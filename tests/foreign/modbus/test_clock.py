@@ -10,10 +10,12 @@ import pytest
 
 from agent.ingest.clock import BUILT_NS
 from agent.status_codes import CLOCK_UNCERTAIN
-from tests.foreign.modbus.device import QUICK, modbus_device, source
+from tests.foreign.modbus.device import modbus_device, settings_of, source
 from tests.foreign.plant import NodeProcess, source_node
 from tests.foreign.wall_clock import WallClock
 from tests.waiting import wait_until_async
+
+TAGS = "tag,unit_id,table,register,type,deadband\nf/0,1,holding,0,uint16,\nf/1,1,holding,1,uint16,0\n"
 
 pytestmark = [pytest.mark.system, pytest.mark.foreign("libmodbus")]
 
@@ -27,14 +29,6 @@ def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WallClock:
     return found
 
 
-def meter(port: int, folder: Path) -> dict[str, object]:
-    """The section of a device in node.toml."""
-    tags = "tag,unit_id,table,register,type,deadband\nf/0,1,holding,0,uint16,\nf/1,1,holding,1,uint16,0\n"
-    tags_file = source(port, folder, tags).tags_file
-    where = {"name": "meter", "host": "127.0.0.1", "port": port, "tags_file": str(tags_file)}
-    return {**where, "address_base": 0, **QUICK}
-
-
 @pytest.mark.parametrize("start_s, then_s", [(0, -7200), (100 - int(time.time()), 0)], ids=["set back", "1970"])
 async def test_the_newest_value_after_the_clock_was_set(
     clock: WallClock, tmp_path: Path, start_s: int, then_s: int
@@ -44,9 +38,10 @@ async def test_the_newest_value_after_the_clock_was_set(
     before which the clock was set back. A value that stands, of a tag that records changes, is not ahead either."""
     with modbus_device(tmp_path / "device") as device:
         device.count(1, "holding", 0, 0)
+        told = settings_of(source(device.port, tmp_path, TAGS))
         for clocks in ((start_s, then_s), (then_s,), (then_s - 3600,)):
             clock.set(clocks[0])
-            async with source_node(tmp_path, "modbus", meter(device.port, tmp_path)) as node:
+            async with source_node(tmp_path, "modbus", told) as node:
                 await wait_until_async(lambda: node.events("source_connected"), "the source", 60)
                 for seconds in clocks:
                     clock.set(seconds)
@@ -94,7 +89,7 @@ async def test_no_value_is_good_before_the_time_arrives(clock: WallClock, tmp_pa
     clock.set(began_s)
     with modbus_device(tmp_path / "device") as device:
         device.count(1, "holding", 0, 0)
-        told = meter(device.port, tmp_path)
+        told = settings_of(source(device.port, tmp_path, TAGS))
         async with source_node(tmp_path, "modbus", told) as node:
             await wait_until_async(lambda: node.events("source_connected"), "the source", 60)
             await wait_quality(node, CLOCK_UNCERTAIN)

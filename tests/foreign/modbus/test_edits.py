@@ -23,16 +23,15 @@ from typing import Any
 import pytest
 
 from agent.columns import SampleColumns
-from agent.file_watch import WatchTimes
 from agent.message import TagDefinition
 from agent.settings.sources import ModbusSourceSettings
 from tests.foreign.modbus.device import IMPATIENT, ModbusDevice, modbus_device, source, tag_map
+from tests.foreign.plant import SWIFT
 from tests.ingest.fakes import FakeStore, done
 from tests.ingest.plant import Running, ingesting
 from tests.sim import first_seed, patient, scaled
 from tests.waiting import wait_until_async
 
-SWIFT = WatchTimes(settle_s=0.02, settle_max_s=0.2, missing_s=0.5, reread_s=60.0)
 INTERVAL_MS = 200
 ADDRESSES = 1_000
 POLLS_PER_LIFE_MAX = 200  # of the dying device

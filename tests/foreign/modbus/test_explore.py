@@ -4,6 +4,8 @@ on TCP and on a serial line."""
 import asyncio
 import json
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +16,11 @@ from tests.foreign.modbus.device import (
     modbus_device,
     serial_line,
 )
+from tests.foreign.test_explore import bsfg
 from tests.support import command
 from tests.waiting import wait_until_async
 
 pytestmark = pytest.mark.system
-
-
-async def bsfg(folder: Path, *arguments: str) -> tuple[int, str, str]:
-    """The command in a process of its own: exit status, output, errors."""
-    done = await asyncio.to_thread(command.process, folder, *arguments)
-    return done.returncode, done.stdout, done.stderr
 
 
 @pytest.mark.foreign("libmodbus")
@@ -72,15 +69,22 @@ async def test_scan_finds_what_a_device_has(tmp_path: Path) -> None:
         assert [one["unit_id"] for one in json.loads(out)["units"]] == [1, 7]
 
 
-async def wait_connected(folder: Path) -> None:
-    """Until `source list` shows the only source connected, with a good tag."""
+@asynccontextmanager
+async def running(folder: Path) -> AsyncIterator[None]:
+    """The node for the length of a block, which begins when the only source is connected and has a good tag."""
 
     async def is_connected() -> bool:
         code, out, _ = await bsfg(folder, "source", "list", "--json")
         found: dict[str, Any] = json.loads(out) if code == 0 else {}
         return found.get("state") == "connected" and found["tags_good"] > 0
 
-    await wait_until_async(is_connected, "a connected source", limit_s=60)
+    node = await asyncio.create_subprocess_exec(*command.words("run"), cwd=folder)
+    try:
+        await wait_until_async(is_connected, "a connected source", limit_s=60)
+        yield
+    finally:
+        node.terminate()
+        assert await node.wait() == 0
 
 
 def write_node(folder: Path, settings: str) -> None:
@@ -102,9 +106,7 @@ async def test_a_device_with_one_connection_is_not_taken_from_the_node(tmp_path:
         device.set(1, "holding", 0, 11, 22, 33)
         device.take_connections(1)
         write_node(tmp_path, f'host = "127.0.0.1"\nport = {device.port}\n')
-        node = await asyncio.create_subprocess_exec(*command.words("run"), cwd=tmp_path)
-        try:
-            await wait_connected(tmp_path)
+        async with running(tmp_path):
             for _ in range(3):
                 code, out, err = await bsfg(tmp_path, "source", "read", "meter", "--json")
                 assert code == 0, err
@@ -115,9 +117,6 @@ async def test_a_device_with_one_connection_is_not_taken_from_the_node(tmp_path:
             assert "has read the values: many devices accept only one connection" in out
             assert "f/2 (unit 1 holding 2 (base 0) AB): unit 1 refuses it: server device failure (4)" in out
             assert device.status()["accepted"] == 1
-        finally:
-            node.terminate()
-            assert await node.wait() == 0
 
 
 @pytest.mark.foreign("libmodbus")
@@ -145,11 +144,6 @@ async def test_a_serial_line_from_the_first_look_to_the_running_node(tmp_path: P
             file.write("\n".join(kept))
         code, out, _ = await bsfg(tmp_path, "source", "test", "meter")
         assert code == 0, out
-        node = await asyncio.create_subprocess_exec(*command.words("run"), cwd=tmp_path)
-        try:
-            await wait_connected(tmp_path)
+        async with running(tmp_path):
             code, out, _ = await bsfg(tmp_path, "source", "test", "meter")
             assert (code, "has read the values" in out) == (0, True)
-        finally:
-            node.terminate()
-            assert await node.wait() == 0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.foreign.modbus.device import QUICK, modbus_device, source, words_map
+from tests.foreign.modbus.device import modbus_device, settings_of, source, words_map
 from tests.foreign.plant import source_node
 from tests.waiting import wait_until_async
 
@@ -36,10 +36,9 @@ async def test_a_full_disk_is_the_headline(small_disk: Path, tmp_path: Path) -> 
     """Another program takes the whole disk: status begins with the full disk, which is the only cause that it lists,
     and the log names it. Once that program has gone, the node is good again and says so in the log."""
     with modbus_device(tmp_path) as device:
-        tags = source(device.port, tmp_path, words_map(0, 20)).tags_file
-        told = {"name": "meter", "host": "127.0.0.1", "port": device.port, "tags_file": str(tags), "address_base": 0}
+        told = settings_of(source(device.port, tmp_path, words_map(0, 20)))
         device.count(1, "holding", 0, 19)
-        async with source_node(tmp_path, "modbus", {**told, **QUICK}, more=STORE) as node:
+        async with source_node(tmp_path, "modbus", told, more=STORE) as node:
 
             async def begins(words: str) -> bool:
                 return (await node.bsfg("status"))[1].startswith(words)

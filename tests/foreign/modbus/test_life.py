@@ -7,7 +7,7 @@ import pytest
 
 from agent.ingest.lifecycle import State
 from tests.foreign.account import stored
-from tests.foreign.modbus.device import HOST, IMPATIENT, QUICK, modbus_device, source, words_map
+from tests.foreign.modbus.device import IMPATIENT, modbus_device, settings_of, source, words_map
 from tests.foreign.plant import source_node
 from tests.ingest.plant import Running, ingesting
 from tests.waiting import wait_until_async
@@ -99,10 +99,8 @@ async def test_four_sections_of_a_gateway_that_takes_one_connection(tmp_path: Pa
         sections = []
         for unit in units:
             device.set(unit, "holding", 10 * unit, 100 * unit)
-            file = tmp_path / f"unit{unit}.csv"
-            file.write_text(words_map(10 * unit, 1, unit=unit))
-            told = {"name": file.stem, "host": HOST, "port": device.port, "tags_file": file.name, "address_base": 0}
-            sections.append({**told, **QUICK})
+            tags = words_map(10 * unit, 1, unit=unit)
+            sections.append(settings_of(source(device.port, tmp_path, tags, name=f"unit{unit}")))
         async with source_node(tmp_path, "modbus", *sections):
             await wait_until_async(lambda: device.status()["requests"] > 60, "polls")
         assert device.status()["accepted"] == 1

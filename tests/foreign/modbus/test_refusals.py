@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.file_watch import WatchTimes
 from tests.foreign.modbus.device import ModbusDevice, modbus_device, source, tag_map, words_map
+from tests.foreign.plant import SWIFT
 from tests.ingest.plant import Running, ingesting
 from tests.waiting import wait_until_async
 
@@ -20,7 +20,6 @@ CODES = (1, 2, 3, 4, 5, 6)  # Modbus exceptions; unit n refuses with exception n
 MOMENTARY = (4, 5, 6)  # may be about the moment: such a read is made once more before it is split
 WITNESS = ("f/witness", 9, "holding", 0, "uint16")
 UNITS = (*CODES, 9)
-SWIFT = WatchTimes(settle_s=0.02, settle_max_s=0.2, missing_s=0.5, reread_s=60.0)
 
 
 def counting(device: ModbusDevice) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.foreign.account import declared, stored
-from tests.foreign.modbus.device import QUICK, modbus_device, source, tag_map
+from tests.foreign.modbus.device import modbus_device, settings_of, source, tag_map
 from tests.foreign.plant import source_node
 from tests.waiting import wait_until_async
 
@@ -19,15 +19,13 @@ async def test_a_restart_is_one_gap(tmp_path: Path, ends_by: signal.Signals) -> 
     the last value before each stop to the first one after it."""
     state, good = tmp_path / "state", list[int]()
     with modbus_device(tmp_path / "device", units=(1, 2)) as device:
-        settings = source(
-            device.port, tmp_path, tag_map((f"f/{unit}", unit, "holding", 0, "uint16") for unit in (1, 2))
-        )
-        told = {"name": "meter", "host": "127.0.0.1", "port": device.port, "tags_file": str(settings.tags_file)}
+        tags = tag_map((f"f/{unit}", unit, "holding", 0, "uint16") for unit in (1, 2))
+        told = settings_of(source(device.port, tmp_path, tags))
         device.count(1, "holding", 0, 0)
         device.count(2, "holding", 0, 0)
         for number in range(4):
             good.append(len(stored(state, "1")) if number else 0)
-            async with source_node(tmp_path, "modbus", {**told, "address_base": 0, **QUICK}) as node:
+            async with source_node(tmp_path, "modbus", told) as node:
                 if not number:  # there is no store yet
                     await wait_until_async(lambda: node.events("source_connected"), "the source", 60)
                 await wait_until_async(lambda: len(stored(state, "1")) > good[-1], "a value", 60)

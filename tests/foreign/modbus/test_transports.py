@@ -54,14 +54,6 @@ async def reads_everything(run: Any) -> None:
         assert {sample.value for sample in run.store.good(f"f/{address}")} == {value}
 
 
-async def test_rtu_on_a_serial_line(tmp_path: Path) -> None:
-    """300 registers of a unit on a serial line arrive right, poll after poll."""
-    with serial_device(tmp_path) as (_, port):
-        settings = source(1, tmp_path, words_map(0, len(VALUES), unit=UNIT), **serial_settings(port))
-        async with ingesting(settings) as run:
-            await reads_everything(run)
-
-
 async def test_trouble_on_a_serial_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A unit that is not on the line is silent and delays the other by time-outs only; noise, half an answer and
     answers in pieces or of a wrong unit make no wrong value, and the line recovers from each."""
