@@ -338,6 +338,12 @@ class FactStore:
         """
         return self._writer.submit("take_lead", lambda transaction: transaction.take_lead(term), is_early=True)
 
+    def is_in_memory(self, stream: str, after_offset: int) -> bool:
+        """Whether a page after this offset is read from memory; False also if nothing is known of the stream."""
+        catalog = self._writer.catalog
+        tail = catalog.tails.get(catalog.streams[stream].id) if stream in catalog.streams else None
+        return tail is not None and bool(tail.batches) and tail.batches[0].first_offset <= after_offset + 1
+
     def log(self, stream: str) -> LogLives:
         """The lives of a stream's log: the newest from memory, others are read when they are needed."""
         return self._writer.catalog.log(stream, self.reader.lives(stream))

@@ -31,11 +31,6 @@ RUN_BYTES, LENGTH_BYTES = 160, 6
 """One run of definitions in the header of an answer, and each of its lengths."""
 INLINE_FACTS_MAX = 4096
 """Facts of a page that is read inline: about four batches of a busy node, or the tail of an idle one."""
-SLOW_READ_NS = 2_000_000
-"""A read that took longer waited for the disk. From memory a read takes 0.1 ms."""
-INLINE_PAUSE_FACTOR = 500
-"""After a slow read, no page is read inline for this many times its duration, so the event loop spends at most a
-five-hundredth of its time in slow reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,25 +69,11 @@ class PageRead:
         return sum(last - first + 1 for first, last, _ in self.entries)
 
 
-@dataclass(slots=True)
-class InlineReads:
-    """Decides whether a page is read inline, by the event loop itself, or in a reader thread.
-
-    Reading a small page from memory takes a third of the time of a switch to a thread and back. A read from disk, or of
-    many batches, is slow: after one, threads read for a while, then one inline read tries again. Large pages are never
-    read inline.
-    """
-
-    paused_until_ns: int = 0
-
-    def allows(self, facts: int, now_ns: int) -> bool:
-        """Whether a page of at most so many facts is read inline."""
-        return facts <= INLINE_FACTS_MAX and now_ns >= self.paused_until_ns
-
-    def took(self, began_ns: int, ended_ns: int) -> None:
-        """Note the duration of an inline read."""
-        if (took_ns := ended_ns - began_ns) > SLOW_READ_NS:
-            self.paused_until_ns = ended_ns + INLINE_PAUSE_FACTOR * took_ns
+def is_inline(store: ServingStore, plan: ReadPlan) -> bool:
+    """Whether a page is read by the event loop itself: a small one of the newest batches, which are in memory. That
+    takes a third of the time of a switch to a thread and back. Any other may wait for the disk, or has many batches."""
+    facts = min(plan.limit, plan.until(store.end_offset(plan.stream)) - plan.after_offset)
+    return facts <= INLINE_FACTS_MAX and store.is_in_memory(plan.stream, plan.after_offset)
 
 
 def read_page(store: ServingStore, asked: PageQuery) -> PageRead | Refuse:

@@ -81,6 +81,9 @@ class Store:
     def end_offset(self, _: str) -> int:
         return self.end
 
+    def is_in_memory(self, *_: object) -> bool:
+        return True
+
     def register(self, *arguments: object, zone_max: int) -> Future[Any]:
         assert zone_max == CONSUMERS_BESIDE_STREAMS
         return self._later("register", *arguments)
@@ -166,8 +169,7 @@ async def play() -> AsyncIterator[tuple[Store, Consumers]]:
     """Run a scenario with a store and the shell above it."""
     store = Store()
     link: Any = SimpleNamespace(require=lambda: SimpleNamespace(packet_bytes_max=1_000_000))
-    always: Any = SimpleNamespace(allows=lambda *_: True, took=lambda *_: None)  # no page in a thread, however slow
-    context = Context(link, store, {"idmz": frozenset({STREAM})}, inline_reads=always)  # type: ignore[arg-type]
+    context = Context(link, store, {"idmz": frozenset({STREAM})})  # type: ignore[arg-type]
     async with asyncio.timeout(LIMIT_S):
         yield store, Consumers(context)
 

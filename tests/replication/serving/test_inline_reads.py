@@ -1,4 +1,4 @@
-"""Small pages are read inline, by the event loop, as long as the disk is fast."""
+"""Small pages are read inline, by the event loop, as long as they are in memory."""
 
 from __future__ import annotations
 
@@ -9,66 +9,36 @@ from typing import Any
 import pytest
 
 from agent.fact_store import FactStore
+from agent.fact_store.log import catalog
 from agent.positions import Position, Resolved
 from agent.replication.protocol.messages import FetchFacts, FetchRange, LogPosition
-from agent.replication.serving.reading import INLINE_FACTS_MAX, INLINE_PAUSE_FACTOR, SLOW_READ_NS, InlineReads
+from agent.replication.serving.reading import INLINE_FACTS_MAX
 from tests.replication.nodes import STREAM
 from tests.replication.serving.support import filled, serving
 
 
-def test_large_pages_are_never_read_inline() -> None:
-    """Even with a fast disk: checking a large page takes as long as waiting for a slow disk."""
-    reads = InlineReads()
-    assert reads.allows(INLINE_FACTS_MAX, 0)
-    assert not reads.allows(INLINE_FACTS_MAX + 1, 0)
-
-
-def test_one_slow_read_pauses_inline_reads() -> None:
-    """After the pause, which is proportional to the slow read, one read is tried inline, and if it is fast, so are the
-    following ones."""
-    reads = InlineReads()
-    reads.took(0, SLOW_READ_NS)
-    assert reads.allows(1, SLOW_READ_NS)
-    for slow_ns in (SLOW_READ_NS + 1, 20 * SLOW_READ_NS):
-        reads.took(0, slow_ns)
-        over = slow_ns + INLINE_PAUSE_FACTOR * slow_ns
-        assert not reads.allows(1, over - 1)
-        assert reads.allows(1, over)
-        reads.took(over, over + 1)
-        assert reads.allows(1, over + 2)
-
-
-async def test_a_disk_that_has_to_be_waited_for_is_waited_for_in_threads(
+async def test_a_small_page_of_the_newest_batches_is_read_in_the_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As long as reads are fast the event loop does them; once each takes 20 ms, it does at most the first."""
-    slow, never, read, in_loop = threading.Event(), threading.Event(), FactStore.read, list[bool]()
+    """It is in memory. A page from the file, which may have to wait for the disk, and a large one are read in a
+    thread."""
+    read, in_loop = FactStore.read, list[bool]()
 
-    def read_slowly(*asked: Any, **limits: Any) -> Any:
+    def noted(*asked: Any, **limits: Any) -> Any:
         in_loop.append(threading.current_thread() is threading.main_thread())
-        if slow.is_set():
-            never.wait(0.02)
         return read(*asked, **limits)
 
-    monkeypatch.setattr(FactStore, "read", read_slowly)
+    monkeypatch.setattr(FactStore, "read", noted)
     async with serving(tmp_path) as (server, peer):
-        for _ in range(3):
-            await filled(server, 100)
-
-        async def ask(first: int) -> None:
-            where = {"first_offset": first, "last_offset": first + 99, "life": server._store.life.hex()}
-            answer = await peer.ask(FetchRange(stream=STREAM, limit=100, **where))
-            assert answer.covered() == (first, first + 99)
-
-        monkeypatch.setattr("agent.replication.serving.reading.INLINE_PAUSE_FACTOR", 0)
-        while not (in_loop and in_loop[-1]):  # this machine may be slow for a while, too
-            await ask(1)
-        monkeypatch.setattr("agent.replication.serving.reading.INLINE_PAUSE_FACTOR", 10**6)
-        slow.set()
-        in_loop.clear()
-        for first in (1, 101, 201, 1, 101):
-            await ask(first)
-        assert in_loop[1:] == 4 * [False]
+        with monkeypatch.context() as patched:
+            patched.setattr(catalog, "TAIL_BYTES_MAX", 0)
+            life = (await filled(server, 100)).life.hex()
+        await filled(server, INLINE_FACTS_MAX + 1)
+        end = 100 + INLINE_FACTS_MAX + 1
+        for first, limit, is_in_loop in ((1, 100, False), (101, INLINE_FACTS_MAX, True), (101, end, False)):
+            asked = FetchRange(stream=STREAM, first_offset=first, last_offset=end, life=life, limit=limit)
+            assert (await peer.ask(asked)).covered()[0] == first
+            assert in_loop.pop() is is_in_loop, asked
 
 
 async def test_the_position_after_the_page_that_was_read_last_is_not_looked_up(

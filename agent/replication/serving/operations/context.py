@@ -23,7 +23,7 @@ from agent.replication.serving.outcomes import Refuse, StoreName, store_name_of
 from agent.replication.serving.pacing import Pacer, Use
 from agent.replication.serving.page import HeldThere
 from agent.replication.serving.read_turns import ReadTurns
-from agent.replication.serving.reading import InlineReads, PageQuery, PageRead, read_page
+from agent.replication.serving.reading import PageQuery, PageRead, is_inline, read_page
 from agent.settings.peers import PeerLimits
 from agent.signing.messages import proof_bytes
 from agent.telemetry import Telemetry
@@ -76,7 +76,6 @@ class Context:
     limits: Mapping[str, PeerLimits] = field(default_factory=dict)
     zones: Mapping[str, AbstractSet[str]] = field(default_factory=dict)
     readers: Executor | None = None  # while the server runs
-    inline_reads: InlineReads = field(default_factory=InlineReads)
     turns: Turns = field(default_factory=Turns)
     """Shared by all links of a node: each pair of nodes may have a broker of its own."""
 
@@ -205,21 +204,15 @@ class Context:
         self.answers.add(node, topic, payload, correlation)
 
     async def page(self, node: str, asked: PageQuery) -> PageRead | Refuse:
-        """The page that `asked` describes, read for a node, inline or in a reader thread (`InlineReads`)."""
-        plan = asked.plan
-        facts = min(plan.limit, plan.until(self.store.end_offset(plan.stream)) - plan.after_offset)
+        """The page that `asked` describes, read for a node, inline or in a reader thread (`is_inline`)."""
         async with self.reading(node) as meter:
-            began_ns = self.now_ns()
-            if self.inline_reads.allows(facts, began_ns):
-                try:
-                    found = meter.run(read_page, self.store, asked)
-                finally:
-                    self.inline_reads.took(began_ns, self.now_ns())
+            if is_inline(self.store, asked.plan):
+                found = meter.run(read_page, self.store, asked)
             else:
                 found = await self.in_executor(meter.run, read_page, self.store, asked)
         if isinstance(found, PageRead) and found.lives:
             # The next request begins there: a backlog would else cost a second change of threads for each page.
-            self._page_ends[plan.stream, found.lives[-1]] = None
+            self._page_ends[asked.plan.stream, found.lives[-1]] = None
             if len(self._page_ends) > PAGE_ENDS_MAX:
                 del self._page_ends[next(iter(self._page_ends))]
         return found
