@@ -13,7 +13,7 @@ import pytest
 
 from agent.columns import SampleColumns
 from agent.ingest.completeness import Stored
-from agent.ingest.errors import SourceLost
+from agent.ingest.errors import Problem, SourceLost
 from agent.ingest.lifecycle import Newest, State
 from agent.ingest.modbus import source as modbus_source
 from agent.ingest.modbus.source import ModbusSource
@@ -330,6 +330,19 @@ async def test_a_stop_during_the_end_of_recording(monkeypatch: pytest.MonkeyPatc
         group.create_task(run.ingest.end_recording())
         await asyncio.sleep(0)
         run.ingest.stop()
+
+
+async def test_the_problem_of_a_tag_file_outlives_the_lead(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whoever leads: a file that is not in force is said to be so until it is corrected."""
+    monkeypatch.setattr(ModbusSource, "run", obedient)
+    async with ingesting(modbus(1, tmp_path, TAG)) as run:
+        await run.wait_good("plant/x")
+        (source,) = run.ingest.statistics()
+        run.ingest._note_file_problems(source.name, [Problem("t.csv", 3, "type", "int17", "is no type")])
+        for _ in range(2):
+            await run.ingest.end_recording()
+            assert "int17" in run.source(source.name).tags_problem
+            run.ingest.begin_recording(None)
 
 
 async def test_tags_that_are_removed_in_standby_are_recorded_by_the_other_gateway(

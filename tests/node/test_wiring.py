@@ -139,18 +139,17 @@ async def test_each_of_two_brokers_has_its_own_peers_and_the_status_all(tmp_path
 
 async def test_each_part_goes_by_the_settings_of_its_peer(store: FactStore) -> None:
     """Requests, answers and pages are judged by the signers that this node trusts, and a peer has the limits
-    that are set for it, on both sides, which all its requests share."""
-    peer = peer_of(
-        "plant-a", "site", exports=(TELEMETRY,), pulls=(TELEMETRY,), consumers_max=3, bytes_per_second_max=100_000
-    )
+    that are set for it, on both sides, which all its requests share. It is known by its name, not by its zone."""
+    limits = {"consumers_max": 3, "bytes_per_second_max": 100_000}
+    peer = peer_of("plant-a", "site", node="plant-a-2", exports=(TELEMETRY,), pulls=(TELEMETRY,), **limits)
     node = made(store, peer)
     runtime, judge = node._runtimes["site"], node._trust.judge
-    server, (puller,), comparer = runtime.server, runtime.pullers, runtime.comparers["plant-a"]
+    server, (puller,), comparer = runtime.server, runtime.pullers, runtime.comparers["plant-a-2"]
     assert server._refuses_request == judge.refuses_request
-    assert server._context.limits_of("plant-a").consumers_max == 3
+    assert server._context.limits_of("plant-a-2").consumers_max == 3
     assert puller._requester._refuses_answer == judge.refuses_answer
     assert puller._runner._judge is comparer._judge is judge
-    bandwidth = runtime.bandwidths["plant-a"]
+    bandwidth = runtime.bandwidths["plant-a-2"]
     throttled = [comparer._requester, puller._runner.artifacts._requester]
     assert all(one._bandwidth is bandwidth for one in (puller, *throttled))
     assert [one._priority for one in throttled] == [Priority.REPAIR, Priority.BACKLOG]

@@ -4,10 +4,13 @@ written cannot change the form of a message."""
 import asyncio
 import json
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +141,48 @@ def receiver(answers: list[int]) -> Iterator[tuple[str, list[Any]]]:
         finally:
             server.shutdown()
             thread.join()
+
+
+class AtOnce(Executor):
+    """Carries out each call at once, in the thread of the caller."""
+
+    def submit(self, call: Callable[..., Any], /, *given: Any, **named: Any) -> Future[Any]:
+        """Its result, or its error."""
+        done: Future[Any] = Future()
+        try:
+            done.set_result(call(*given, **named))
+        except OSError as error:
+            done.set_exception(error)
+        return done
+
+
+@pytest.mark.virtual_time
+async def test_each_outage_of_a_receiver_begins_with_short_pauses(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """While a receiver is down the pauses double. A later failure, after it was there, is tried again soon."""
+    watch, sender = (
+        Watch(IdentitySettings("enterprise", tmp_path)),
+        Sender(NotifySettings("n", after_s=0), "enterprise"),
+    )
+    rows, tried_s, fails = [row("plant")], list[float](), [True, True, True, False, True, False]
+
+    def send(_: Notice) -> None:
+        tried_s.append(time.monotonic())
+        if fails[len(tried_s) - 1]:
+            raise OSError("down")
+        rows.append(row("cell"))
+
+    monkeypatch.setattr(watch, "rows", lambda: rows[:2])
+    monkeypatch.setattr(sender, "_send", send)
+    monkeypatch.setattr(sender, "_thread", AtOnce())
+    watch.looked_unix_ms = 1
+    sending = asyncio.create_task(sender.run(watch))
+    await wait_until_async(lambda: len(tried_s) == len(fails), "the second notice")
+    sending.cancel()
+    pauses_s = [after - before for before, after in pairwise(tried_s)]
+    limits_s = [tested.RETRY_S, 2 * tested.RETRY_S, 4 * tested.RETRY_S, 0.0, tested.RETRY_S]
+    assert all(least <= found <= least + tested.LOOK_S + 0.1 for least, found in zip(limits_s, pauses_s, strict=True))
 
 
 @pytest.mark.system

@@ -206,20 +206,26 @@ async def test_a_clock_that_moves_once_a_second_is_not_set_back(monkeypatch: pyt
 
 
 async def test_polls_that_a_slow_server_costs_become_a_fact(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that holds an answer back, and gives it within the time-out, costs the polls of that time: several of
-    them are a gap, of which the store knows."""
-    store = FakeStore()
+    """A server that holds an answer back, and gives it within the time-out, costs the polls of that time, twice:
+    several of them are a gap, of which the store knows. They are counted once and not made up: what follows keeps the
+    interval."""
+    store, gaps, polls_s = FakeStore(), list[TagGap](), list[float]()
     source, session = await steady(store, "a")
+    source._delivery.on_gap(gaps.append)
     read = session.read_clock
-    stalled = time.monotonic() + 0.1
 
     async def slow(*arguments: Any) -> Any:
-        await wait_until_async(lambda: time.monotonic() > stalled, "the end of the stall")
+        polls_s.append(time.monotonic())
+        if len(polls_s) in {1, 5}:
+            await wait_until_async(lambda: time.monotonic() > polls_s[-1] + 0.1, "the end of the stall")
         return await read(*arguments)
 
     monkeypatch.setattr(session, "read_clock", slow)
     async with living(monkeypatch, source, session):
-        await wait_until_async(lambda: store.messages, "the gap")
+        await wait_until_async(lambda: len(polls_s) == 9 and store.messages, "polls after two gaps")
     (content, *_) = store.told()
     assert (content["reason"], content["tags"]) == ("polls_missed", ["tag:a/a"])
-    assert content["count"] >= 2
+    slots = [round((at_s - polls_s[0]) * 100) for at_s in polls_s]
+    assert slots == [0, 11, 12, 13, 14, 25, 26, 27, 28]
+    assert source.polls_missed_total == 20
+    assert [round((gap.last_time_ns - gap.first_time_ns) / 10_000_000) for gap in gaps] == [9, 9]

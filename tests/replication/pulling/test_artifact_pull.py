@@ -299,12 +299,13 @@ def test_damaged_bytes_of_an_earlier_life_cost_one_more_attempt() -> None:
 
 
 def test_a_repair_takes_the_size_from_the_peer_and_adds_no_incident() -> None:
-    """An artifact of held facts is fetched if the peer has it now; if not, it is counted, and no second incident is
-    added."""
+    """An artifact of held facts is fetched if the peer has it now; if it has none, or other bytes, that is counted, and
+    no second incident is added."""
     files = Files()
-    gone = Peer(answers=[refused("unknown_artifact", retryable=False)])
+    gone, changed = Peer(answers=[refused("unknown_artifact", retryable=False)]), Peer(BLOB[::-1])
     there = Peer()
     assert asyncio.run(pull_from(gone, files).fetch_absent("s")) == (0, 1)
+    assert asyncio.run(pull_from(changed, files).fetch_absent("s")) == (0, 1)
     assert asyncio.run(pull_from(there, files).fetch_absent("s")) == (1, 0)
     assert asyncio.run(pull_from(there, files).fetch_absent("s")) == (0, 0)
     assert (files.bytes, files.reported) == (BLOB, [])

@@ -12,6 +12,7 @@ import pytest
 from agent.batch import Origin
 from agent.fact_store import FactStore
 from agent.local_socket.serving.store_errors import STORE_ERRORS
+from agent.replication.protocol.errors import MalformedMessage
 from agent.replication.protocol.messages import (
     AcquireLease,
     ErrorAnswer,
@@ -24,6 +25,7 @@ from agent.replication.protocol.messages import (
     UnregisterConsumer,
 )
 from agent.replication.serving import answer_queue, arrivals
+from agent.replication.serving.admission import Caller
 from agent.replication.serving.limits import (
     CHANGES_PER_SECOND_MAX,
     READS_MAX,
@@ -153,6 +155,16 @@ async def test_a_server_that_has_stopped_takes_no_request(tmp_path: Path) -> Non
         assert store._writer._subscribers == before
         peer.send(ListStreams())
         assert server.statistics().drops == {"too_many_requests": 1}
+
+
+async def test_each_peer_of_another_version_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Two peers that are updated before this node are both named, each once, however often they ask."""
+    other = MalformedMessage("2.0", "unsupported_version")
+    async with serving(tmp_path) as (server, _):
+        for node in ("idmz", "plant-b", "idmz", "plant-b"):
+            server._malformed(Caller(node, "1", b""), other)
+    found = [record.__dict__["peer"] for record in caplog.records if record.message == "peer_version_unsupported"]
+    assert found == ["idmz", "plant-b"]
 
 
 async def test_pages_being_read_take_no_thread_from_a_search(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from agent.ingest.completeness import Stored
 from agent.ingest.gap import AGENT_STOPPED
+from agent.ingest.opcua.events.event_fields import REFRESH_END, REFRESH_START
 from tests.ingest.opcua.events.collecting import BAD_TIMEOUT, LAST_LIFE, Collecting, collecting_again, of
 from tests.ingest.opcua.events.events import S, condition, event
 from tests.waiting import wait_until_async
@@ -21,6 +22,19 @@ async def test_a_kept_subscription_brings_what_it_holds() -> None:
         await run.server.publish(of(condition("High", 5, retain=True, message="began"), event(message="held")))
         await wait_until_async(lambda: run.collector.statistics()[3] == 1, "the condition")
     assert (run.said(), run.lost(), run.server.refreshes) == (["before", "began", "held"], [], [1])
+
+
+async def test_a_refresh_that_a_lost_session_has_cut_short_is_repeated() -> None:
+    """A kept subscription asks for the conditions again: one that ended meanwhile would stay retained."""
+    run = Collecting()
+    async with run.collecting():
+        await run.server.publish(of(condition("High", 1, retain=True, message="began")))
+        await run.server.publish(of(event(REFRESH_START, 2)))
+    assert (run.collector.statistics()[3], run.server.refreshes) == (1, [1])
+    async with run.life(is_kept=True):
+        await wait_until_async(lambda: run.server.refreshes == [1, 1], "another refresh")
+        await run.server.publish(of(event(REFRESH_START, 10), event(REFRESH_END, 11)))
+        await wait_until_async(lambda: run.collector.statistics()[3] == 0, "the end of the condition")
 
 
 @pytest.mark.parametrize("case", ["not kept", "refused", "gone"])
