@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from agent.append_contract import AppendOutcome, Precondition
 from agent.batch import Batch, Kind, Link, Origin, open_samples
 from agent.fact_store import FactStore, VerifyCounts, verify_store
+from agent.message import HEALTH_STREAM
 from agent.positions import begun_ms
 from agent.settings.store import StreamSettings
 from tests.fact_store.making import IN_MEMORY, OPERATIONAL, TELEMETRY, done, failed, message, parsed, samples, tag
@@ -41,12 +42,16 @@ class Pair:
     notices: int = 0
 
     def __post_init__(self) -> None:
-        """Open both; their tags have different numbers."""
+        """Open both; their tags have different numbers. The first stream of each is that of its own health, which has
+        another chain than those of the zone."""
         for number in (0, 1):
             (self.folder / str(number) / "0").mkdir(parents=True)
             (self.folder / str(number) / "0/facts.db").touch()
             self.stores.append(self.open(number))
-            done(self.stores[number].appends.define([tag(1 + number), tag(2 - number)]))
+            appends = self.stores[number].appends
+            done(appends.define([tag(1)], stream=HEALTH_STREAM))
+            done(appends.append_samples(HEALTH_STREAM, samples(1)))
+            done(appends.define([tag(1 + number), tag(2 - number)]))
 
     def path(self, number: int) -> Path:
         """The file of one of the stores: each failure makes another one."""

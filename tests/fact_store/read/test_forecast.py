@@ -1,9 +1,12 @@
 """Hours until the store is full or facts are lost: tables of held bytes, inflow and results."""
 
+from dataclasses import replace
+
 import pytest
 
 from agent.fact_store.log.store_age import HOUR_MS
 from agent.fact_store.read.forecast import ConsumerLag, ConsumerSpace, Inflow, Mark, StreamUse, forecast, inflow_of
+from agent.settings.store import ZoneLimit
 
 MB = 1_000_000
 SLOW = Inflow(36 * MB, HOUR_MS)  # 10 kB a second
@@ -64,6 +67,17 @@ def test_hours_until_ttl_loss(what: str, one: StreamUse, hours: float | None) ->
     """The time to live less the age of the oldest fact that a consumer lacks, for the worst consumer."""
     (stream,) = forecast(0, None, [one]).streams
     assert stream.hours_until_ttl_loss == pytest.approx(hours), what
+
+
+def test_hours_until_a_zone_holds_back_all_that_it_may() -> None:
+    """In each stream it holds back what the slower of its consumers lacks, of all streams together, which grow by their
+    inflow. What another zone lacks does not count."""
+    lags = [replace(behind(at_mb, 1), zone=zone) for at_mb, zone in ((60, "idmz"), (90, "idmz"), (30, "mes"))]
+    holds = {"idmz": ZoneLimit(bytes_max=152 * MB), "mes": ZoneLimit()}
+    found = forecast(0, None, [log(*lags), log(*lags[::-1])], holds)
+    assert [one.hours_until_ttl_loss for one in found.streams] == pytest.approx([(152 - 80) / 72] * 2)
+    hours = dict(zip(lags, (one.hours_until_ttl_loss for one in found.consumers), strict=False))
+    assert hours == pytest.approx({lags[0]: 1.0, lags[1]: 1.0, lags[2]: 167.0})
 
 
 def test_bytes_and_hours_held_back_by_each_consumer() -> None:

@@ -47,7 +47,9 @@ def test_a_tag_that_was_not_asked_for_is_not_missed() -> None:
 
 
 def test_the_first_values_are_of_every_source() -> None:
-    """A source with thousands of tags leaves room for those of a small one; the order is that of the rows."""
+    """A source with thousands of tags leaves room for those of a small one, and for that of its name in another zone;
+    the order is that of the rows."""
     rows = [aged(f"tag:a/{number:04}") for number in range(1000)] + [aged("tag:b/1", source="boiler")]
+    rows.append(aged("tag:c/1", zone="north"))
     first = [one["subject"] for one in summarize(rows, None, every).first]
-    assert first == [*(f"tag:a/{number:04}" for number in range(9)), "tag:b/1"]
+    assert first == [*(f"tag:a/{number:04}" for number in range(8)), "tag:b/1", "tag:c/1"]
