@@ -347,6 +347,8 @@ def test_statistics_count_what_is_there(tmp_path: Path) -> None:
     them."""
     file = everything(tmp_path)
     add_consumer_and_gap(file, 30)
+    with FactStore.open(file, "plant", settings=AT_ONCE) as store:
+        store.consumers.register("erp", "plant", OPERATIONAL).result()
     whole = naive(file)
     with closing(StoreReader(file)) as reader:
         found = statistics(reader).to_dict()
@@ -364,9 +366,11 @@ def test_statistics_count_what_is_there(tmp_path: Path) -> None:
     origins = {origin["zone"]: origin for origin in streams[TELEMETRY]["origins"]}
     assert [origins[zone]["missing"] for zone in ("plant", "north", "south")] == [0, 0, 2]
     assert {definition["zone"]: definition["count"] for definition in found["definitions"]}["plant"] == len(TAGS)
-    (consumer,) = found["consumers"]
-    assert consumer["unconfirmed_facts"] == streams[TELEMETRY]["facts"] - 30
-    assert 0 < consumer["unconfirmed_bytes"] < streams[TELEMETRY]["bytes"]
+    erp, mes = sorted(found["consumers"], key=lambda one: one["name"])
+    assert mes["unconfirmed_facts"] == streams[TELEMETRY]["facts"] - 30
+    assert 0 < mes["unconfirmed_bytes"] < streams[TELEMETRY]["bytes"]
+    for whole_stream, unconfirmed in (("facts", "unconfirmed_facts"), ("bytes", "unconfirmed_bytes")):
+        assert erp[unconfirmed] == streams[OPERATIONAL][whole_stream]
     assert [incident["kind"] for incident in found["incidents"]] == ["gap"]
     assert found["file"]["bytes"] == file.stat().st_size
     shown = bsfg("store", "stats", "--file", str(file))
