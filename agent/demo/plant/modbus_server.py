@@ -47,19 +47,16 @@ def registers_of(meter: Meter, seconds: float) -> list[int]:
 
 
 def _device(unit_id: int, meters: list[Meter], start_s: float) -> SimDevice:
-    blocks: dict[str, list[SimData]] = {table: [] for table in TABLES}
+    blocks: dict[str, list[SimData]] = {}
     for table in TABLES:
-        mine = [m for m in meters if m.table == table]
-        for meter in mine:
-            words = registers_of(meter, 0.0)
-            if table in ("coil", "discrete"):
-                continue
-            blocks[table].append(SimData(meter.address, values=words, datatype=DataType.REGISTERS))
+        mine = [meter for meter in meters if meter.table == table]
         if table in ("coil", "discrete"):
-            bits = [bool(registers_of(m, 0.0)[0]) for m in mine] or [False]
-            blocks[table].append(SimData(0, values=bits, datatype=DataType.BITS))
-        elif not blocks[table]:
-            blocks[table].append(SimData(65_535, datatype=DataType.INVALID))
+            bits = [bool(registers_of(meter, 0.0)[0]) for meter in mine] or [False]
+            blocks[table] = [SimData(0, values=bits, datatype=DataType.BITS)]
+            continue
+        words = [(meter.address, registers_of(meter, 0.0)) for meter in mine]
+        blocks[table] = [SimData(at, values=values, datatype=DataType.REGISTERS) for at, values in words]
+        blocks[table] = blocks[table] or [SimData(65_535, datatype=DataType.INVALID)]
     return SimDevice(
         unit_id,
         simdata=(blocks["coil"], blocks["discrete"], blocks["holding"], blocks["input"]),
