@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -18,8 +19,8 @@ from agent.cli.pki.options import (
     crl_valid,
     days_option,
     force_option,
-    new_passphrase,
-    new_passphrase_options,
+    new_authority,
+    new_authority_options,
     passphrase_of,
     passphrase_option,
     plain_crl,
@@ -31,24 +32,10 @@ from agent.replication.protocol.topics import is_node
 
 @click.command()
 @authority_option
-@click.option("--name", default="", help="Name of the authority; by default a random one.")
-@days_option(authority.CA_DAYS)
-@new_passphrase_options
-@force_option
-@json_option
-def ca(
-    pki_folder: Path,
-    name: str,
-    days: int,
-    passphrase_file: Path | None,
-    no_passphrase: bool,
-    force: bool,
-    as_json: bool,
-) -> None:
+@new_authority_options
+def ca(pki_folder: Path, as_json: bool, **asked: Any) -> None:
     """Create the authority of this site: once, on a machine that is neither a gateway nor a broker."""
-    passphrase = new_passphrase(passphrase_file, no_passphrase=no_passphrase)
-    now = datetime.now(UTC)
-    details = authority.create_authority(pki_folder, now, name=name, days=days, force=force, passphrase=passphrase)
+    details = new_authority(pki_folder, **asked)
     kept = f"keep {pki_folder / 'ca.key'} and its passphrase secret, and keep a copy of both at another place"
     print_either(
         asdict(details),

@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from agent.cli import FOLDER, INPUT, print_either
+from agent.cli import FOLDER, INPUT, json_option, print_either
 from agent.replication import pki as authority
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -18,17 +19,15 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 AUTHORITY = Path("/srv/authority")
 
 
-def _pki_option(default: Path, what: str) -> Callable[[_Command], _Command]:
+def folder_option(name: str, into: str, default: Path, variable: str, what: str) -> Callable[[_Command], _Command]:
+    """A folder of keys, also named by a variable of the environment."""
     return click.option(
-        "--pki",
-        "pki_folder",
-        type=FOLDER,
-        default=default,
-        show_default=True,
-        envvar="BSFG_PKI",
-        show_envvar=True,
-        help=what,
+        name, into, type=FOLDER, default=default, show_default=True, envvar=variable, show_envvar=True, help=what
     )
+
+
+def _pki_option(default: Path, what: str) -> Callable[[_Command], _Command]:
+    return folder_option("--pki", "pki_folder", default, "BSFG_PKI", what)
 
 
 authority_option = _pki_option(AUTHORITY, "The authority's folder.")
@@ -59,19 +58,23 @@ passphrase_option = click.option(
 )
 
 
-def new_passphrase_options(command: _Command) -> _Command:
-    """The ways to give a new authority's passphrase."""
+def new_authority_options(command: _Command) -> _Command:
+    """The options with which `new_authority` makes one."""
+    name = click.option("--name", default="", help="Name of the authority; by default a random one.")
     bare = click.option("--no-passphrase", is_flag=True, help="Leave the authority's key unprotected.")
-    return passphrase_option(bare(command))
+    return name(days_option(authority.CA_DAYS)(passphrase_option(bare(force_option(json_option(command))))))
 
 
-def new_passphrase(passphrase_file: Path | None, *, no_passphrase: bool) -> bytes | None:
-    """The passphrase of a new authority; None only with --no-passphrase."""
+def new_authority(
+    folder: Path, passphrase_file: Path | None, *, no_passphrase: bool, for_facts: bool = False, **asked: Any
+) -> authority.CertificateDetails:
+    """Make an authority, whose key has no passphrase only with --no-passphrase."""
     if passphrase_file is not None and no_passphrase:
         raise click.UsageError("--passphrase-file and --no-passphrase exclude each other")
-    if no_passphrase:
-        return None
-    return get_passphrase(passphrase_file, KEY, is_new=True, otherwise="--passphrase-file or --no-passphrase")
+    passphrase = None
+    if not no_passphrase:
+        passphrase = get_passphrase(passphrase_file, KEY, is_new=True, otherwise="--passphrase-file or --no-passphrase")
+    return authority.create_authority(folder, datetime.now(UTC), passphrase=passphrase, for_facts=for_facts, **asked)
 
 
 def passphrase_of(folder: Path, passphrase_file: Path | None) -> bytes | None:

@@ -11,15 +11,17 @@ import contextlib
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import click
 
-from agent.cli import FILE, FOLDER, INPUT, config_option, json_option, print_either, print_json
+from agent.cli import FILE, INPUT, config_option, json_option, print_either, print_json
 from agent.cli.pki.options import (
     days_option,
+    folder_option,
     force_option,
-    new_passphrase,
-    new_passphrase_options,
+    new_authority,
+    new_authority_options,
     passphrase_of,
     passphrase_option,
     pki_option,
@@ -33,16 +35,7 @@ from agent.signing.certificates import Signer
 from agent.signing.files import Compromise, compromises_text, read_compromises
 from agent.signing.records import KEY_ID_BYTES
 
-facts_option = click.option(
-    "--facts",
-    "facts_folder",
-    type=FOLDER,
-    default=Path("facts"),
-    show_default=True,
-    envvar="BSFG_FACTS",
-    show_envvar=True,
-    help="The facts authority's folder.",
-)
+facts_option = folder_option("--facts", "facts_folder", Path("facts"), "BSFG_FACTS", "The facts authority's folder.")
 _INSTANTS = ["%Y-%m-%dT%H:%M:%S%z", "%Y-%m-%dT%H:%M%z"]
 
 
@@ -53,27 +46,11 @@ def signer() -> None:
 
 @signer.command(name="ca")
 @facts_option
-@click.option("--name", default="", help="Name of the authority; by default a random one.")
-@days_option(authority.CA_DAYS)
-@new_passphrase_options
-@force_option
-@json_option
-def ca_command(
-    facts_folder: Path,
-    name: str,
-    days: int,
-    passphrase_file: Path | None,
-    no_passphrase: bool,
-    force: bool,
-    as_json: bool,
-) -> None:
+@new_authority_options
+def ca_command(facts_folder: Path, as_json: bool, **asked: Any) -> None:
     """Create the facts authority of this site, on a machine other than that of the authority for TLS, if there is
     one."""
-    passphrase = new_passphrase(passphrase_file, no_passphrase=no_passphrase)
-    now = datetime.now(UTC)
-    details = authority.create_authority(
-        facts_folder, now, name=name, days=days, force=force, passphrase=passphrase, for_facts=True
-    )
+    details = new_authority(facts_folder, for_facts=True, **asked)
     print_either(
         asdict(details),
         f"facts authority {details.subject} in {facts_folder}, until {details.not_after:%Y-%m-%d}",
