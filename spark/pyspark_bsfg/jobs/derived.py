@@ -25,9 +25,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the name every Spark programmer reads
 from pyspark.sql.types import StructType
 
+from agent.file_replace import sync_folder
 from pyspark_bsfg.errors import JobRefused
 from pyspark_bsfg.landing.tables import table_files
-from pyspark_bsfg.streaming.checkpoint import sync_folder, write_json
+from pyspark_bsfg.streaming.checkpoint import write_json
 
 RECORD = "_bsfg.json"  # Spark and others ignore names that begin with an underscore
 PART = "part.parquet"

@@ -19,11 +19,11 @@ import pyarrow.parquet as pq
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from agent.file_replace import sync_folder
 from pyspark_bsfg.landing.identities import Identities
 from pyspark_bsfg.landing.manifest import DECLARING, File, Incident, Manifest, runs
 from pyspark_bsfg.ranges import OffsetRange
 from pyspark_bsfg.schema import arrow_schema, projection
-from pyspark_bsfg.streaming.checkpoint import sync_folder
 
 OPEN_MAX = 32  # a source with a wrong clock produces facts of many dates
 PARTITIONS = ("date", "zone")

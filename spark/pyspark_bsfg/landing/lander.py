@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 
 from agent.errors import BsfgError
+from agent.file_replace import sync_folder
 from agent.positions import TRAIL_MAX
 from pyspark_bsfg.errors import JobRefused
 from pyspark_bsfg.landing.files import FilesSink, file_schema
@@ -29,7 +30,7 @@ from pyspark_bsfg.landing.manifest import File, Format, Incident, Manifest, miss
 from pyspark_bsfg.landing.tables import WRITERS, exclusive, identities, table
 from pyspark_bsfg.ranges import OffsetRange
 from pyspark_bsfg.schema import TABLE
-from pyspark_bsfg.streaming.checkpoint import batch_offsets, read_binding, sync_folder, write_json
+from pyspark_bsfg.streaming.checkpoint import batch_offsets, read_binding, write_json
 from pyspark_bsfg.streaming.offsets import StreamOffset
 from pyspark_bsfg.transports import Place
 

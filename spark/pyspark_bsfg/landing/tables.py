@@ -30,12 +30,12 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
+from agent.file_replace import sync_folder
 from pyspark_bsfg.errors import JobRefused
 from pyspark_bsfg.landing.files import Files
 from pyspark_bsfg.landing.identities import Identities
 from pyspark_bsfg.landing.manifest import File, Format
 from pyspark_bsfg.ranges import OffsetRange
-from pyspark_bsfg.streaming.checkpoint import sync_folder
 
 _BATCH = re.compile(r"batch=(?P<key>[0-9a-z-]+)\.(?P<first>\d+)-(?P<last>\d+)")
 SMALL_BYTES = 64 * 1024 * 1024  # larger files, and folders, are not merged again

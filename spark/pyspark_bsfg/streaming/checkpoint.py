@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from agent.file_replace import sync_folder
 from agent.lease import LeaseClaim
 from pyspark_bsfg.errors import JobRefused
 from pyspark_bsfg.streaming.offsets import StreamOffset
@@ -101,15 +102,6 @@ def write_json(path: Path, content: Any) -> None:
         raise JobRefused(
             f"{path} cannot be written: {error.strerror}", "name a folder that this user may write"
         ) from error
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
 
 
 def batch_offsets(folder: Path, batch: int) -> tuple[StreamOffset | None, StreamOffset]:
