@@ -117,10 +117,11 @@ class Verdict:
 def assess(snapshot: NodeSnapshot) -> Verdict:
     """The verdict on a snapshot. Causes come before their consequences, alerts first, then the worst level."""
     found = [*_node_reasons(snapshot)]
-    for source in snapshot.sources:
-        found += _source_reasons(source)
     pair, carriers = snapshot.pair, _carriers(snapshot)
     partner = "" if pair is None else pair.partner
+    unheard = partner if pair and (pair.partner_heard_ms is None or pair.partner_heard_ms > HEARD_MS) else ""
+    for source in snapshot.sources:
+        found += _source_reasons(source, unheard)
     for broker in snapshot.brokers:
         found += _broker_reasons(broker, partner)
     for abuse in snapshot.broker_abuses:
@@ -129,7 +130,6 @@ def assess(snapshot: NodeSnapshot) -> Verdict:
     if pair is not None:
         found += _pair_reasons(pair, snapshot, carriers)
     # A partner that is not heard is told by _pair_reasons: its zone is recorded.
-    unheard = partner if pair and (pair.partner_heard_ms is None or pair.partner_heard_ms > HEARD_MS) else ""
     found += _silent_reasons([peer for peer in snapshot.peers if peer.zone != unheard])
     for peer in snapshot.peers:
         found += _peer_reasons(peer)
@@ -341,7 +341,8 @@ def _history_reasons(history: Sequence[HistoryStatus]) -> Iterator[Reason]:
         yield _reason(HISTORY[entry.kind], entry.subject, entry.text)
 
 
-def _source_reasons(source: SourceStatus) -> Iterator[Reason]:
+def _source_reasons(source: SourceStatus, unheard: str) -> Iterator[Reason]:
+    """`unheard`: the other gateway of the zone, if it is silent."""
     subject = f"source {source.name}"
     if source.tags_problem:
         problem = Problem.TAG_FILE_REFUSED if source.tags else Problem.TAG_FILE_MISSING
@@ -362,7 +363,11 @@ def _source_reasons(source: SourceStatus) -> Iterator[Reason]:
         text = f"the device's clock is {duration(abs(ahead_s))} {'ahead of' if ahead_s > 0 else 'behind'} this node's"
         yield from _judge("device_clock", abs(ahead_s), Problem.DEVICE_CLOCK_OFF, subject, text)
     if not source.connected:
-        yield _lost_source(source, subject)
+        lost = _lost_source(source, subject)
+        if unheard and source.kind == "modbus" and lost.problem is Problem.SOURCE_LOST:
+            held = f"{unheard}, if it stands still, may hold the only connection of the device: switch it off"
+            lost = replace(lost, hint=f"{held}; {lost.hint}")
+        yield lost
 
 
 def _lost_source(source: SourceStatus, subject: str) -> Reason:

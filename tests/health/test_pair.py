@@ -78,7 +78,7 @@ def test_one_of_two_gateways_below_is_no_outage(healthy: NodeSnapshot, other: bo
         ({"partner_heard_ms": None}, "pair_partner_silent", False, "no answer yet"),
         ({"partner_heard_ms": 86_400_001}, "pair_partner_silent", True, "no answer for 24 h"),
         (
-            {"role": "alone", "partner_heard_ms": 10_001},
+            {"role": "alone", "partner_heard_ms": 10_001, "witness_heard_ms": 20_000},
             *("pair_alone", False, "records and hears neither plant-a nor idmz"),
         ),
         (
@@ -138,6 +138,18 @@ def test_a_refusal_is_told_with_what_to_do(leader: NodeSnapshot, refusal: PairRe
     assert [(one.problem.name, one.alert) for one in verdict.reasons] == [("PAIR_REFUSED", True)]
     assert said in verdict.reasons[0].text
     assert todo in verdict.reasons[0].hint
+
+
+@pytest.mark.parametrize("heard_ms, is_held", [(200, False), (3_000, True), (None, True)])
+def test_a_silent_gateway_may_hold_a_device(leader: NodeSnapshot, heard_ms: int | None, is_held: bool) -> None:
+    """A device that takes one connection is not free while the other gateway stands still: the lost source says so
+    first, and an OPC UA server, which takes more, does not."""
+    lost = SourceStatus("meter", "modbus", False, trouble="SourceLost: closed by the device")
+    sources = (lost, replace(lost, name="plc", kind="opcua"))
+    reasons = assess(replace(leader, pair=replace(PAIR, partner_heard_ms=heard_ms), sources=sources)).reasons
+    hints = {one.subject: one.hint for one in reasons if one.problem.name == "SOURCE_LOST"}
+    assert hints["source meter"].startswith("plant-a, if it stands still, may hold the only connection") == is_held
+    assert "may hold" not in hints["source plc"]
 
 
 def test_two_that_refuse_explain_a_gateway_that_is_alone(leader: NodeSnapshot) -> None:

@@ -44,14 +44,15 @@ class LeadDesk:
     async def answer(self, caller: Caller, request: ClaimLead) -> Outcome:
         """What the asking node needs to know. A node claims for itself and its own zone alone."""
         zone, own = self.claimants.get(caller.node), self._store_name()
+        own_node = own["store_node"] or own["store_zone"]
         if request.zone == own["store_zone"] and caller.node != self._partner:  # a node is no witness of its own zone
-            own_node = own["store_node"] or own["store_zone"]
             why = f"[pair] of {own_node} names {self._partner}, not {caller.node}"
             if not self._partner:
                 why = f"{own_node} has no [pair], or was not restarted since it was written"
             return Refuse("lead_not_yours", why)
         if zone != request.zone or request.claim.node != caller.node or caller.node == LOCAL_ZONE:
-            return Refuse("lead_not_yours", f"{caller.node} is not one of two [[peer]] here that record {request.zone}")
+            why = f'{own_node}, of zone {own["store_zone"]}, has not two [[peer]] with zone = "{request.zone}"'
+            return Refuse("lead_not_yours", f"{why}, {caller.node} one of them")
         claim = claim_of(request.claim)
         if caller.node == self._partner:
             return self._answer_partner(claim, request.witness_says)
