@@ -56,7 +56,7 @@ def _bring(issued: pki.Issued, own: Path) -> None:
     "spoil,says",
     [
         (_expired, "own.pem: the certificate expired at"),
-        (_of_another_zone, "own.pem: its common name is 'plant-b', but the zone is 'plant-a'"),
+        (_of_another_zone, "own.pem: its common name is 'plant-b', but this node is 'plant-a'"),
         (_of_another_authority, "own.pem: the certificate was signed by CN="),
     ],
     ids=["expired", "wrong zone", "wrong authority"],

@@ -33,8 +33,8 @@ def check_identity(
     None where the key is on another machine."""
     problems, certificate = _check_files(cert_file, key_file, ca_file, ExtendedKeyUsageOID.CLIENT_AUTH, now)
     if certificate is not None and (name := common_name_in(certificate.subject)) != zone:
-        why = f"its common name is {name!r}, but the zone is {zone!r}" if name else "it has no single common name"
-        hint = f"give the files of zone {zone}, or correct the zone in the configuration"
+        why = f"its common name is {name!r}, but this node is {zone!r}" if name else "it has no single common name"
+        hint = f"give the files of {zone}, or correct zone or name in [node]"
         problems.append(Problem(cert_file, why, hint))
     return problems
 

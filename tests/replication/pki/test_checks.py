@@ -87,7 +87,7 @@ def _fifo(folder: Path) -> None:
         (lambda f: shutil.copy(f / "zones/plant-a.key", f / "zones/idmz.key"), "key does not match"),
         (
             lambda f: shutil.copy(f / "zones/plant-a.pem", f / "zones/idmz.pem"),
-            "common name is 'plant-a', but the zone is 'idmz'",
+            "common name is 'plant-a', but this node is 'idmz'",
         ),
         (lambda f: shutil.copy(f / "brokers/b1.pem", f / "zones/idmz.pem"), "not for a client"),
         (_foreign, r"signed by CN=bsfg zones \w+, but .*ca.pem contains CN=bsfg zones \w+"),
