@@ -1,8 +1,8 @@
 """What two nodes of one zone tell each other and their witness, and the numbers of terms. Core: no IO.
 
 A term is the number of the life with which a leader records. Its remainder by three names who granted it: the witness,
-or one of the two nodes by itself. So no term is granted twice, though nobody can be asked: each granter only has to
-remember its own highest term, the witness in its file, a node as the number of its newest life.
+or one of the two nodes by itself. So no term is granted twice, though the granters do not hear each other: each granter
+only has to remember its own highest term, the witness in its file, a node as the number of its newest life.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class LeadTimes:
 
 @dataclass(frozen=True, slots=True)
 class WitnessWord:
-    """What the witness said: who leads with which term (empty: nobody, or it does not know yet), for how long; that no
+    """What the witness said: who leads with which term (empty: none, or it does not know yet), for how long; that no
     leader had a term above `highest`; and what the other node last told it, if that was within a lease."""
 
     leader: str

@@ -2,16 +2,16 @@
 
     claim of a node   the lead is                            result
     ----------------  -------------------------------------  ---------------------------------------------------------
-    releases          its own                                nobody leads, and anyone may claim
+    releases          its own                                no node leads, and both may claim
     releases          another's, or free                     no change
     leads, follows    another's, and not run out             no change; a higher term that the node knows is remembered
-    follows           nobody's, just after the start         no change for one lease: somebody may lead unheard
+    follows           no node's, just after the start        no change for one lease: a node may lead unheard
     leads             its own or free, the highest term      it keeps its term
     leads, follows    its own, with a term that it can take  the same term again: the answer was lost
     leads, follows    its own or free                        a new term above all that were heard of
 
 The lease runs on the clock of the witness alone. A process that starts again is another holder than the one before.
-After a restart of the witness the lease in its file runs anew, and is told to nobody before its holder has renewed it.
+After a restart of the witness the lease in its file runs anew, and no answer names it before its holder has renewed it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ LEASE_MS = 1_500
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """Who leads a zone: a process of a node, with this term, until `ends_ms`; no node: nobody. `highest`: no term above
-    it was granted or heard of. `is_heard`: the holder has claimed since the witness started."""
+    """Who leads a zone: a process of a node, with this term, until `ends_ms`; no node: none leads. `highest`: no term
+    above it was granted or heard of. `is_heard`: the holder has claimed since the witness started."""
 
     node: str = ""
     instance: str = ""
