@@ -44,6 +44,7 @@ def main() -> None:
     parser.add_argument("fault", nargs="*", choices=[[], *NAMED], help="faults to hunt under (default: all)")
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--first", type=int, default=random.SystemRandom().randrange(2**32), help="the first seed")
+    parser.add_argument("--topology", action="append", choices=TOPOLOGIES, help="topologies to hunt in (default: all)")
     parser.add_argument("--only", help="one schedule: topology:fault:seed")
     parser.add_argument("--values", action="store_true", help="also judge by the values of facts, and count by fault")
     asked = parser.parse_args()
@@ -58,7 +59,7 @@ def main() -> None:
                 print(f"  {kind}: {example}")
             return
         names = asked.fault or NAMED
-        pairs = [(topology, fault) for topology in TOPOLOGIES for fault in names]
+        pairs = [(topology, fault) for topology in asked.topology or TOPOLOGIES for fault in names]
         until_s, begun_s = time.monotonic() + asked.minutes * 60, time.process_time()
         failed, seed = Counter[str](), asked.first
         while time.monotonic() < until_s:

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
+from agent.batch import Origin
 from agent.fact_store import FactStore
 from agent.fact_store.log.errors import StoreError
 from agent.fact_store.log.records import Appended
@@ -252,7 +253,7 @@ class Node:
         if self._store is None:
             return False
         image, life = self._copy(), self._store.life
-        self.world.check.forks.add(self._store.origin)
+        self.world.check.forks |= {Origin(zone, self._store.life) for zone in self._store.own_zones}
         self.world.at(self.world.chance.randint(500, 3_000), lambda: self._put_back(image, is_whole=True, life=life))
         return True
 
