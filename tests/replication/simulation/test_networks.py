@@ -95,6 +95,11 @@ FOUND = [
         "resumed_memory",
         65723918,
     ),  # the same, where another batch ended at the position: facts before it were skipped
+    (
+        "pair",
+        "resumed_memory",
+        234,
+    ),  # a node of a pair seals notices of its own in the life that divides: the checker excused the plant's zone only
 ]
 """Schedules that once broke a promise, with what broke it. A change of the product may make another schedule of the
 seed, so each also has a test where it was mended."""
