@@ -12,7 +12,9 @@ from click.testing import CliRunner, Result
 from agent import local_socket
 from agent.cli import broker, bsfg, peer
 from agent.cli.opcua import probe as opcua_probe
+from agent.cli.source import connections
 from agent.cli.source import probe as source_probe
+from agent.cli.source.connections import ConnectionResult
 from agent.cli.store.store_file import report_holes
 from agent.fact_store import FactStore
 from agent.ingest import ProbeStep
@@ -89,6 +91,18 @@ def test_a_bad_diagnosis_of_a_broker(place: int | None) -> None:
     except SystemExit as exit_of:
         exits.append(exit_of.code)
     assert exits == [1] * (place is not None)
+
+
+@places
+def test_a_connection_that_failed(place: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all that `check --connect` tries, which has no problem without it."""
+
+    async def tried(_: object) -> list[ConnectionResult]:
+        return [ConnectionResult("source", f"m{number}", "", is_bad=number == place) for number in range(3)]
+
+    monkeypatch.setattr(connections, "test_all", tried)
+    assert run("check", "--connect").exit_code == (place is not None)
+    assert run("check").exit_code == 0
 
 
 @places

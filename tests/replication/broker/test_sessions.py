@@ -1,5 +1,12 @@
 """Who uses a broker: from lines of its log and of `ss`, as both programs write them."""
 
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner
+
+from agent.cli import broker, bsfg
 from agent.replication.broker.sessions import (
     SESSIONS_MAX,
     UNKNOWN,
@@ -46,3 +53,22 @@ def test_a_zone_with_many_sessions_and_the_one_that_keeps_the_broker_busy_are_na
     ]
     assert abuses([ZoneLoad(UNKNOWN, 9, 9), *loads], 0.9) == abuses(loads, 0.0)
     assert abuses([], 1.0) == []
+
+
+def test_each_look_of_a_watch_counts_what_came_since_the_last_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes, and the processor time of the broker: a zone that kept it busy once is not named for ever."""
+    (tmp_path / "log").write_text(LOG)
+    received, used_s = iter([0, 1_000, 3_000, 3_000]), iter([0.0, 9.5, 10.0, 10.0])
+    looks = list[tuple[float, float]]()
+    monkeypatch.setattr(broker, "time", SimpleNamespace(sleep=lambda _: None))
+    monkeypatch.setattr(broker, "_output", lambda *_: ROW.format("127.0.0.1:41976", next(received)))
+    monkeypatch.setattr(broker, "_processor_s", lambda _: {1: next(used_s)})
+    monkeypatch.setattr(
+        "agent.replication.broker.abuses", lambda loads, cores: looks.append((loads[0].bytes_per_s, cores)) or []
+    )
+    words = ["broker", "sessions", "--seconds", "10", "--config", tmp_path / "mosquitto.conf"]
+    words += ["--log", tmp_path / "log", "--watch", tmp_path / "abuses.json"]
+    assert isinstance(CliRunner().invoke(bsfg, [*map(str, words)]).exception, StopIteration)
+    assert [(sent, round(cores, 2)) for sent, cores in looks] == [(100, 0.95), (200, 0.05), (0, 0.0)]
