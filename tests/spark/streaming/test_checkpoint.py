@@ -1,13 +1,16 @@
-"""What is read and kept in a checkpoint, without Spark."""
+"""What is read and kept in a checkpoint, and confirmed by it, without Spark."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from pyspark_bsfg.errors import JobRefused, SparkError
+from pyspark_bsfg.errors import JobRefused, NodeUnavailable, SparkError
 from pyspark_bsfg.streaming.checkpoint import batch_offsets, bind, last_committed, query_id, read_binding, write_binding
 from pyspark_bsfg.streaming.offsets import StreamOffset
+from pyspark_bsfg.streaming.receipts import Receipts
 from tests.support.disk_calls import DiskCalls
 
 LIFE = "a" * 32
@@ -81,3 +84,19 @@ def test_the_id_of_a_query_is_sparks(tmp_path: Path) -> None:
     assert query_id(tmp_path) is None
     (tmp_path / "metadata").write_text('{"id":"4c1f"}')
     assert query_id(tmp_path) == "4c1f"
+
+
+def test_a_confirmation_that_failed_is_repeated(tmp_path: Path) -> None:
+    """As often as it fails; what is confirmed is not confirmed again, and the next batch is."""
+    bind(tmp_path, "enterprise", "facts.telemetry", "local.lake")
+    logged(tmp_path, 3, 2)
+    away = NodeUnavailable("enterprise does not answer", "start it")
+    source = Mock(confirm=Mock(side_effect=[away, away, None, None]))
+    receipts = Receipts(Mock(opened=lambda: nullcontext(source)), "local.lake", tmp_path)
+    assert [receipts.confirm() for _ in range(4)] == [False, False, True, True]
+    (tmp_path / "commits" / "2").write_text("v1\n{}")
+    assert receipts.confirm()
+    assert [call.args[:3] for call in source.confirm.call_args_list] == [
+        *[("local.lake", 20, LIFE)] * 3,
+        ("local.lake", 30, LIFE),
+    ]
