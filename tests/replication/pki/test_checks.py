@@ -164,9 +164,16 @@ def test_bad_crl(folder: Path, spoil: Callable[[Path], object], says: str) -> No
     assert [problem for problem in pki.check_crl(folder / "ca.crl", folder / "ca.pem") if says in problem.why]
 
 
-def test_ended_crl(made: Path) -> None:
-    """With an expired list a broker refuses all clients; the message says so and names the clock."""
-    (problem,) = pki.check_crl(made / "ca.crl", made / "ca.pem", now=NOW + timedelta(days=pki.CA_DAYS + 1))
+@pytest.mark.parametrize("place", [0, 1])
+def test_ended_crl(made: Path, tmp_path: Path, place: int) -> None:
+    """With an expired list, be it that of the first or of the second authority, a broker refuses all clients; the
+    message says so and names the clock."""
+    now, both = NOW + timedelta(days=pki.CA_DAYS + 1), [tmp_path / "other", made]
+    pki.create_authority(both[0], now)
+    for name in ("ca.crl", "ca.pem"):
+        parts = [(folder / name).read_bytes() for folder in both]
+        (tmp_path / name).write_bytes(b"".join(parts if place else parts[::-1]))
+    (problem,) = pki.check_crl(tmp_path / "ca.crl", tmp_path / "ca.pem", now=now)
     assert "refuse all clients" in problem.why
     assert "clock" in problem.hint
 
