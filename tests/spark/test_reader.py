@@ -20,13 +20,14 @@ from agent.batch import Origin
 from agent.fact_store import FactStore, StoreReader
 from agent.fact_store.log.errors import StoreDamaged
 from agent.message import Sample
+from agent.pages import Hole
 from agent.settings.store import StreamSettings
 from agent.signing.keys import SigningKey, ZoneSigner
 from pyspark_bsfg import FACTS, BsfgDataSource
 from pyspark_bsfg.errors import FactsGone, OptionError, StoreUnreadable, StreamUnknown
 from pyspark_bsfg.ranges import OffsetRange
 from pyspark_bsfg.schema import arrow_schema, projection
-from pyspark_bsfg.transports import StoreFile, reading
+from pyspark_bsfg.transports import HoleLog, StoreFile, reading
 from tests.fact_store.making import past_the_triggers
 from tests.spark import making
 from tests.spark.making import NOON_NS, OPERATIONAL, TELEMETRY, VALUES
@@ -175,6 +176,18 @@ def test_two_streams_of_two_plants_are_read_around_two_holes(
     assert [
         record.getMessage().partition(";")[0] for record in caplog.records if record.levelno == logging.WARNING
     ] == [f"{path}: 2 facts of facts.telemetry (13 to 14 damaged) are missing"]
+
+
+def test_a_hole_behind_another_keeps_its_reason() -> None:
+    """Holes of one reason that touch are one in the sum; where a damaged range begins at the end of a released one, a
+    read that refuses damage names it, and one that refuses what was released names that."""
+    holes = [Hole(1, 5, "expired"), Hole(6, 9, "expired"), Hole(10, 12, "damaged"), Hole(13, 14, "expired")]
+    for refused, said in (("damaged", "3 facts of s (10 to 12 damaged)"), ("expired", "1 to 9 expired, 13 to 14")):
+        found = HoleLog("store", "s", (refused,))
+        for hole in holes:
+            found(hole)
+        with pytest.raises(FactsGone, match=re.escape(said)):
+            found.sum_up()
 
 
 def test_messages_are_rows_of_the_same_schema(tmp_path: Path) -> None:
