@@ -1,6 +1,7 @@
 """Rows of a tag file from what a server shows: names are unique and plain, addresses come back as they were, and
 whatever the server's texts are, the file is one that `bsfg check` accepts."""
 
+from itertools import cycle
 from pathlib import Path
 from uuid import UUID
 
@@ -84,13 +85,17 @@ def test_any_server_gives_a_file_that_is_read_back(
         return
     names = tag_names([path for path, _, _ in kept.values()], list(kept), "plc")
     rows = [
-        TagRow(name, address, "Double", clean_text(unit), clean_text(description), "", 250)
-        for name, (address, (_, unit, description)) in zip(names, kept.items(), strict=True)
+        TagRow(name, address, "Double", clean_text(unit), clean_text(description), "", sampling_ms)
+        for name, (address, (_, unit, description)), sampling_ms in zip(
+            names, kept.items(), cycle([250, 0]), strict=False
+        )
     ]
     tags = parse_tag_file(SOURCE, tag_file(rows)).tags
     assert [tag.definition.address for tag in tags] == list(kept)
     assert [tag.definition.data_type for tag in tags] == ["Double"] * len(kept)
     assert [tag.definition.unit for tag in tags] == [row.unit for row in rows]
+    intervals = [tag.point.monitoring.sampling_interval_ms for tag in tags]
+    assert intervals == [row.sampling_interval_ms or None for row in rows]
 
 
 def test_no_cell_is_a_formula() -> None:
