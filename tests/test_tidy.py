@@ -104,9 +104,9 @@ CORES = tuple(
         "agent/replication/broker": "config diagnosis",
         "agent/replication/mqtt": "carrier publish_packet",
         "agent/replication/pki": "rotation",
-        "agent/replication/protocol": "arrived_answer codec definition_fetch digest_diff errors pacing token_bucket topics",
+        "agent/replication/protocol": "codec definition_fetch digest_diff errors pacing token_bucket topics",
         "agent/replication/pulling": "catch_up page_check",
-        "agent/replication/pulling/receiving": "accepted_pages log_place open_fetch peer_contact pull_events receiver",
+        "agent/replication/pulling/receiving": "log_place peer_contact pull_events receiver",
         "agent/replication/serving": (
             "admission appends consumer_core consumer_effects fair_queue latest_page limits outcomes pacing page "
             "read_turns"

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from typing import Literal, NamedTuple
 
 from agent.batch import Batch, Origin
@@ -102,13 +103,14 @@ class _Judge:
     def __init__(self, offered: Sequence[Offered], trust: Trust) -> None:
         self._offered = offered
         self._trust = trust
+        self._rule_of = cache(trust.rule_of)
         self._proven = set(trust.proven_zones)
         self._why = [one.unreadable and f"unreadable: {one.unreadable}" for one in offered]
         self._verified = set[int]()
         self._wrong = set[int]()
         self._wrong_count: Counter[str] = Counter()
         # What cannot be read is not stored, so it proves nothing before it.
-        judged = [at for at, why in enumerate(self._why) if not why and trust.rule_of(self._zone(at)) != "off"]
+        judged = [at for at, why in enumerate(self._why) if not why and self._rule_of(self._zone(at)) != "off"]
         unproven = self._find_unproven(judged)
         for at in judged:
             proof, why = unproven.get(at, (Proof.VERIFIED, ""))
@@ -121,7 +123,7 @@ class _Judge:
         return self._offered[at].batch.header.origin.zone
 
     def _is_strict(self, zone: str) -> bool:
-        return zone in self._proven or self._trust.rule_of(zone) == "required"
+        return zone in self._proven or self._rule_of(zone) == "required"
 
     def _find_unproven(self, places: Sequence[int]) -> dict[int, tuple[Proof | None, str]]:
         """The batches that nothing proves, each with what its own record proves and why not more."""

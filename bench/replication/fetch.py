@@ -18,8 +18,7 @@ from typing import Any
 from agent.batch import parse
 from agent.concurrency import TaskGroup, timeout
 from agent.replication.mqtt import Link, Requester
-from agent.replication.protocol.arrived_answer import ArrivedAnswer
-from agent.replication.protocol.codec import encode_request
+from agent.replication.protocol.codec import ArrivedAnswer, encode_request
 from agent.replication.protocol.messages import FetchAnswer, FetchFacts, LogPosition
 from bench.common.measuring import Latency, Report, files_bytes, machine, median, rounded
 from bench.common.testbed import ASKING, BARE_SERVING, SERVING, Testbed, open_testbed

@@ -16,8 +16,7 @@ from agent.message import _are_plainly_canonical as are_plainly_canonical
 from agent.replication.mqtt.carrier import Incoming
 from agent.replication.mqtt.publish_packet import BadPacket, parse_publish
 from agent.replication.protocol import messages
-from agent.replication.protocol.arrived_answer import ArrivedAnswer
-from agent.replication.protocol.codec import decode_answer, decode_request, encode_error, encode_request
+from agent.replication.protocol.codec import ArrivedAnswer, decode_answer, decode_request, encode_error, encode_request
 from agent.replication.protocol.errors import MalformedMessage
 from agent.replication.serving.admission import Caller, check_arrival
 from agent.replication.serving.appends import ParsedAppend, parse_append

@@ -30,7 +30,7 @@ from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.protocol.errors import ERRORS, ReplicationError
 from agent.replication.pulling import PageJudge, Puller, PullSettings, TrustPolicy
 from agent.replication.pulling.anti_entropy import AntiEntropy, AntiEntropySettings
-from agent.replication.pulling.receiving import open_fetch, peer_contact
+from agent.replication.pulling.receiving import peer_contact
 from agent.replication.pulling.receiving.pull_events import Asking, ReceiverSettings
 from agent.replication.pulling.throttled_requester import ThrottledRequester
 from agent.signing.certificates import SignerTrust
@@ -340,7 +340,7 @@ def packed(header: dict[str, Any] | bytes, attachment: bytes) -> bytes:
 # --------------------------------------------------------------------------------------------------------------- the run
 
 
-@patch.object(open_fetch, "EMPTY_MS_MIN", 0)
+@patch.object(peer_contact, "EMPTY_MS_MIN", 0)
 @patch.object(peer_contact, "RESTART_MS", 0)
 async def pull_forged(folder: Path, cases: int, seed: int) -> Counter[str]:
     """Answer with `cases` forged answers, those to every other store behind signatures of which the puller trusts

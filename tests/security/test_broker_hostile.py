@@ -16,7 +16,7 @@ from agent.replication import pki
 from agent.replication.mqtt import Link, Requester, transport
 from agent.replication.mqtt.carrier import Access
 from agent.replication.mqtt.transport import Connection
-from agent.replication.protocol.arrived_answer import ArrivedAnswer
+from agent.replication.protocol.codec import ArrivedAnswer
 from agent.replication.protocol.errors import ConnectionLost, TransportError
 from agent.replication.protocol.messages import ListStreams
 from tests.security.broker_hostile import UNSOLICITED

@@ -20,8 +20,13 @@ from typing import NamedTuple, TypeVar
 from agent.concurrency import timeout
 from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.mqtt.link import Link
-from agent.replication.protocol.arrived_answer import ArrivedAnswer, RefusesMessage, accept_every_message
-from agent.replication.protocol.codec import decode_heartbeat, encode_request
+from agent.replication.protocol.codec import (
+    ArrivedAnswer,
+    RefusesMessage,
+    accept_every_message,
+    decode_heartbeat,
+    encode_request,
+)
 from agent.replication.protocol.errors import MalformedMessage, PeerRefused, TransportError, UnprovenAnswer
 from agent.replication.protocol.messages import CHANGING, Answer, ErrorAnswer, FetchFacts, Request
 from agent.replication.protocol.pacing import backoff_ms

@@ -19,7 +19,6 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import groupby
 
 import msgspec
@@ -32,7 +31,6 @@ from agent.pages import (
     HeldRange,
     HeldSum,
     LackingDefinitions,
-    PutResult,
     ReceivedPage,
 )
 from agent.pages import Span as Sequences
@@ -52,13 +50,13 @@ from agent.replication.protocol.messages import (
 )
 from agent.replication.protocol.ports import ReceivingStore
 from agent.replication.pulling.artifact_pull import ArtifactPull
-from agent.replication.pulling.definition_pull import DefinitionPull, store_with_definitions
+from agent.replication.pulling.definition_pull import DefinitionPull
 from agent.replication.pulling.page_check import (
     PageRefused,
     check_digests,
     check_sequences,
 )
-from agent.replication.pulling.page_judge import JudgedPage, PageJudge
+from agent.replication.pulling.page_judge import PageJudge
 from agent.replication.pulling.throttled_requester import ThrottledRequester
 from agent.signing.chains import Offered
 from agent.telemetry import Side, Span, Telemetry
@@ -188,12 +186,11 @@ class AntiEntropy:
         self._telemetry = telemetry or Telemetry()
         self._requester, self._store, self._settings, self._store_errors = requester, store, settings, store_errors
         self._expected: tuple[type[Exception], ...] = (ReplicationError, *store_errors)
-        self._unrepaired: tuple[type[Exception], ...] = (DefinitionsUnavailable, *store_errors)
         self._chance = chance
         self._counted = {stream: AntiEntropyStatistics(settings.peer_node, stream) for stream in settings.streams}
         self._turn = asyncio.Lock()
         self._artifacts = ArtifactPull(requester, store.artifacts, store_errors)
-        self._definitions = DefinitionPull(requester, store.inbound)
+        self._definitions = DefinitionPull(requester, store.inbound, store_errors)
 
     @property
     def settings(self) -> AntiEntropySettings:
@@ -504,6 +501,7 @@ class AntiEntropy:
     async def _fetch_definitions(self, found: Comparison, zone: str, wanted: Definitions) -> None:
         """Fetch all definitions up to these, which repairs the damaged ones."""
         put_back = 0
+        unrepaired: tuple[type[Exception], ...] = (DefinitionsUnavailable, *self._store_errors)
 
         async def repair(chains: list[DefinitionChain]) -> None:
             nonlocal put_back
@@ -513,7 +511,7 @@ class AntiEntropy:
 
         try:
             await self._definitions.get([LackingDefinitions(zone, wanted)], repair)
-        except self._unrepaired as error:
+        except unrepaired as error:
             if getattr(error, "retryable", False):
                 raise
             found.refuse(str(error))
@@ -596,8 +594,9 @@ class AntiEntropy:
             return 0, []
         async for _, judged in self._pages(found, origin, span):
             is_whole = await self._artifacts.fetch(judged.batches)
-            put = partial(self._put, found.stream, judged, judged.declined if is_last else ())
-            stored += (await store_with_definitions(put, self._definitions.fetch, self._store_errors)).stored_facts
+            # Without a position, which the pull moves.
+            page = replace(judged, is_backlog=True, declined=judged.declined if is_last else ())
+            stored += (await self._definitions.put_page(page)).stored_facts
             declined += judged.declined
             for one in judged.declined if is_last else ():
                 span_text = f"{one.facts.first_sequence} to {one.facts.last_sequence}"
@@ -608,18 +607,6 @@ class AntiEntropy:
                 break  # the rest is fetched by another comparison
         found.repaired_facts += stored
         return stored, declined
-
-    async def _put(self, stream: str, judged: JudgedPage, declined: Sequence[Declined]) -> PutResult:
-        """Store batches without a position, which the pull moves."""
-        what = ReceivedPage(
-            *(self._settings.peer_node, stream, judged.batches),
-            is_backlog=True,
-            verified=judged.verified,
-            signers=judged.signers,
-            declined=declined,
-        )
-        putting = self._store.inbound.put_page(what)
-        return await asyncio.wrap_future(putting)
 
     async def _fetch_damaged(self, found: Comparison, origin: Origin, span: Sequences) -> None:
         """Put damaged batches back at their offsets. If one is refused, the others are still repaired."""
@@ -641,7 +628,7 @@ class AntiEntropy:
 
     async def _pages(
         self, found: Comparison, origin: Origin, span: Sequences
-    ) -> AsyncIterator[tuple[list[Offered], JudgedPage]]:
+    ) -> AsyncIterator[tuple[list[Offered], ReceivedPage]]:
         """Fetch the batches of a span, checked and judged."""
         first, last = span
         hole_pages = 0

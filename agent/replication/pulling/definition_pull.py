@@ -1,4 +1,4 @@
-"""Fetches the tag definitions that a page lacks from the peer that sent it, and stores them before the page.
+"""Stores a page of a peer. Tag definitions that it lacks are fetched from the peer and stored before it.
 
 They are stored as soon as a chain is complete, so memory holds one answer and the beginning of one chain.
 """
@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
 
-from agent.pages import DefinitionChain, LackingDefinitions
+from agent.pages import DefinitionChain, LackingDefinitions, PutResult, ReceivedPage
 from agent.replication.protocol.definition_fetch import DefinitionFetch
 from agent.replication.protocol.errors import DefinitionsUnavailable, PeerRefused, TransportError
 from agent.replication.protocol.messages import BYTES_MAX_DEFAULT
@@ -20,14 +19,28 @@ ANSWER_S = 10.0
 ATTEMPTS_MAX = 100
 """To store one page: each stores the definitions of all its zones, but of one chain of each."""
 
-_T = TypeVar("_T")
-
 
 class DefinitionPull:
-    """Tag definitions of one peer."""
+    """Tag definitions of one peer. `store_errors` are those of its store."""
 
-    def __init__(self, requester: ThrottledRequester, inbound: Inbound) -> None:
-        self._requester, self._inbound = requester, inbound
+    def __init__(
+        self, requester: ThrottledRequester, inbound: Inbound, store_errors: tuple[type[Exception], ...]
+    ) -> None:
+        self._requester, self._inbound, self._store_errors = requester, inbound, store_errors
+
+    async def put_page(self, page: ReceivedPage) -> PutResult:
+        """Store a page with all definitions that it needs. Raises errors of the store and of replication."""
+        for _ in range(ATTEMPTS_MAX):
+            try:
+                return await asyncio.wrap_future(self._inbound.put_page(page))
+            except self._store_errors as error:
+                lacking: Sequence[LackingDefinitions] = getattr(error, "lacking", ())
+                if not lacking:
+                    raise
+            await self.get(lacking, self._store)
+        raise DefinitionsUnavailable(
+            f"batches of a page name more than {ATTEMPTS_MAX} chains of one zone's definitions"
+        )
 
     async def get(
         self, lacking: Sequence[LackingDefinitions], take: Callable[[list[DefinitionChain]], Awaitable[object]]
@@ -45,27 +58,5 @@ class DefinitionPull:
             if complete := fetch.take(reply.answer, reply.batches):
                 await take(complete)
 
-    async def fetch(self, lacking: Sequence[LackingDefinitions]) -> None:
-        """Return when all are stored. Raises as `get`, and errors of the store."""
-
-        async def store(chains: list[DefinitionChain]) -> None:
-            await asyncio.wrap_future(self._inbound.put_definitions(self._requester.peer_node, chains))
-
-        await self.get(lacking, store)
-
-
-async def store_with_definitions(
-    store: Callable[[], Awaitable[_T]],
-    fetch: Callable[[Sequence[LackingDefinitions]], Awaitable[None]],
-    store_errors: tuple[type[Exception], ...],
-) -> _T:
-    """Store a page; if the store lacks definitions, fetch them first. Raises as both do."""
-    for _ in range(ATTEMPTS_MAX):
-        try:
-            return await store()
-        except store_errors as error:
-            lacking: Sequence[LackingDefinitions] = getattr(error, "lacking", ())
-            if not lacking:
-                raise
-        await fetch(lacking)
-    raise DefinitionsUnavailable(f"batches of a page name more than {ATTEMPTS_MAX} chains of one zone's definitions")
+    async def _store(self, chains: list[DefinitionChain]) -> None:
+        await asyncio.wrap_future(self._inbound.put_definitions(self._requester.peer_node, chains))

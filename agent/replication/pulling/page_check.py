@@ -11,12 +11,13 @@ declined by name (`agent.signing.chains`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 
 from agent.batch import Header, Origin, parse, verify
 from agent.columns import BatchError
-from agent.replication.protocol.arrived_answer import ArrivedAnswer
+from agent.pages import ReceivedPage
+from agent.replication.protocol.codec import ArrivedAnswer
 from agent.replication.protocol.errors import ERRORS, MalformedMessage, ReplicationError, UnprovenAnswer, advice
 from agent.replication.protocol.messages import (
     CLAIM_MAX,
@@ -41,16 +42,18 @@ class PageRefused(ReplicationError):
     """A page that the peer must not send; the text names what is wrong with it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PageContent:
     """The part of a page that goes to the store. `entries` are first offset, last offset and size in bytes of each of
-    `sealed`; `signers` the certificates of their keys (DER); `held_runs` what was left out as held."""
+    `sealed`; `signers` the certificates of their keys (DER); `held_runs` what was left out as held. `judged` is the
+    result of the check once that has begun; it raises PageRefused or an error of the store."""
 
     entries: Sequence[tuple[int, int, int]]
     sealed: Sequence[bytes]
     holes: Sequence[tuple[int, int, str]] = ()
     signers: Sequence[bytes] = ()
     held_runs: Sequence[HeldRun] = ()
+    judged: Awaitable[ReceivedPage] | None = None
 
 
 def read_page(
@@ -179,7 +182,7 @@ def _check_header(header: Header, where: str, count: int, stream: str, origins: 
 
 
 def _check_origin(origin: Origin, what: str, origins: frozenset[str]) -> None:
-    if origins.isdisjoint((origin.zone, str(origin))):
+    if origin.zone not in origins and str(origin) not in origins:
         hint = f'Add "{origin.zone}" to relays of this peer in node.toml here, if the peer may bring its facts'
         hint += " (each of two gateways of a plant is a zone by its name, too)."
         raise PageRefused(f"{what} is of zone {origin.zone}, which this peer may not relay. {hint}")

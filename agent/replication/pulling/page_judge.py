@@ -13,11 +13,10 @@ import re
 import threading  # tidy: one lock around the evidence of several threads; nothing here waits
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from agent.batch import Batch, Origin
-from agent.pages import BatchEnd, Declined, SignerCertificate
+from agent.pages import BatchEnd, Declined, ReceivedPage, SignerCertificate
 from agent.replication.protocol.messages import SIGNERS_KNOWN_MAX
 from agent.replication.protocol.ports import ReceivingStore
 from agent.replication.pulling.message_judge import MessageJudge, TrustPolicy, remember
@@ -33,17 +32,6 @@ DECLINED_MAX = 16
 EVIDENCE_FILES_MAX, EVIDENCE_BYTES_MAX = 16, 4 * 1024 * 1024
 EVIDENCE_PER_PAGE_MAX = 4
 _UNSAFE = re.compile(r"[^a-z0-9._-]")
-
-
-@dataclass(frozen=True, slots=True)
-class JudgedPage:
-    """The part of a page to store. `verified` are the positions of batches whose record was verified, `signers` the
-    certificates of the keys of all of them."""
-
-    batches: list[Batch]
-    verified: frozenset[int] = frozenset()
-    signers: tuple[SignerCertificate, ...] = ()
-    declined: tuple[Declined, ...] = ()
 
 
 class PageJudge(MessageJudge):
@@ -69,7 +57,7 @@ class PageJudge(MessageJudge):
             relayed = [signer_name(*named) for named, arrived_ms in self._relayed.items() if arrived_ms > since]
         return list(dict.fromkeys([*super().signers_known(), *relayed]))[-SIGNERS_KNOWN_MAX:]
 
-    def check(self, peer: str, stream: str, origins: frozenset[str], content: PageContent) -> JudgedPage:
+    def check(self, peer: str, stream: str, origins: frozenset[str], content: PageContent) -> ReceivedPage:
         """Check the batches of a page, and decide. Raises PageRefused, and the store's errors."""
         return self.judge(peer, stream, check_batches(content, stream, origins), content.signers)
 
@@ -79,7 +67,7 @@ class PageJudge(MessageJudge):
         stream: str,
         offered: Sequence[Offered],
         certificates: Sequence[bytes],
-    ) -> JudgedPage:
+    ) -> ReceivedPage:
         """Decide which batches of a page are stored and which are declined. Raises the store's errors."""
         signers = self._signers(certificates)
         trust = Trust(
@@ -104,7 +92,9 @@ class PageJudge(MessageJudge):
             ]
             remember(self._relayed, {(one.zone, one.key_id): now_ms for one in to_store if not one.is_trusted})
         self._keep_evidence(peer, stream, offered, found)
-        return JudgedPage(batches, verified, tuple(to_store), _bounded(found.declined))
+        return ReceivedPage(
+            peer, stream, batches, verified=verified, signers=tuple(to_store), declined=_bounded(found.declined)
+        )
 
     def _keep_evidence(self, peer: str, stream: str, offered: Sequence[Offered], found: Judgement) -> None:
         if self._evidence is not None:

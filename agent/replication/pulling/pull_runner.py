@@ -11,27 +11,25 @@ error in a peer's answer is final: the page is requested again rarely, and the r
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import Future
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 
 from agent.batch import Kind
-from agent.pages import PutResult, ReceivedPage
+from agent.pages import ReceivedPage
 from agent.positions import Position
-from agent.replication.protocol.arrived_answer import ArrivedAnswer
+from agent.replication.protocol.codec import ArrivedAnswer
 from agent.replication.protocol.errors import ReplicationError, TransportError
 from agent.replication.protocol.messages import Confirm, FetchFacts, HeldSpan, LogPosition
 from agent.replication.protocol.ports import ReceivingStore
 from agent.replication.protocol.token_bucket import TokenBucket
 from agent.replication.pulling.artifact_pull import ArtifactPull
 from agent.replication.pulling.catch_up import CatchUpTracker
-from agent.replication.pulling.definition_pull import DefinitionPull, store_with_definitions
+from agent.replication.pulling.definition_pull import DefinitionPull
 from agent.replication.pulling.page_check import PageContent, read_page
-from agent.replication.pulling.page_judge import JudgedPage, PageJudge
+from agent.replication.pulling.page_judge import PageJudge
 from agent.replication.pulling.pull_spans import PullSpans
 from agent.replication.pulling.receiving.pull_events import (
     Append,
@@ -56,7 +54,7 @@ _INFORMATIVE = {NoteKind.PEER_RETURNED, NoteKind.STORE_ACCEPTS}
 _FOR_OPERATOR = {NoteKind.PEER_REFUSES, NoteKind.PAGE_REFUSED, NoteKind.RECEIVER_FENCED}
 """The pull stops until an operator acts, so an incident is recorded."""
 
-StartCheck = Callable[[Callable[[], JudgedPage], int], Awaitable[JudgedPage]]
+StartCheck = Callable[[Callable[[], ReceivedPage], int], Awaitable[ReceivedPage]]
 """Begins the check of so many bytes. The result may be awaited several times or never."""
 
 
@@ -74,15 +72,6 @@ class PullSettings:
     receiver: ReceiverSettings = field(default_factory=ReceiverSettings)
     shared_zones: tuple[str, ...] = ()
     """Zones of which another pull, or this node, brings the same facts: each request names what is held of them."""
-
-
-@dataclass(slots=True)
-class ArrivedContent:
-    """The content of a page, and the result of its check once that has begun; it raises PageRefused or an error of the
-    store."""
-
-    content: PageContent
-    judged: Awaitable[JudgedPage] | None = None
 
 
 class PullRunner:
@@ -104,7 +93,7 @@ class PullRunner:
         self._store, self.settings, self._start_check = store, settings, start_check
         self._expected: tuple[type[Exception], ...] = (ReplicationError, *store_errors)
         self.artifacts = ArtifactPull(requester, store.artifacts, store_errors)
-        self._definitions = DefinitionPull(requester, store.inbound)
+        self._definitions = DefinitionPull(requester, store.inbound, store_errors)
         self._shared = SharedZones(store.reader, store_errors, settings.stream, settings.shared_zones)
         at = settings.peer_node, settings.stream
         trail = store.inbound.trail(*at)
@@ -122,7 +111,7 @@ class PullRunner:
         # Before the receiver knows the page: its position must not pass what is not proven to be held here (0066).
         if why := self._shared.find_unproven(content.held_runs, more=page.more):
             return FetchFailed(fetch_id, "held_differs", f"held_differs: {why}", is_retryable=True, life=page.life)
-        return PageArrived(fetch_id, page, ArrivedContent(content))
+        return PageArrived(fetch_id, page, content)
 
     def handle(self, event: Event, now_ms: int, chance: float) -> list[Fetch | Append]:
         """What to send and to store now that an event has happened; `chance` is 0 to 1."""
@@ -141,8 +130,8 @@ class PullRunner:
             match effect:
                 case Note():
                     self._note(effect)
-                case Check(ArrivedContent() as arrived):
-                    arrived.judged = self._begin_check(arrived.content)
+                case Check(PageContent() as content):
+                    content.judged = self._begin_check(content)
         return [effect for effect in effects if isinstance(effect, Fetch | Append)]
 
     def request(self, fetch: Fetch) -> tuple[FetchFacts, int]:
@@ -154,7 +143,7 @@ class PullRunner:
         """Await the check, fetch artifacts and tag definitions, store. The core offers the page again if the store
         refuses it for now."""
         content = append.content
-        assert isinstance(content, ArrivedContent)
+        assert isinstance(content, PageContent)
         assert content.judged is not None
         try:
             judged = await content.judged
@@ -166,11 +155,8 @@ class PullRunner:
                 # Artifacts are stored before the facts that refer to them (0039), except beyond the peer's quota.
                 is_whole = await self.artifacts.fetch(judged.batches)
             is_backlog = self.catch_up.takes_backlog
-
-            def put() -> Awaitable[PutResult]:
-                return asyncio.wrap_future(self._put(append, content.content, judged, is_backlog=is_backlog))
-
-            result = await store_with_definitions(put, self._definitions.fetch, self._expected)
+            page = replace(judged, read=append.page.lives, holes=content.holes, is_backlog=is_backlog)
+            result = await self._definitions.put_page(page)
             if not is_whole:  # after an error here the page is offered again, and its facts are duplicates
                 await self.artifacts.fetch(judged.batches)
         except self._expected as error:
@@ -183,21 +169,11 @@ class PullRunner:
 
     # --------------------------------------------------------------------------------------------------------- internal
 
-    def _begin_check(self, content: PageContent) -> Awaitable[JudgedPage]:
+    def _begin_check(self, content: PageContent) -> Awaitable[ReceivedPage]:
         settings = self.settings
         check = partial(self._judge.check, settings.peer_node, settings.stream, settings.origins, content)
         # Certificates count too: a page of few facts may contain hundreds to parse.
         return self._start_check(check, sum(map(len, [*content.sealed, *content.signers])))
-
-    def _put(self, append: Append, content: PageContent, judged: JudgedPage, *, is_backlog: bool) -> Future[PutResult]:
-        """Pass a checked page to the store, with the position after it."""
-        settings = self.settings
-        return self._store.inbound.put_page(
-            ReceivedPage(
-                *(settings.peer_node, settings.stream, judged.batches, append.page.lives, content.holes, is_backlog),
-                *(judged.verified, judged.signers, judged.declined),
-            )
-        )
 
     def _note(self, note: Note) -> None:
         level = logging.INFO if note.kind in _INFORMATIVE else logging.WARNING

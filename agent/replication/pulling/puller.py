@@ -16,15 +16,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from agent.concurrency import TaskGroup
+from agent.pages import ReceivedPage
 from agent.replication.mqtt import Requester
-from agent.replication.protocol.arrived_answer import ArrivedAnswer
+from agent.replication.protocol.codec import ArrivedAnswer
 from agent.replication.protocol.errors import TransportError
 from agent.replication.protocol.pacing import Alarm
 from agent.replication.protocol.ports import ReceivingStore
 from agent.replication.protocol.token_bucket import TokenBucket
 from agent.replication.pulling.catch_up import CatchUp
 from agent.replication.pulling.page_check import PageRefused
-from agent.replication.pulling.page_judge import JudgedPage, PageJudge
+from agent.replication.pulling.page_judge import PageJudge
 from agent.replication.pulling.pull_runner import PullRunner, PullSettings, not_sent
 from agent.replication.pulling.receiving.pull_events import (
     Append,
@@ -200,10 +201,10 @@ class Puller:
             self.begun.set()
         self._happened(event)
 
-    def _start_check(self, check: Callable[[], JudgedPage], size: int) -> Awaitable[JudgedPage]:
+    def _start_check(self, check: Callable[[], ReceivedPage], size: int) -> Awaitable[ReceivedPage]:
         loop = asyncio.get_running_loop()
         if size > CHECKED_INLINE_BYTES_MAX:
-            checked: asyncio.Future[JudgedPage] = loop.run_in_executor(self._checks, check)
+            checked: asyncio.Future[ReceivedPage] = loop.run_in_executor(self._checks, check)
             checked.add_done_callback(_retrieve)
             return checked
         checked = loop.create_future()
@@ -230,7 +231,7 @@ class Puller:
         self._events.put_nowait(event)
 
 
-def _retrieve(future: asyncio.Future[JudgedPage]) -> None:
+def _retrieve(future: asyncio.Future[ReceivedPage]) -> None:
     """Mark the exception as retrieved, so that asyncio does not log it: the result is never awaited if the page is
     dropped."""
     if not future.cancelled():

@@ -17,8 +17,13 @@ from functools import partial
 
 from agent.concurrency import TaskGroup
 from agent.replication.mqtt import Incoming, Link
-from agent.replication.protocol.arrived_answer import RefusesRequest, accept_every_request
-from agent.replication.protocol.codec import answer_parts, decode_request, encode_error
+from agent.replication.protocol.codec import (
+    RefusesRequest,
+    accept_every_request,
+    answer_parts,
+    decode_request,
+    encode_error,
+)
 from agent.replication.protocol.errors import ERRORS, MalformedMessage, TransportError
 from agent.replication.protocol.messages import (
     CHANGING,

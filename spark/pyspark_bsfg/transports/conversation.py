@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from agent.concurrency import timeout
 from agent.replication.mqtt import Access, Reply, Requester, converse
-from agent.replication.protocol.arrived_answer import RefusesMessage
+from agent.replication.protocol.codec import RefusesMessage
 from agent.replication.protocol.errors import MalformedMessage, PeerRefused, ReplicationError
 from agent.replication.protocol.messages import Request
 

@@ -16,8 +16,14 @@ from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.mqtt.link import Link
 from agent.replication.mqtt.requester import REQUESTS_KNOWN_MAX, Reply, Requester
 from agent.replication.mqtt.transport import Connection
-from agent.replication.protocol.arrived_answer import ArrivedAnswer, RefusesMessage, accept_every_message
-from agent.replication.protocol.codec import ANSWER_BYTES_MAX, encode_error, encode_heartbeat
+from agent.replication.protocol.codec import (
+    ANSWER_BYTES_MAX,
+    ArrivedAnswer,
+    RefusesMessage,
+    accept_every_message,
+    encode_error,
+    encode_heartbeat,
+)
 from agent.replication.protocol.errors import (
     ConnectionLost,
     MalformedMessage,

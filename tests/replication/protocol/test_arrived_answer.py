@@ -2,9 +2,8 @@
 
 import pytest
 
-from agent.replication.protocol import arrived_answer
-from agent.replication.protocol.arrived_answer import ArrivedAnswer
-from agent.replication.protocol.codec import encode_error
+from agent.replication.protocol import codec
+from agent.replication.protocol.codec import ArrivedAnswer, encode_error
 from agent.replication.protocol.errors import ERRORS, MalformedMessage, UnprovenAnswer
 from agent.replication.protocol.messages import (
     Answer,
@@ -79,7 +78,7 @@ def test_a_large_answer_that_is_not_proven_is_not_read(monkeypatch: pytest.Monke
     """The claimed type of a small one is named. A large one could take long to read, so it is refused unread."""
     holes = [(at, at, "expired") for at in range(1, 2_000)]
     payload = encode_answer(FetchAnswer(**PAGE, **READ, frontier=0, end_offset=9, holes=holes), [])  # type: ignore[arg-type]
-    monkeypatch.setattr(arrived_answer, "decode_answer", lambda _: pytest.fail("it is read"))
+    monkeypatch.setattr(codec, "decode_answer", lambda _: pytest.fail("it is read"))
     with pytest.raises(UnprovenAnswer, match=r"\(large\) is not proven"):
         opened(payload)
 

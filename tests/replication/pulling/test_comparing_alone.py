@@ -22,7 +22,7 @@ from agent.fact_store import FactStore, StoreDamaged
 from agent.fact_store.integrity.verify import VerifyCounts, verify_store
 from agent.fact_store.log.errors import StoreBusy
 from agent.local_socket.serving.store_errors import COMPARISON_ERRORS, REFUSAL_CODES, STORE_ERRORS
-from agent.pages import Declined, OriginRange
+from agent.pages import Declined, OriginRange, ReceivedPage
 from agent.positions import Position
 from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.mqtt.link import Link
@@ -52,7 +52,7 @@ from agent.replication.pulling.anti_entropy import (
     Comparison,
 )
 from agent.replication.pulling.page_check import PageRefused
-from agent.replication.pulling.page_judge import JudgedPage, PageJudge, TrustPolicy
+from agent.replication.pulling.page_judge import PageJudge, TrustPolicy
 from agent.replication.pulling.throttled_requester import ThrottledRequester
 from agent.replication.serving.server import Server
 from agent.settings.store import StreamSettings
@@ -601,7 +601,7 @@ async def test_what_a_comparison_declines_is_told(tmp_path: Path) -> None:
         put(idmz, theirs, theirs.sealed[:1], level(plant))
         unproven = Declined(11, 20, OriginRange(theirs.origin.zone, theirs.origin.life, 11, 20), "no signature")
         async with comparing(plant, idmz) as (comparer, _):
-            comparer._judge.judge = lambda *_: JudgedPage([], declined=(unproven,))  # type: ignore[method-assign]
+            comparer._judge.judge = lambda *_: ReceivedPage("plant-a", STREAM, [], declined=(unproven,))  # type: ignore[method-assign]
             found = await comparer.compare(STREAM, repair=True)
         assert found.refused == [f"{theirs.origin}: 11 to 20 declined: no signature"]
         assert [one.last_sequence for one in idmz.reader.held(STREAM)[theirs.origin]] == [10]

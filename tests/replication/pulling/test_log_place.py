@@ -4,7 +4,7 @@ import pytest
 
 from agent.positions import NOTHING_READ, Position
 from agent.replication.pulling.receiving.log_place import LogPlace
-from agent.replication.pulling.receiving.open_fetch import OpenFetch
+from agent.replication.pulling.receiving.peer_contact import OpenFetch
 from agent.replication.pulling.receiving.pull_events import ArrivedPage
 
 ONE, TWO = bytes(15) + b"1", bytes(15) + b"2"

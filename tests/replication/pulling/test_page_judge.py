@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from agent.batch import Batch, Origin
 from agent.fact_store import FactStore
 from agent.fact_store.sqlite import transaction
-from agent.pages import CERTIFICATES_OF_KEY_MAX
+from agent.pages import CERTIFICATES_OF_KEY_MAX, ReceivedPage
 from agent.positions import Position
 from agent.replication.pulling import message_judge
 from agent.replication.pulling.message_judge import UNKNOWN_PER_SECOND, TrustPolicy
@@ -28,7 +28,6 @@ from agent.replication.pulling.page_judge import (
     PASSED_ON_MS,
     EvidenceFolder,
     HeldProofs,
-    JudgedPage,
     PageJudge,
 )
 from agent.signing.certificates import SignerTrust, describe_signer
@@ -73,11 +72,9 @@ def judge_of(
     return PageJudge(store, policy, clock_ms=lambda: NOW_MS, **more)  # type: ignore[arg-type]
 
 
-def put(store: FactStore, judged: JudgedPage, last: int) -> None:
+def put(store: FactStore, judged: ReceivedPage, last: int) -> None:
     """Store what was judged, as a pull does."""
-    position = Position(b"p" * 16, last)
-    proofs = {"verified": judged.verified, "signers": judged.signers, "declined": judged.declined}
-    put_page(store, "idmz", STREAM, judged.batches, [], position, **proofs).result()  # type: ignore[arg-type]
+    store.inbound.put_page(replace(judged, read=[Position(b"p" * 16, last)])).result()
 
 
 def test_a_certificate_comes_once_and_is_trusted_from_the_store_later(store: FactStore) -> None:

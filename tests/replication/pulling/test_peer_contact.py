@@ -2,9 +2,17 @@
 
 import pytest
 
-from agent.replication.pulling.receiving.accepted_pages import AcceptedPages
-from agent.replication.pulling.receiving.open_fetch import BEHIND_MS, BEHIND_MS_MAX, EMPTY_MS_MIN, OpenFetch
-from agent.replication.pulling.receiving.peer_contact import RETURNING_MS, AnsweringLives, HeldLease, PeerContact
+from agent.replication.pulling.receiving.log_place import AcceptedPages
+from agent.replication.pulling.receiving.peer_contact import (
+    BEHIND_MS,
+    BEHIND_MS_MAX,
+    EMPTY_MS_MIN,
+    RETURNING_MS,
+    AnsweringLives,
+    HeldLease,
+    OpenFetch,
+    PeerContact,
+)
 from agent.replication.pulling.receiving.pull_events import (
     Append,
     ArrivedPage,

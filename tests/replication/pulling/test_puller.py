@@ -33,8 +33,7 @@ from agent.pages import (
 )
 from agent.positions import Position, Trail
 from agent.replication.mqtt import Reply
-from agent.replication.protocol.arrived_answer import ArrivedAnswer, accept_every_message
-from agent.replication.protocol.codec import encode_error
+from agent.replication.protocol.codec import ArrivedAnswer, accept_every_message, encode_error
 from agent.replication.protocol.errors import ERRORS, ConnectionLost, NotAuthorized
 from agent.replication.protocol.messages import (
     Confirm,

@@ -19,11 +19,10 @@ import pytest
 from agent.fact_store.log.errors import StoreError
 from agent.local_socket.serving.store_errors import COMPARISON_ERRORS
 from agent.replication.mqtt.requester import Reply, peer_refused
-from agent.replication.protocol.arrived_answer import ArrivedAnswer
-from agent.replication.protocol.codec import encode_request
+from agent.replication.protocol.codec import ArrivedAnswer, encode_request
 from agent.replication.protocol.errors import ReplicationError, TransportError
 from agent.replication.protocol.messages import ErrorAnswer, Request
-from agent.replication.pulling import anti_entropy, artifact_pull, definition_pull, pull_runner
+from agent.replication.pulling import anti_entropy, artifact_pull, definition_pull
 from agent.replication.pulling.anti_entropy import AntiEntropy, AntiEntropySettings
 from agent.signing.messages import MessagePlace
 from tests.replication.simulation.checkers import STREAM
@@ -61,7 +60,7 @@ steps = SimpleNamespace(
 
 def install(patch: pytest.MonkeyPatch) -> None:
     """Let the product's coroutines wait for the world's events."""
-    for module in (anti_entropy, artifact_pull, definition_pull, pull_runner):
+    for module in (anti_entropy, artifact_pull, definition_pull):
         patch.setattr(module, "asyncio", steps)
 
 

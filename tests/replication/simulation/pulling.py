@@ -13,12 +13,10 @@ from agent.fact_store.log.errors import StoreError
 from agent.local_socket.serving.store_errors import STORE_ERRORS
 from agent.pages import PutResult, ReceivedPage
 from agent.positions import Position, furthest
-from agent.replication.protocol.arrived_answer import ArrivedAnswer
-from agent.replication.protocol.codec import encode_request
+from agent.replication.protocol.codec import ArrivedAnswer, encode_request
 from agent.replication.protocol.errors import TransportError, UnprovenAnswer
 from agent.replication.protocol.messages import FetchFacts
 from agent.replication.pulling.page_check import PageRefused
-from agent.replication.pulling.page_judge import JudgedPage
 from agent.replication.pulling.pull_runner import PullRunner, PullSettings, not_sent
 from agent.replication.pulling.receiving.pull_events import Append, Asking, Event, FetchFailed, LinkDown, LinkUp, Tick
 from agent.signing.messages import MessagePlace
@@ -210,9 +208,9 @@ class Pull:
             self.happened(self._runner.answered(fetch_id, arrived))
             self._is_forged = False
 
-    def _check(self, check: Callable[[], JudgedPage], _size: int) -> Awaitable[JudgedPage]:
+    def _check(self, check: Callable[[], ReceivedPage], _size: int) -> Awaitable[ReceivedPage]:
         """At once, or after a while where the node is slow."""
-        world, checked = self.node.world, Future[JudgedPage]()
+        world, checked = self.node.world, Future[ReceivedPage]()
         try:
             judged = check()
         except PageRefused as error:

@@ -4,9 +4,9 @@ A core: takes events and the time, returns effects. `pull_runner` carries the ef
 their outcomes. The loop: request a page; when it arrives, pass it to the store and, if the peer has more, request the
 next one at once (at most two pages are read ahead); when the page is durable, confirm it with the next request.
 
-The receiver joins what modules of their own know: the place in the peer's log (`log_place`), the open request and the
-pace of requests (`open_fetch`), the accepted pages (`accepted_pages`), and the peer (`peer_contact`). There are two
-states, each with its table: towards the peer (`Asking`) and towards the store (`Storing`). Each life of a receiver
+The receiver joins what two modules know: the place in the peer's log and the accepted pages (`log_place`), and the open
+request, its pace and the peer (`peer_contact`). There are two states, each with its table: towards the peer (`Asking`)
+and towards the store (`Storing`). Each life of a receiver
 holds a lease and stops when another instance has a newer one (0036). DESIGN.md gives the reasons. Randomness is an
 argument (`jitter`, 0 to 1).
 """
@@ -18,10 +18,14 @@ from dataclasses import replace
 from agent.positions import Trail, last_of
 from agent.replication.protocol.errors import UnprovenAnswer
 from agent.replication.protocol.token_bucket import TokenBucket
-from agent.replication.pulling.receiving.accepted_pages import AcceptedPages
-from agent.replication.pulling.receiving.log_place import LogPlace
-from agent.replication.pulling.receiving.open_fetch import FetchPace, OpenFetch
-from agent.replication.pulling.receiving.peer_contact import AnsweringLives, HeldLease, PeerContact
+from agent.replication.pulling.receiving.log_place import AcceptedPages, LogPlace
+from agent.replication.pulling.receiving.peer_contact import (
+    AnsweringLives,
+    FetchPace,
+    HeldLease,
+    OpenFetch,
+    PeerContact,
+)
 from agent.replication.pulling.receiving.pull_events import (
     ASKING_TRANSITIONS,
     Append,
