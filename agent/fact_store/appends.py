@@ -51,7 +51,7 @@ class Appends:
     """`FactStore.appends`."""
 
     def __init__(self, writer: Writer, artifacts: Artifacts) -> None:
-        self._zone = writer.catalog.zone
+        self._zone = writer.catalog.names.zone
         self._policy = writer.committer.limits.policy
         self._writer = writer
         self._artifacts = artifacts
@@ -66,7 +66,7 @@ class Appends:
         for definition in definitions:
             check_definition(definition)
         bodies = [definition.to_json() for definition in definitions]
-        run = partial(define, zone=self._writer.catalog.sealing_zone(stream), bodies=bodies)
+        run = partial(define, zone=self._writer.catalog.names.sealing_zone(stream), bodies=bodies)
         return self._writer.submit("define", run, size=sum(map(len, bodies)), is_early=True)
 
     def append_samples(self, stream: str, rows: Sequence[Sample]) -> Future[Appended]:

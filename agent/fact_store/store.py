@@ -34,6 +34,7 @@ from agent.fact_store.log import (
     Integrity,
     StoreError,
     StoreLimits,
+    StoreNames,
     StoreUnusable,
     StreamInfo,
     StreamState,
@@ -44,7 +45,6 @@ from agent.fact_store.retention import Ballast
 from agent.fact_store.sqlite import (
     OPENING_BYTES,
     Connect,
-    StoreNames,
     close_and_keep_log,
     connect,
     disk_free,
@@ -170,17 +170,17 @@ class FactStore:
     @property
     def zone(self) -> str:
         """The zone whose store this is."""
-        return self._writer.catalog.zone
+        return self._writer.catalog.names.zone
 
     @property
     def node(self) -> str:
         """The node that records here; the zone of what it says about itself."""
-        return self._writer.catalog.node
+        return self._writer.catalog.names.node
 
     @property
     def own_zones(self) -> frozenset[str]:
         """The zones of what is recorded here: the zone, and the node."""
-        return self._writer.catalog.own_zones
+        return self._writer.catalog.names.own_zones
 
     @property
     def ended(self) -> Future[None]:

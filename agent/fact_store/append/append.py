@@ -60,7 +60,7 @@ def append_samples(
     transaction: Transaction, stream: str, appends: Sequence[AppendSamples], facts_target: int
 ) -> list[Appended | Refused]:
     """Seal and store the samples of appends to one stream; one outcome for each append."""
-    zone = transaction.catalog.sealing_zone(stream)
+    zone = transaction.catalog.names.sealing_zone(stream)
     definitions = transaction.catalog.definitions_of(zone).definitions
     link = transaction.link(stream, zone)
 
@@ -104,7 +104,7 @@ def append_messages(
     """Store the messages of appends of one zone to one stream that may be stored (admission.py); one outcome for each
     append."""
     refused = dict[int, Refused]()
-    link = transaction.link(stream, transaction.catalog.sealing_zone(stream, appends[0].zone))
+    link = transaction.link(stream, transaction.catalog.names.sealing_zone(stream, appends[0].zone))
 
     def seal(some: Sequence[Message]) -> list[Batch]:
         seal_part = partial(seal_messages, sign=transaction.sign)
@@ -155,9 +155,11 @@ def append_notice(
     """Store an operational fact about a stream, or about the store (None), in the transaction that makes the reported
     change. A repeat is stored once."""
     catalog = transaction.catalog
-    message = operational_fact(catalog.node, stream, predicate, about, key, transaction.now_unix_ms)
+    message = operational_fact(catalog.names.node, stream, predicate, about, key, transaction.now_unix_ms)
     stream = stream or OPERATIONAL_STREAM
-    notice = AppendMessages(stream, [message], [message_key(message, catalog.zone)], [content_digest(message)], 0, 0)
+    notice = AppendMessages(
+        stream, [message], [message_key(message, catalog.names.zone)], [content_digest(message)], 0, 0
+    )
     (outcome,) = append_messages(transaction, stream, [notice], 1)
     assert not isinstance(outcome, Refused), outcome
 

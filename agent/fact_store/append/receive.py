@@ -215,10 +215,10 @@ def _add_range(ranges: list[OriginRange], header: batch_format.Header) -> None:
 def _write(transaction: Transaction, page: ReceivedPage, plan: _Plan, limits: StoreLimits) -> None:
     stream = transaction.stream(page.stream)
     transaction.add_signers(page.signers, page.peer)
-    own = {Origin(zone, transaction.catalog.life) for zone in transaction.catalog.own_zones}
+    own = {Origin(zone, transaction.catalog.life) for zone in transaction.catalog.names.own_zones}
     if not own.isdisjoint(plan.ranges) or any(batch.header.origin in own for batch, _, _ in plan.forks):
         transaction.begin_life(is_forked=True)  # a batch of the present life that was not sealed in it: it runs twice
-    for zone in transaction.catalog.own_zones & {origin.zone for origin in plan.ranges}:
+    for zone in transaction.catalog.names.own_zones & {origin.zone for origin in plan.ranges}:
         transaction.keep_tip(stream, zone)  # what comes home is not what this store sealed last
     if plan.inserts:
         first_offset = transaction.add_batches(
@@ -240,7 +240,7 @@ def _index_messages(
 ) -> None:
     """Add the ids and, in a strong stream, the subjects of the zone's messages: a program that tries again at the other
     node of its zone, or after this store was put back, gets the outcome of the message that is held."""
-    zone, fresh, subjects = transaction.catalog.zone, dict[bytes, tuple[bytes, int]](), dict[bytes, int]()
+    zone, fresh, subjects = transaction.catalog.names.zone, dict[bytes, tuple[bytes, int]](), dict[bytes, int]()
     for batch in batches:
         if batch.header.kind is Kind.MESSAGES and batch.header.origin.zone == zone:
             for offset, message in enumerate(open_messages(batch), first_offset):

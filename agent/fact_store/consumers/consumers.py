@@ -60,7 +60,7 @@ def register_consumer(
         if known.lifecycle is Lifecycle.DELETION_STARTED:
             _apply(transaction, known, Event.SEEN)
         return transaction.catalog.consumers[name]
-    if is_local and zone not in {LOCAL_ZONE, *transaction.catalog.own_zones}:
+    if is_local and zone not in {LOCAL_ZONE, *transaction.catalog.names.own_zones}:
         raise StreamIsLocal(f"stream {stream!r} has write class local; zone {zone!r} cannot read it")
     # Counted in the transaction: otherwise several concurrent requests could each count before the others' commit.
     owned = sum(1 for each in transaction.catalog.consumers.values() if each.zone == zone)

@@ -30,14 +30,13 @@ from agent.fact_store.divergence.quarantine import (
     suspect_reason,
 )
 from agent.fact_store.divergence.witness import LiveWitness, Witness, read_witness
-from agent.fact_store.log import Catalog, StoreDamaged, StoreError, StoreUnusable
+from agent.fact_store.log import Catalog, StoreDamaged, StoreError, StoreNames, StoreUnusable
 from agent.fact_store.sqlite import (
     NO_LOG,
     QUERIES,
     Connect,
     LogEnd,
     MessageIndex,
-    StoreNames,
     Transaction,
     WalHeader,
     begin_store,

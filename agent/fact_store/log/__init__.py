@@ -20,7 +20,7 @@ from agent.fact_store.log.artifact_reference import (
     quota_charge,
     references_in,
 )
-from agent.fact_store.log.catalog import Catalog, OwnDefinitions, StreamState, TailCache
+from agent.fact_store.log.catalog import Catalog, OwnDefinitions, StoreNames, StreamState, TailCache, Tip
 from agent.fact_store.log.errors import (
     AcksRefused,
     ArtifactMismatch,

@@ -45,11 +45,38 @@ class StreamState(NamedTuple):
     mark_ms: int | None = None  # store age when the newest mark was set
     mark_unix_ms: int = 0  # wall clock when it was set
     is_backlog: bool = False  # whether facts after that mark are a peer's backlog
+    newest_life: LifeRow | None = None  # the last life in which it has grown
 
     def info(self) -> StreamInfo:
         """The public record of this stream."""
         first_offset = self.released_offset + 1
         return StreamInfo(self.name, first_offset, self.end_offset, self.bytes_total - self.released_bytes)
+
+
+class StoreNames(NamedTuple):
+    """Whose store it is: the zone that its facts belong to, and the node that records them, which is the zone of what
+    it says about itself."""
+
+    zone: str
+    node: str
+
+    @property
+    def own_zones(self) -> frozenset[str]:
+        """The zones of what this store seals."""
+        return frozenset(self)
+
+    def sealing_zone(self, stream: str, sender: str = "") -> str:
+        """The zone under which facts are sealed here: two nodes may record for one zone, but each speaks for itself in
+        a zone of its own. `sender`: of messages."""
+        return self.node if stream == HEALTH_STREAM or sender == self.node else self.zone
+
+
+class Tip(NamedTuple):
+    """The end of the last batch that this store has sealed, or took the lead after: its chain runs on from there.
+    `is_row`: it is a row of its own (`Transaction.keep_tip`)."""
+
+    end: BatchEnd = BatchEnd(0, NO_DIGEST)
+    is_row: bool = False
 
 
 class OwnDefinitions(NamedTuple):
@@ -145,9 +172,7 @@ class TailCache:
 class Catalog:
     """The state of the whole store. Values are immutable."""
 
-    zone: str
-    node: str = ""
-    """The zone of what the node records about itself; if it is empty, the zone."""
+    names: StoreNames
     streams: dict[str, StreamState] = field(default_factory=dict)
     consumers: dict[str, ConsumerState] = field(default_factory=dict)
     zone_uses: Shards[tuple[int, str], int] = field(default_factory=Shards)
@@ -155,16 +180,11 @@ class Catalog:
     trails: Shards[tuple[str, str], Trail] = field(default_factory=Shards)
     """By peer and stream: how far the peer's log is stored here."""
     life: bytes = b""
-    """The life of this process; in `newest_lives` of each stream in which it has stored a fact."""
-    newest_lives: Mapping[str, LifeRow] = field(default_factory=dict)
-    """By stream. The mapping is replaced."""
+    """The life of this process; the newest of each stream in which it has stored a fact."""
     forked: frozenset[bytes] = frozenset()
     """Own lives that ran twice, or during which the clock jumped."""
-    tips: dict[tuple[str, str], BatchEnd] = field(default_factory=dict)
-    """By own zone and stream, the end of the last batch that this store has sealed, or took the lead after: its chain
-    runs on from there."""
-    kept_tips: frozenset[tuple[str, str]] = frozenset()
-    """Those of the tips that are rows of their own (`Transaction.keep_tip`)."""
+    tips: dict[tuple[str, str], Tip] = field(default_factory=dict)
+    """By own zone and stream."""
     leases: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """Lease epochs by stream and producer; the mapping is replaced, so no commit copies it."""
     proven_zones: frozenset[str] = frozenset()
@@ -172,10 +192,6 @@ class Catalog:
     own_definitions: Mapping[str, OwnDefinitions] = field(default_factory=dict)
     """By own zone; the mapping is replaced."""
     tails: dict[int, TailCache] = field(default_factory=dict, compare=False)  # by number of stream; not in any table
-
-    def __post_init__(self) -> None:
-        """Without a name the node is named like its zone."""
-        self.node = self.node or self.zone
 
     def draft(self) -> Catalog:
         """A copy that may be changed."""
@@ -187,17 +203,7 @@ class Catalog:
     @property
     def origin(self) -> Origin:
         """The origin of what is recorded now."""
-        return Origin(self.zone, self.life)
-
-    @property
-    def own_zones(self) -> frozenset[str]:
-        """The zones of what this store seals."""
-        return frozenset((self.zone, self.node))
-
-    def sealing_zone(self, stream: str, sender: str = "") -> str:
-        """The zone under which facts are sealed here: two nodes may record for one zone, but each speaks for itself in
-        a zone of its own. `sender`: of messages."""
-        return self.node if stream == HEALTH_STREAM or sender == self.node else self.zone
+        return Origin(self.names.zone, self.life)
 
     def definitions_of(self, zone: str) -> OwnDefinitions:
         """The tag definitions with which samples of an own zone are sealed."""
@@ -206,7 +212,7 @@ class Catalog:
     @property
     def highest_life(self) -> bytes:
         """The highest of the store's own lives, as far as a stream has grown in them, and the present one."""
-        return max([self.life, *(life for life, _ in self.newest_lives.values())])
+        return max([self.life, *(one.newest_life[0] for one in self.streams.values() if one.newest_life)])
 
     @property
     def age_ms(self) -> int:
@@ -215,11 +221,10 @@ class Catalog:
 
     def log(self, stream: str, rows: LifeRows) -> LogLives:
         """The lives of a stream's log, in which positions are resolved; `rows` reads those before the newest."""
-        known = self.streams.get(stream)
-        end_offset = known.end_offset if known else 0
-        return LogLives(rows, end_offset, self.life, self.forked, newest=self.newest_lives.get(stream))
+        known = self.streams.get(stream) or StreamState(0, stream)
+        return LogLives(rows, known.end_offset, self.life, self.forked, newest=known.newest_life)
 
     def link(self, stream: str, zone: str) -> Link:
         """The link that the next batch of an own zone continues."""
-        tip = self.tips.get((zone, stream), BatchEnd(0, NO_DIGEST))
-        return Link(stream, Origin(zone, self.life), tip.last_sequence + 1, tip.digest)
+        end = self.tips.get((zone, stream), Tip()).end
+        return Link(stream, Origin(zone, self.life), end.last_sequence + 1, end.digest)

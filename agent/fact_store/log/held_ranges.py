@@ -57,8 +57,8 @@ def decide_insert(
                         lies beside a range whose digest does not fit          Insert, a range of its own; a fork
                         lies apart                                             Insert, a range of its own
     """
-    first, last = offered.span
-    text, before = f"{first} to {last}", offered.first_previous_digest
+    first, last, before, _ = offered
+    text = f"{first} to {last}"
     at = bisect_right(ranges, first, key=lambda held: held.first_sequence)
     left, right = ranges[at - 1] if at else None, ranges[at] if at < len(ranges) else None
     if (first == 1) != (before == NO_DIGEST):

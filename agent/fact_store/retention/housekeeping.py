@@ -65,7 +65,7 @@ class Housekeeping:
             )
         catalog = transaction.catalog
         known = catalog.streams.get(stream) or StreamState(0, stream)
-        write = Write(catalog.zone if zone in catalog.own_zones else zone, size)
+        write = Write(catalog.names.zone if zone in catalog.names.own_zones else zone, size)
         if self.room.full(transaction.catalog, known, write) is None:
             return None
         # Release and delete before deciding: an append is refused only if nothing more may be released (decision 0025).
@@ -77,7 +77,7 @@ class Housekeeping:
         if nearest.share is not None:
             why = f"{zone} has {nearest.share.used:,} bytes here, its share is {nearest.share.limit:,}, and the rest of"
             why += f" {nearest.what} ({stream}) is kept for other zones"
-            return StoreFull(why, ShareFull.hint) if write.zone == catalog.zone else ShareFull(why)
+            return StoreFull(why, ShareFull.hint) if write.zone == catalog.names.zone else ShareFull(why)
         return StoreFull(
             f"{nearest.what} is full ({stream}: {nearest.used:,} of {nearest.limit:,} bytes)",
             f"see which consumer is behind (bsfg consumer list), free space, or {nearest.remedy}",
@@ -105,7 +105,7 @@ class Housekeeping:
             full = self.room.full(catalog, catalog.streams.get(stream.name, stream), write)
             if full is None:
                 return False
-        is_own = write.zone == catalog.zone and uses.get(stream.name, {}).keys() <= over.keys()
+        is_own = write.zone == catalog.names.zone and uses.get(stream.name, {}).keys() <= over.keys()
         if (full.share is not None and not is_own) or self.limits.policy(stream.name).on_full != "drop_oldest":
             return False
         self.releaser.release(transaction, catalog.streams.get(stream.name, stream), full, may_drop=True)
@@ -165,14 +165,11 @@ class Housekeeping:
             self._is_shrinking = False
             self._execute(QUERIES["checkpoint"]).fetchall()
 
-    def settle(self, *, is_durable: bool) -> None:
-        """Forget deletions of a transaction that was rolled back: its rows are there again."""
-        if not is_durable:
-            self._reclaimer.rolled_back()
-            self.releaser.rolled_back()
-
-    def postpone(self, now_ns: int) -> None:
-        """Work again later and not at once, because a transaction failed, perhaps before `work`."""
+    def rolled_back(self, now_ns: int) -> None:
+        """Forget the deletions of a transaction that failed: its rows are there again. Work again later and not at
+        once, because it failed perhaps before `work`."""
+        self._reclaimer.rolled_back()
+        self.releaser.rolled_back()
         self.alarm_ns = now_ns + LOOK_EVERY_NS
 
     def free_ballast(self) -> None:

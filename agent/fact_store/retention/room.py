@@ -108,7 +108,7 @@ class Room:
             given = {zone: 0 for zone, one in self.limits.holds.items() if stream.name in one.writes}
         else:
             given = {zone: one.share_bytes for zone, one in self.limits.holds.items() if one.writes}
-        return shares_of({**given, catalog.zone: 0}, limit.limit)
+        return shares_of({**given, catalog.names.zone: 0}, limit.limit)
 
     def uses(self, catalog: Catalog, stream: StreamState | None) -> dict[str, int]:
         """Sealed bytes of each zone in a stream, or in all, with those of rows that are released and not yet
@@ -120,7 +120,7 @@ class Room:
                 found[zone] += size
         own = sum(one.bytes_total - one.released_bytes + self._reclaimer.pending_of(one) for one in streams)
         own -= found.total()
-        return {**found, catalog.zone: own} if own > 0 else dict(found)
+        return {**found, catalog.names.zone: own} if own > 0 else dict(found)
 
     def limits_of(self, stream: StreamState) -> list[Limit]:
         """The limits of a stream now. Released facts do not count, although their rows may not be deleted yet."""

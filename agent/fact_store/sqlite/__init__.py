@@ -31,7 +31,7 @@ from agent.fact_store.sqlite.growing_rows import KnownRows, StoredLives, held_of
 from agent.fact_store.sqlite.message_index import MessageIndex
 from agent.fact_store.sqlite.migrations import FILES, check_known, migrate
 from agent.fact_store.sqlite.queries import QUERIES, named_statements
-from agent.fact_store.sqlite.recovery import StoreNames, begin_store, check_names, identity, load
+from agent.fact_store.sqlite.recovery import begin_store, check_names, identity, load
 from agent.fact_store.sqlite.transaction import Transaction, holds_other
 from agent.fact_store.sqlite.wal_file import (
     NO_LOG,

@@ -11,7 +11,7 @@ import sqlite3
 from dataclasses import replace
 from itertools import pairwise, product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from agent.batch import Definitions
 from agent.fact_store.log import (
@@ -24,7 +24,9 @@ from agent.fact_store.log import (
     OwnDefinitions,
     StoreDamaged,
     StoreForeign,
+    StoreNames,
     StreamState,
+    Tip,
     next_state,
 )
 from agent.fact_store.sqlite.connection import reading_tables
@@ -40,14 +42,6 @@ FORMAT = 9  # of the tables and what they mean; incremented by changes that othe
 OWN_DEFINITIONS_MAX = 50_000
 """Own tag definitions, with those of tags that were changed or removed, after which an opening begins without any: each
 reader reads all of them."""
-
-
-class StoreNames(NamedTuple):
-    """Whose store it is: the zone that its facts belong to, and the node that records them, which is the zone of what
-    it says about itself."""
-
-    zone: str
-    node: str
 
 
 def begin_store(connection: sqlite3.Connection, path: Path, names: StoreNames, now_unix_ms: int) -> bool:
@@ -101,7 +95,8 @@ def load(connection: sqlite3.Connection, path: Path) -> Catalog:
 
 
 def _load(connection: sqlite3.Connection, path: Path) -> Catalog:
-    catalog = Catalog(*identity(connection, path))
+    catalog = Catalog(identity(connection, path))
+    lives = {stream: (life, first) for stream, life, first in _rows(connection, "select_newest_lives")}
     for number, name, released_offset, released_bytes, end_offset, bytes_total, *mark in _rows(
         connection, "select_streams"
     ):
@@ -110,7 +105,7 @@ def _load(connection: sqlite3.Connection, path: Path) -> Catalog:
         mark_ms, mark_unix_ms, is_backlog = mark
         catalog.streams[name] = StreamState(
             *(number, name, end_offset, bytes_total, released_offset, released_bytes),
-            *(mark_ms, mark_unix_ms or 0, bool(is_backlog)),
+            *(mark_ms, mark_unix_ms or 0, bool(is_backlog), lives.get(name)),
         )
     catalog.own_definitions = {
         zone: OwnDefinitions(Definitions(count, digest), number)
@@ -129,19 +124,18 @@ def _load(connection: sqlite3.Connection, path: Path) -> Catalog:
 
 
 def _load_lives(connection: sqlite3.Connection, catalog: Catalog) -> None:
-    """Load the last life of each stream and where own facts end in it, and draw the life of this process. It stays in
-    memory until a stream grows, so an opening that stores nothing leaves no trace."""
-    catalog.newest_lives = {stream: (life, first) for stream, life, first in _rows(connection, "select_newest_lives")}
+    """Draw the life of this process, and load where own facts end in each stream. The life stays in memory until a
+    stream grows, so an opening that stores nothing leaves no trace."""
     catalog.forked = frozenset(life for (life,) in _rows(connection, "select_forked"))
     catalog.life = draw_life(catalog.highest_life)
-    catalog.tips = {(zone, stream): BatchEnd(*tip) for zone, stream, *tip in _rows(connection, "select_tips")}
-    catalog.kept_tips = frozenset(catalog.tips)
-    for name, zone in product(catalog.streams, catalog.own_zones):
+    rows = _rows(connection, "select_tips")
+    catalog.tips = {(zone, stream): Tip(BatchEnd(*end), is_row=True) for zone, stream, *end in rows}
+    for name, zone in product(catalog.streams, catalog.names.own_zones):
         asked = {"stream": catalog.streams[name].id, "zone": zone}
-        if (zone, name) in catalog.kept_tips:
+        if (zone, name) in catalog.tips:
             continue
-        if (tip := connection.execute(QUERIES["select_own_end"], asked).fetchone()) is not None:
-            catalog.tips[zone, name] = BatchEnd(*tip)
+        if (end := connection.execute(QUERIES["select_own_end"], asked).fetchone()) is not None:
+            catalog.tips[zone, name] = Tip(BatchEnd(*end))
 
 
 def _load_consumers(connection: sqlite3.Connection, catalog: Catalog) -> None:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 
-from agent.batch import DIGEST_BYTES, NO_DIGEST, Batch, Definitions, Link, Origin, Sign, parse
+from agent.batch import DIGEST_BYTES, Batch, Definitions, Link, Origin, Sign, parse
 from agent.columns import BatchError
 from agent.fact_store.log import (
     Catalog,
@@ -25,6 +25,7 @@ from agent.fact_store.log import (
     StreamState,
     TailCache,
     TermRefused,
+    Tip,
     is_mark_due,
     parse_row,
 )
@@ -327,7 +328,7 @@ class Transaction:
             self._execute(_INSERT_BATCHES, list(chain.from_iterable(rows[at : at + ROWS_AT_ONCE])))
         for row in rows[whole:]:
             self._execute(QUERIES["insert_batch"], row)
-        self.add_use(stream.id, writer or self.catalog.zone, bytes_total - stream.bytes_total)
+        self.add_use(stream.id, writer or self.catalog.names.zone, bytes_total - stream.bytes_total)
         marked = stream
         if is_mark_due(stream.mark_ms, self.age_ms, stream.mark_unix_ms, self.now_unix_ms) or (
             is_backlog and not stream.is_backlog
@@ -335,10 +336,9 @@ class Transaction:
             marked = stream._replace(mark_ms=self.age_ms, mark_unix_ms=self.now_unix_ms, is_backlog=is_backlog)
             values = (stream.id, stream.end_offset + 1, stream.bytes_total, self.age_ms, self.now_unix_ms, is_backlog)
             self._execute(QUERIES["insert_mark"], values)
-        lives = self.catalog.newest_lives
-        if stream.name not in lives or lives[stream.name][0] != self.catalog.life:
+        if stream.newest_life is None or stream.newest_life[0] != self.catalog.life:
             self._execute(QUERIES["insert_life"], (stream.id, stream.end_offset + 1, self.catalog.life))
-            self.catalog.newest_lives = {**lives, stream.name: (self.catalog.life, stream.end_offset + 1)}
+            marked = marked._replace(newest_life=(self.catalog.life, stream.end_offset + 1))
         self.catalog.streams[stream.name] = marked._replace(end_offset=end_offset, bytes_total=bytes_total)
         tails = self.catalog.tails
         tails[stream.id] = tails.get(stream.id, TailCache()).extended(batches, end_offset)
@@ -349,7 +349,7 @@ class Transaction:
 
     def add_use(self, stream: int, zone: str, size: int) -> None:
         """Count bytes of a zone that came, or with a negative size are gone. Those of this node are the rest."""
-        if zone in self.catalog.own_zones:
+        if zone in self.catalog.names.own_zones:
             return
         use = max(0, self.catalog.zone_uses.get((stream, zone), 0) + size)
         self.catalog.zone_uses[stream, zone] = use
@@ -368,8 +368,8 @@ class Transaction:
         self.signer = signer
         if signer is not None and signer.certificate:
             for zone, one in {
-                self.catalog.node: signer.message_certificate,
-                self.catalog.zone: signer.certificate,
+                self.catalog.names.node: signer.message_certificate,
+                self.catalog.names.zone: signer.certificate,
             }.items():
                 self.add_signers([SignerCertificate(signer.key_id, one, is_trusted=True, zone=zone)])
 
@@ -475,13 +475,13 @@ class Transaction:
             why = f"term {term} is not above {begun_ms(catalog.highest_life)}, the number of this store's highest life"
             raise TermRefused(why, "ask for a term above it")
         for stream in catalog.streams.values():
-            if catalog.sealing_zone(stream.name) != catalog.zone:
+            if catalog.names.sealing_zone(stream.name) != catalog.names.zone:
                 continue
-            life, _ = self.newest_life(stream.id, catalog.zone)
-            ranges = self.held(stream.id, self.origin_number(Origin(catalog.zone, life)))
+            life, _ = self.newest_life(stream.id, catalog.names.zone)
+            ranges = self.held(stream.id, self.origin_number(Origin(catalog.names.zone, life)))
             end = BatchEnd(ranges[-1].last_sequence, ranges[-1].last_digest) if ranges else None
-            if end is not None and end != catalog.tips.get((catalog.zone, stream.name)):
-                self._set_tip(stream, catalog.zone, end)
+            if end is not None and end != catalog.tips.get((catalog.names.zone, stream.name), Tip()).end:
+                self._set_tip(stream, catalog.names.zone, end)
         catalog.life = draw_life(catalog.highest_life, term)
         return catalog.life
 
@@ -503,22 +503,20 @@ class Transaction:
             sealed = left._replace(last_sequence=sealed.last_sequence, last_digest=sealed.last_digest)
             ranges = tuple(before)
         self.set_held(stream.id, number, (*ranges, sealed))
-        self.catalog.tips[at] = BatchEnd(last.header.last_sequence, last.digest)
-        if at in self.catalog.kept_tips:  # what is held of this life ends with the tip again
+        if self.catalog.tips.get(at, Tip()).is_row:  # what is held of this life ends with the tip again
             self._execute(QUERIES["delete_tip"], (stream.id, zone))
-            self.catalog.kept_tips -= {at}
+        self.catalog.tips[at] = Tip(BatchEnd(last.header.last_sequence, last.digest))
         return self.add_batches(stream, batches, verified=range(len(batches) if self.signer else 0), writer=writer)
 
     def keep_tip(self, stream: StreamState, zone: str) -> None:
         """Write the tip of an own zone in a stream, because what is held of own lives will no longer end with it.
         Otherwise recovery finds it there, and no commit writes a row for it."""
-        if (at := (zone, stream.name)) not in self.catalog.kept_tips:
-            self._set_tip(stream, zone, self.catalog.tips.get(at, BatchEnd(0, NO_DIGEST)))
+        if not (tip := self.catalog.tips.get((zone, stream.name), Tip())).is_row:
+            self._set_tip(stream, zone, tip.end)
 
-    def _set_tip(self, stream: StreamState, zone: str, tip: BatchEnd) -> None:
-        self._execute(QUERIES["insert_tip"], (stream.id, zone, *tip))
-        self.catalog.tips[zone, stream.name] = tip
-        self.catalog.kept_tips |= {(zone, stream.name)}
+    def _set_tip(self, stream: StreamState, zone: str, end: BatchEnd) -> None:
+        self._execute(QUERIES["insert_tip"], (stream.id, zone, *end))
+        self.catalog.tips[zone, stream.name] = Tip(end, is_row=True)
 
     # ------------------------------------------------------------------------------------------------- the rest
 

@@ -137,7 +137,7 @@ class Committer:
 
     def _perform(self, transaction: Transaction, group: CommitGroup) -> list[tuple[Work, Any]]:
         """Run the work of the group inside the open transaction; a refusal is an outcome."""
-        target, own = self.limits.settings.batch_facts_target, transaction.catalog.zone
+        target, own = self.limits.settings.batch_facts_target, transaction.catalog.names.zone
         outcomes: list[tuple[Work, Any]] = [(call, self._run_call(transaction, call)) for call in group.early]
         for stream, samples in group.samples.items():
             size = sum(one.bytes for one in samples)
@@ -182,7 +182,7 @@ class Committer:
             self._rows.bound()
         else:
             self._rows.forget()
-        self.housekeeping.settle(is_durable=is_durable)
+            self.housekeeping.rolled_back(time.monotonic_ns())
 
     def _roll_back(self, error: sqlite3.Error) -> StoreError:
         found = running_error(self.path, error)
@@ -194,7 +194,6 @@ class Committer:
         if self._witness is not None:
             self._witness.failed()
         self._settle(is_durable=False)
-        self.housekeeping.postpone(time.monotonic_ns())
         found.__cause__ = error
         if isinstance(found, StoreFull):
             self.housekeeping.free_ballast()

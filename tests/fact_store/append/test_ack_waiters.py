@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 
 from agent.append_contract import AppendOutcome
-from agent.batch import Origin
 from agent.fact_store import FactStore
 from agent.fact_store.append import ack_waiters
 from agent.fact_store.append.ack_waiters import AckWaiters
 from agent.fact_store.append.acks import ack_terms
 from agent.fact_store.append.queue import AppendMessages
 from agent.fact_store.consumers.activity import ConsumerActivity
-from agent.fact_store.log.catalog import Catalog, StreamState
+from agent.fact_store.log.catalog import Catalog, StoreNames, StreamState
 from agent.fact_store.log.errors import AcksRefused
 from agent.fact_store.log.frontier import Confirmed
 from agent.fact_store.log.lifecycle import Lifecycle
@@ -214,7 +213,7 @@ def test_a_fetch_that_waits_at_the_end_keeps_up(tmp_path: Path) -> None:
 
 def waiting_for(frontier: int) -> tuple[AckWaiters, Catalog]:
     """No fetch waits yet; one consumer, which has fetched nothing, has confirmed so much of a stream of ten facts."""
-    catalog = Catalog(Origin("plant", bytes(16)))
+    catalog = Catalog(StoreNames("plant", "plant"))
     catalog.streams[OPERATIONAL] = StreamState(1, OPERATIONAL, 10)
     confirmed = Confirmed(frontier)
     catalog.consumers["a"] = ConsumerState(1, "a", "idmz", OPERATIONAL, Lifecycle.ONLINE, 0, confirmed)
@@ -277,7 +276,7 @@ def test_two_appends_on_equal_terms_time_out_one_after_the_other() -> None:
 def test_a_fact_released_unconfirmed_is_not_acknowledged() -> None:
     """A frontier passes a released fact. For appends that still wait for one, the last released fact included, that is
     no confirmation; the append behind it is confirmed, and so is the next one after a second release."""
-    activity, catalog = ConsumerActivity(), Catalog(Origin("plant", bytes(16)))
+    activity, catalog = ConsumerActivity(), Catalog(StoreNames("plant", "plant"))
     stream = StreamState(1, OPERATIONAL, 6)
     consumer = ConsumerState(1, "a", "idmz", OPERATIONAL, Lifecycle.ONLINE, 0, Confirmed())
     catalog.streams[OPERATIONAL], catalog.consumers["a"] = stream, consumer
@@ -303,7 +302,7 @@ def test_repeats_of_an_old_message_do_not_keep_what_was_answered_in_memory() -> 
     at their timeout are removed from memory all the same."""
     now_ns, timeout_ns = 0, 1_000_000_000
     slow = ack_terms(dataclasses.replace(ALL, acks_timeout_ms=1000))
-    catalog = Catalog(Origin("plant", bytes(16)))
+    catalog = Catalog(StoreNames("plant", "plant"))
     catalog.streams[OPERATIONAL] = StreamState(1, OPERATIONAL, 100_000)
     catalog.consumers["a"] = ConsumerState(1, "a", "idmz", OPERATIONAL, Lifecycle.ONLINE, 0, Confirmed())
     waiting = AckWaiters(ConsumerActivity().followers)

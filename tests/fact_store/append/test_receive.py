@@ -404,20 +404,20 @@ def test_own_facts_that_come_home_do_not_move_the_chain(tmp_path: Path) -> None:
     path = tmp_path / "facts.db"
     with plant(tmp_path) as store:
         done(store.appends.append_samples(TELEMETRY, samples(10)))
-        tip, was = store._writer.catalog.tips["plant", TELEMETRY], store.origin
+        tip, was = store._writer.catalog.tips["plant", TELEMETRY].end, store.origin
     lost = batch.Link(TELEMETRY, was, tip.last_sequence + 1, tip.digest)
     home = batch.seal_samples(lost, samples(20, 11), store._writer.catalog.definitions_of("plant").definitions)
     with FactStore.open(path, "plant", settings=AT_ONCE) as store:
         assert done(put_page(store, "idmz", TELEMETRY, [home], [], None)).stored_facts == 20
     with FactStore.open(path, "plant", settings=AT_ONCE) as store:
-        assert store._writer.catalog.tips["plant", TELEMETRY] == tip
+        assert store._writer.catalog.tips["plant", TELEMETRY].end == tip
         done(store.appends.append_samples(TELEMETRY, samples(5, 100)))
         last = parsed(sealed_in(store))[-1].header
         assert (last.first_sequence, last.previous_digest, last.origin) == (11, tip.digest, store.origin)
         assert [one.kind for one in store.reader.incidents()] == ["branch"]
-        tip = store._writer.catalog.tips["plant", TELEMETRY]
+        tip = store._writer.catalog.tips["plant", TELEMETRY].end
     with FactStore.open(path, "plant", settings=AT_ONCE) as store:
-        assert store._writer.catalog.tips["plant", TELEMETRY] == tip
+        assert store._writer.catalog.tips["plant", TELEMETRY].end == tip
 
 
 def test_a_batch_of_the_present_life_begins_another_one(tmp_path: Path) -> None:

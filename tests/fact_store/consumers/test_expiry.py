@@ -9,19 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from agent.batch import Origin
 from agent.fact_store import FactStore
 from agent.fact_store.consumers.activity import ConsumerActivity
 from agent.fact_store.consumers.consumers import apply_events
 from agent.fact_store.consumers.expiry import RETRY_NS, ConsumerExpiry
 from agent.fact_store.log import lifecycle
-from agent.fact_store.log.catalog import Catalog
+from agent.fact_store.log.catalog import Catalog, StoreNames
 from agent.fact_store.log.errors import ConfirmBeyondLog, ConsumerInUse, StoreBusy, StreamIsLocal, UnknownConsumer
 from agent.fact_store.log.frontier import Confirmed
 from agent.fact_store.log.lifecycle import Event, Lifecycle
 from agent.fact_store.log.records import ConsumerState
 from agent.settings.store import StreamSettings
-from tests.fact_store.making import AT_ONCE, LIFE, TELEMETRY, done, failed, samples, tag
+from tests.fact_store.making import AT_ONCE, TELEMETRY, done, failed, samples, tag
 from tests.support.relay_store import FRONTIERS, opened, relay_store
 from tests.waiting import wait_until
 
@@ -135,7 +134,7 @@ def test_when_a_consumer_is_lost() -> None:
     second."""
     activity = ConsumerActivity()
     lifetimes = ConsumerExpiry(activity, lambda _: 45)
-    catalog = Catalog(Origin("plant", LIFE))
+    catalog = Catalog(StoreNames("plant", "plant"))
     catalog.consumers["a"] = ConsumerState(1, "a", "idmz", TELEMETRY, Lifecycle.ONLINE, 0, Confirmed())
 
     def fetched(at: int, waits: int = 0) -> None:
@@ -159,7 +158,7 @@ def test_consumers_of_two_streams_are_lost_after_the_time_of_their_own() -> None
     """Three consumers, of which one goes on fetching: the others are lost at different times, each once, and the alarm
     is the earliest of those that are left."""
     activity, lost_ns = ConsumerActivity(), {TELEMETRY: 45, "facts.alarms": 100}
-    lifetimes, catalog = ConsumerExpiry(activity, lost_ns.__getitem__), Catalog(Origin("plant", LIFE))
+    lifetimes, catalog = ConsumerExpiry(activity, lost_ns.__getitem__), Catalog(StoreNames("plant", "plant"))
     for number, (name, stream) in enumerate({"a": TELEMETRY, "b": "facts.alarms", "c": TELEMETRY}.items()):
         state = ConsumerState(number, name, "idmz", stream, Lifecycle.ONLINE, 0, Confirmed())
         catalog.consumers[name] = state
