@@ -121,14 +121,24 @@ class Appends:
         """As `append_message`, for several messages in one commit. Each has its own outcome, and its own precondition
         if any are given."""
         self._check(stream, messages, acks, preconditions)
-        return self._append(stream, messages, acks, preconditions)
+        keys, contents = [message_key(one, self._zone) for one in messages], [content_digest(one) for one in messages]
+        size = sum(len(one.fact.object_json) + _MESSAGE_BYTES for one in messages)
+        terms = ack_terms(self._policy(stream), acks)
+        asked = [one or NO_PRECONDITION for one in preconditions]
+        append = AppendMessages(stream, list(messages), keys, contents, size, time.monotonic_ns(), terms, asked)
+        self._writer.queue.put_messages(append)
+        if not terms.is_answered_unstored:
+            return append.future
+        answered: Future[list[AppendOutcome]] = Future()
+        answered.set_result([AppendOutcome(0, "queued")] * len(messages))
+        return answered
 
     def _check(
         self,
         stream: str,
         messages: Sequence[Message],
-        acks: Acks | None = None,
-        preconditions: Sequence[Precondition | None] = (),
+        acks: Acks | None,
+        preconditions: Sequence[Precondition | None],
     ) -> None:
         """Raise the errors that `append_messages` raises at once, except for a full queue; append nothing.
         ArtifactMissing for a message that refers to an artifact that is not stored here."""
@@ -151,26 +161,6 @@ class Appends:
             check_precondition(precondition, is_strong=is_strong)
             if ack_terms(self._policy(stream), acks).is_answered_unstored:
                 raise AcksRefused("acks none is answered before the precondition is decided", "use acks local")
-
-    def _append(
-        self,
-        stream: str,
-        messages: Sequence[Message],
-        acks: Acks | None = None,
-        preconditions: Sequence[Precondition | None] = (),
-    ) -> Future[list[AppendOutcome]]:
-        """Append messages that were checked. Raises AcksRefused, StoreBusy at once."""
-        keys, contents = [message_key(one, self._zone) for one in messages], [content_digest(one) for one in messages]
-        size = sum(len(one.fact.object_json) + _MESSAGE_BYTES for one in messages)
-        terms = ack_terms(self._policy(stream), acks)
-        asked = [one or NO_PRECONDITION for one in preconditions]
-        append = AppendMessages(stream, list(messages), keys, contents, size, time.monotonic_ns(), terms, asked)
-        self._writer.queue.put_messages(append)
-        if not terms.is_answered_unstored:
-            return append.future
-        answered: Future[list[AppendOutcome]] = Future()
-        answered.set_result([AppendOutcome(0, "queued")] * len(messages))
-        return answered
 
     def set_completeness(self, source: str, parts: Mapping[str, tuple[int, int | None] | None]) -> Future[None]:
         """Record up to when parts of a source are complete on its clock, and by how much that was ahead of this node's

@@ -17,7 +17,7 @@ from agent.fact_store.log.errors import (
     UnknownConsumer,
 )
 from agent.lease import LEASE_EPOCH_MAX, NO_LEASE, Lease, LeaseClaim
-from tests.fact_store.making import LIMIT_S, TELEMETRY, done, failed, plant, samples
+from tests.fact_store.making import LIMIT_S, OPERATIONAL, TELEMETRY, done, failed, plant, samples
 from tests.waiting import wait_until
 
 NAME = "idmz.telemetry"
@@ -131,11 +131,12 @@ def test_old_requests_take_no_lease_of_a_consumer_that_is_registered_again(tmp_p
 
 
 def test_the_limit_of_consumers_holds_for_requests_that_come_together(tmp_path: Path) -> None:
-    """Of forty registrations in one commit exactly as many succeed as the zone may have. Another zone's is not refused
-    because of them. A name that is registered already does not count twice."""
+    """Of forty registrations in one commit, for two streams, exactly as many succeed as the zone may have. Another
+    zone's is not refused because of them. A name that is registered already does not count twice."""
     with plant(tmp_path) as store:
         registering = [
-            store.consumers.register(f"idmz.{number}", "idmz", TELEMETRY, zone_max=8) for number in range(40)
+            store.consumers.register(f"idmz.{number}", "idmz", (TELEMETRY, OPERATIONAL)[number % 2], zone_max=8)
+            for number in range(40)
         ]
         errors = [one.exception(LIMIT_S) for one in registering]
         assert [type(one) for one in errors if one is not None] == [TooManyConsumers] * 32

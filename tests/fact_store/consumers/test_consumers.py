@@ -14,7 +14,7 @@ from agent.fact_store.log.lifecycle import Lifecycle
 from agent.lease import LeaseClaim
 from agent.message import MessageError
 from tests.fact_store.making import OPERATIONAL, TELEMETRY, done, failed, plant, samples
-from tests.support.relay_store import ALARMS, FRONTIERS, opened, relay_store
+from tests.support.relay_store import FRONTIERS, opened, relay_store
 
 NAME = "idmz.facts.telemetry"
 
@@ -120,12 +120,3 @@ def test_what_a_consumer_does_changes_no_other(tmp_path: Path) -> None:
         assert {one.name: one.frontier for one in store.consumers.all()} == {
             one: frontier for one, (_, _, frontier) in FRONTIERS.items() if one != name
         }
-
-
-def test_the_limit_of_consumers_counts_those_of_a_zone_in_all_streams(tmp_path: Path) -> None:
-    """The enterprise has one in each of two streams; the consumers of other zones do not count."""
-    with opened(relay_store(tmp_path, is_holed=False)) as store:
-        for stream in (TELEMETRY, ALARMS):
-            refused = store.consumers.register("enterprise.more", "enterprise", stream, zone_max=2)
-            assert "enterprise has 2 consumers and may have 2" in str(failed(refused))
-        done(store.consumers.register("enterprise.more", "enterprise", ALARMS, zone_max=3))
