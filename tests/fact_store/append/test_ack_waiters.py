@@ -16,7 +16,6 @@ from agent.fact_store.append.acks import ack_terms
 from agent.fact_store.append.queue import AppendMessages
 from agent.fact_store.consumers.activity import ConsumerActivity
 from agent.fact_store.log.catalog import Catalog, StoreNames, StreamState
-from agent.fact_store.log.errors import AcksRefused
 from agent.fact_store.log.frontier import Confirmed
 from agent.fact_store.log.lifecycle import Lifecycle
 from agent.fact_store.log.records import Appended, ConsumerState
@@ -27,7 +26,6 @@ from tests.waiting import wait_until
 ALL = StreamSettings(OPERATIONAL, acks="all", acks_timeout_ms=3_600_000, in_sync_lag_ms=3_600_000)
 SOON = dataclasses.replace(ALL, acks_timeout_ms=1)
 QUEUED_CLASS = dataclasses.replace(ALL, write_class="queued")
-STRONG = dataclasses.replace(SOON, write_class="strong")
 
 
 @contextmanager
@@ -82,17 +80,6 @@ def test_timeout_answers_queued_and_keeps_the_fact(tmp_path: Path) -> None:
         assert done(store.appends.append_message(OPERATIONAL, message("m1"))) == AppendOutcome(
             1, "noop_already_applied"
         )
-
-
-def test_strong_is_never_silently_local(tmp_path: Path) -> None:
-    """A strong stream answers queued with a warning, also for a repeat, and refuses an override to less."""
-    with plant(tmp_path, STRONG) as store:
-        for _ in range(2):
-            outcome = done(store.appends.append_message(OPERATIONAL, message("m1")))
-            assert (outcome.outcome, bool(outcome.warning)) == ("queued", True)
-        with pytest.raises(AcksRefused, match="strong"):
-            store.appends.append_message(OPERATIONAL, message("m2"), acks="local")
-        assert ids_in(store) == ["m1"]
 
 
 def test_write_class_queued_answers_at_once(tmp_path: Path) -> None:

@@ -14,11 +14,9 @@ import pytest
 
 from agent.fact_store import FactStore, StoreReader
 from agent.fact_store.append.group_commit import CommitPace
-from agent.fact_store.log.errors import StoreFailed
 from agent.fact_store.retention import housekeeping
 from agent.settings.store import StoreSettings, StreamSettings
-from tests.fact_store.durability.faulty_disk import FaultyDisk, the_disk
-from tests.fact_store.making import NEVER, OPERATIONAL, TELEMETRY, done, failed, message, samples, tag, writer_sleeps
+from tests.fact_store.making import NEVER, OPERATIONAL, TELEMETRY, done, message, samples, tag, writer_sleeps
 from tests.sim import first_seed, scaled
 from tests.waiting import wait_until
 
@@ -75,16 +73,6 @@ def test_it_makes_no_commit_of_its_own(tmp_path: Path) -> None:
         assert frontier_in(store.path) == 30
 
 
-def test_it_goes_with_samples(tmp_path: Path) -> None:
-    """The commit of samples that are due takes it along."""
-    with plant(tmp_path, SMALL) as store:
-        commits = store.statistics().commits
-        riding = ride(store, 20)
-        done(store.appends.append_samples(TELEMETRY, samples(20, 100)))
-        assert done(riding) == 20
-        assert store.statistics().commits == commits + 1
-
-
 def test_it_has_a_commit_where_none_comes(tmp_path: Path) -> None:
     """On a quiet store it is committed without facts."""
     with plant(tmp_path, replace(SMALL, commit_interval_ms=5)) as store:
@@ -122,38 +110,6 @@ def test_an_append_that_waits_for_consumers_hastens_them(tmp_path: Path) -> None
         wait_until(lambda: store._writer.acks.has_any, "waits for the consumer")
         store.consumers.confirm(name, 1, is_awaited=False)
         assert done(appending).outcome == "applied"
-
-
-def test_closing_commits_it(tmp_path: Path) -> None:
-    """An orderly end loses none."""
-    with plant(tmp_path, SMALL) as store:
-        riding = ride(store, 30)
-    assert done(riding) == 30
-    with plant(tmp_path, SMALL) as store:
-        found = store.consumers.get(NAME)
-        assert found is not None
-        assert found.frontier == 30
-
-
-def test_a_failed_commit_answers_none(tmp_path: Path) -> None:
-    """A deferred confirmation is not answered as durable when its commit fails."""
-    disk = the_disk()
-    if disk is None:
-        pytest.skip("this interpreter's SQLite cannot be reached")
-    with plant(tmp_path, SMALL):
-        pass
-    store = _open_on(disk, tmp_path)
-    riding = ride(store, 30)
-    disk.arm(1, for_ever=True, full=False, only="write")
-    store.consumers.hasten()
-    assert isinstance(failed(riding), StoreFailed)
-    disk.arm(0, for_ever=False, full=False)
-    store.close()
-    assert frontier_in(tmp_path / "facts.db") == 0
-
-
-def _open_on(disk: FaultyDisk, folder: Path) -> FactStore:
-    return FactStore.open(folder / "facts.db", "plant", settings=SMALL, connect_to=disk.connect({}))
 
 
 Asked = list[tuple[str, int, Future[Any]]]

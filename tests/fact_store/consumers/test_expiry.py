@@ -60,20 +60,10 @@ def test_any_fetch_makes_it_online(tmp_path: Path) -> None:
         store.consumers.seen("nobody", is_at_end=True)  # of whom nothing is known, nothing is kept
 
 
-def test_an_unseen_consumer_is_offline_until_its_next_fetch(tmp_path: Path) -> None:
-    """A consumer that was not seen for three times the lag is offline, without any write; the next fetch brings it
-    back."""
-    with plant(tmp_path, HASTY) as store:
-        done(store.consumers.confirm(NAME, 3))
-        wait_until(lambda: state(store) is Lifecycle.OFFLINE, "lost")
-        store.consumers.seen(NAME, is_at_end=True, waits_ms=3_600_000)
-        wait_until(lambda: state(store) is Lifecycle.ONLINE, "back")
-        assert store.consumers.get(NAME).frontier == 3  # type: ignore[union-attr]
-
-
 def test_each_return_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A consumer that is lost again and again comes back by each next fetch; a fetch that the store was too busy to
-    record does not keep the next one from being recorded."""
+    """A consumer that was not seen for three times the lag is offline, without any write; it is lost again and again,
+    and comes back by each next fetch. A fetch that the store was too busy to record does not keep the next one from
+    being recorded."""
 
     def busy(*_: object, **__: object) -> None:
         raise StoreBusy("the queue is full")
@@ -85,8 +75,11 @@ def test_each_return_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         for _ in range(2):
             store.consumers.seen(NAME, is_at_end=False)
             wait_until(lambda: state(store) is Lifecycle.OFFLINE, "lost")
+        done(store.consumers.confirm(NAME, 3))
+        wait_until(lambda: state(store) is Lifecycle.OFFLINE, "lost after a confirmation")
         store.consumers.seen(NAME, is_at_end=True, waits_ms=3_600_000)
         wait_until(lambda: state(store) is Lifecycle.ONLINE, "back")
+        assert store.consumers.get(NAME).frontier == 3  # type: ignore[union-attr]
 
 
 def test_a_refused_confirmation_is_no_sign_of_life(tmp_path: Path) -> None:
@@ -95,24 +88,6 @@ def test_a_refused_confirmation_is_no_sign_of_life(tmp_path: Path) -> None:
         assert isinstance(failed(store.consumers.confirm(NAME, 11)), ConfirmBeyondLog)
         assert store.consumers.seen_unix_ms(NAME) is None
         assert [one.caught_up_ns for one in store.consumers.followers(TELEMETRY)] == [None]
-
-
-def test_when_it_was_seen_survives_a_restart(tmp_path: Path) -> None:
-    """An orderly close stores when each consumer was seen, also one that only fetched; none is online after the
-    restart."""
-    with plant(tmp_path) as store:
-        assert store.consumers.seen_unix_ms(NAME) is None
-        store.consumers.seen(NAME, is_at_end=True)
-        seen = store.consumers.seen_unix_ms(NAME)
-        assert seen is not None
-        wait_until(lambda: state(store) is Lifecycle.ONLINE, "online")
-        later = seen + 3_600_000  # and it goes on fetching for an hour, which costs no commit
-        store._writer.activity.record_fetch(
-            NAME, is_at_end=True, waits_ns=0, now_ns=time.monotonic_ns(), now_unix_ms=later
-        )
-    with plant(tmp_path) as store:
-        assert state(store) is Lifecycle.OFFLINE
-        assert store.consumers.seen_unix_ms(NAME) == later
 
 
 def test_when_each_was_seen_survives_a_restart(tmp_path: Path) -> None:
@@ -209,16 +184,6 @@ def test_an_event_that_comes_too_late_changes_nothing(tmp_path: Path) -> None:
         lost = partial(apply_events, events={NAME: Event.LOST}, seen_unix_ms=lambda _: None)
         done(store._writer.submit("expire", lost))
         assert store.consumers.get(NAME) == dataclasses.replace(before, lifecycle=Lifecycle.OFFLINE)
-
-
-def test_an_online_consumer_is_removed_only_with_force(tmp_path: Path) -> None:
-    """An online consumer is refused by name and stays; a new or offline one needs no force."""
-    with plant(tmp_path) as store:
-        done(store.consumers.confirm(NAME, 3))
-        assert isinstance(failed(store.consumers.remove(NAME)), ConsumerInUse)
-        assert done(store.consumers.confirm(NAME, 4)) == 4
-        assert state(store) is Lifecycle.ONLINE
-        assert done(store.consumers.remove(NAME, force=True)) is Lifecycle.DELETION_STARTED
 
 
 def test_a_consumer_that_returns_during_its_removal_is_kept(tmp_path: Path) -> None:
