@@ -26,10 +26,7 @@ from tests.batch.making import bits
 from tests.fact_store.making import AT_ONCE, OPERATIONAL, TELEMETRY, done
 from tests.query.exact import exact_value
 from tests.query.making import BASE_NS, SECOND_NS, TAGS, VALUES, damage, everything, naive
-from tests.support import relay_store as relay
-from tests.support.relay_store import ALARMS, HOLES, placed, relay_store
 
-MINUTE_NS = relay.MINUTE_NS
 NAMES = (
     "stream", "offset", "zone", "life", "sequence", "kind", "subject", "predicate", "tag", "unit", "quality",
     "source_time", "source_time_ns", "object_json", "message_id",
@@ -129,6 +126,10 @@ def test_a_damaged_batch_is_named_and_the_rest_is_there(tmp_path: Path, *, is_se
         scanner = Scanner(reader)
         assert rows(scanner, Bounds()) == plain(kept)
         assert scanner.counters.holes == [(TELEMETRY, hole)]
+        for elsewhere in (Bounds(zones=frozenset({"north"})), Bounds(time_min_ns=BASE_NS + 1000 * SECOND_NS)):
+            other = Scanner(reader)
+            assert rows(other, elsewhere)
+            assert other.counters.holes == [], "its header says that it is not asked for"
         shown = list(fact_messages(reader, TELEMETRY, 0, 1000))
         searcher = Scanner(reader)
         find_latest(searcher, BASE_NS)
@@ -287,26 +288,3 @@ def test_a_store_with_an_older_schema_names_the_migrate_command(tmp_path: Path) 
     with pytest.raises(StoreUnusable, match="bsfg store migrate") as caught:
         StoreReader(file)
     assert not isinstance(caught.value, StoreDamaged)
-
-
-def test_bounds_choose_among_two_streams_and_two_plants(tmp_path: Path) -> None:
-    """By stream, zone, offset and time, forwards and backwards; the damaged batch is named where it is asked for."""
-    with closing(StoreReader(relay_store(tmp_path))) as reader:
-        everything_there = [(stream, *fact) for stream in (ALARMS, TELEMETRY) for fact in placed(stream)]
-        for bounds, expected in (
-            (Bounds(), everything_there),
-            (Bounds(streams=frozenset({ALARMS})), [one for one in everything_there if one[0] == ALARMS]),
-            (Bounds(zones=frozenset({"plant-b"})), [one for one in everything_there if one[2] == "plant-b"]),
-            (Bounds(offset_min=2, offset_max=5), [(ALARMS, *fact) for fact in placed(ALARMS) if 2 <= fact[0] <= 5]),
-            (Bounds(time_min_ns=relay.BASE_NS + 100 * MINUTE_NS), [(ALARMS, *fact) for fact in placed(ALARMS)]),
-        ):
-            scanner = Scanner(reader)
-            for newest_first in (False, True):
-                found = [
-                    (row["stream"], row["offset"], row["zone"], row["sequence"])
-                    for row in rows(scanner, bounds, newest_first=newest_first)
-                ]
-                assert found == (expected[::-1] if newest_first else expected), bounds
-            # By its header it is of plant-b, and earlier than the time.
-            is_asked = bounds in (Bounds(), Bounds(zones=frozenset({"plant-b"})))
-            assert scanner.counters.holes == [(TELEMETRY, HOLES[1])] * is_asked, bounds

@@ -31,7 +31,6 @@ from tests.batch.making import bits
 from tests.fact_store.making import AT_ONCE, TELEMETRY, Elsewhere, done
 from tests.query.making import BASE_NS, SECOND_NS, damage, everything, naive, recorded
 from tests.support.memory import memory_folder
-from tests.support.relay_store import ALARMS, relay_store
 
 OTHER = "facts.other"
 MINUTE_NS = 60 * SECOND_NS
@@ -438,28 +437,6 @@ def test_damage_is_named_and_an_older_value_is_found(tmp_path: Path) -> None:
     flow = by_subject(found)["plant", "tag:line1/flow"].latest
     assert flow is not None
     assert flow.unit == "l/min"
-
-
-def test_the_latest_value_is_found_across_streams_and_holes(tmp_path: Path) -> None:
-    """Of two plants with a tag of the same name, and of a tag that is in two streams, behind a damaged batch."""
-    file = relay_store(tmp_path)
-    everywhere = {
-        ("plant-a", "tag:line1/flow"): (14.0, "l/min", TELEMETRY, 19),
-        ("plant-a", "tag:line1/temp"): (3.0, "degC", ALARMS, 5),
-        ("plant-b", "tag:line1/temp"): (8.0, "K", TELEMETRY, 23),
-        ("plant-b", "tag:line2/level"): (3.0, "m", ALARMS, 6),
-    }
-    in_telemetry = everywhere | {
-        ("plant-a", "tag:line1/temp"): (15.0, "degC", TELEMETRY, 20),
-        ("plant-b", "tag:line2/level"): (9.0, "m", TELEMETRY, 24),
-    }
-    for streams, expected in ((None, everywhere), (frozenset({TELEMETRY}), in_telemetry)):
-        rows, _ = found_in(file, BASE_NS + 200 * MINUTE_NS, streams=streams)
-        assert {
-            (row.tag.zone, row.tag.subject): (one.value, one.unit, one.arrival.stream, one.arrival.offset)
-            for row in rows
-            if (one := row.latest) is not None
-        } == expected
 
 
 def test_batches_are_read_in_groups_that_fit_into_memory() -> None:
