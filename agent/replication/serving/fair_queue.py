@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from agent.replication.protocol.pacing import Alarm
 
 T = TypeVar("T")
-_T_co = TypeVar("_T_co", covariant=True)
 
 
 class FairQueue(Generic[T]):
@@ -95,30 +94,23 @@ class FairQueue(Generic[T]):
         return not self._queues
 
 
-class Turns(Protocol[_T_co]):
-    """What gives work its turn."""
-
-    def take(self, now_ms: int) -> _T_co | None: ...
-    def due_ms(self, now_ms: int) -> int | None: ...
-
-
 class Dispatcher(Generic[T]):
     """Begins work when it has its turn: at once, or by an alarm."""
 
     def __init__(
         self,
-        turns: Turns[T],
+        queue: FairQueue[T],
         begin: Callable[[T], object],
         now_ms: Callable[[], int],
         call_later: Callable[[float, Callable[[], object]], Callable[[], None]],
     ) -> None:
-        self._turns, self._begin, self._now_ms = turns, begin, now_ms
+        self._queue, self._begin, self._now_ms = queue, begin, now_ms
         self._alarm = Alarm(call_later, self.begin_due)
 
     def begin_due(self) -> None:
         """Begin all work that has its turn."""
         # One time for turns and alarm: a node that becomes ready in between would otherwise get no alarm.
         now_ms = self._now_ms()
-        while (work := self._turns.take(now_ms)) is not None:
+        while (work := self._queue.take(now_ms)) is not None:
             self._begin(work)
-        self._alarm.set(self._turns.due_ms(now_ms), now_ms)
+        self._alarm.set(self._queue.due_ms(now_ms), now_ms)
