@@ -162,9 +162,7 @@ class Confirm(Part, frozen=True):
 
     def check(self, operation: str) -> None:
         """Raise MalformedMessage if the range is backwards."""
-        if self.first_offset is not None and self.first_offset > self.last_offset:
-            why = f"confirm from {self.first_offset} to {self.last_offset} is backwards"
-            raise MalformedMessage(why, "bad_request", operation)
+        check_forwards(self.first_offset or self.last_offset, self.last_offset, operation)
 
 
 class FetchFacts(RequestBody, frozen=True, tag="FetchFacts", tag_field="operation"):
