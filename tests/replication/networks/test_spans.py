@@ -1,8 +1,6 @@
-"""Spans of a pull and of the serving side: how each ends, decided by events alone, and all of them once over a real
-broker. Shown to fail with the product broken: a fetch whose span never ends, waiting counted as serving."""
+"""Spans of a pull and of the serving side: how each ends."""
 
 import asyncio
-import logging
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -10,9 +8,7 @@ import msgspec
 import pytest
 
 from agent.lease import LeaseClaim
-from agent.message import Envelope
 from agent.positions import NOTHING_READ, Position
-from agent.replication.protocol.errors import PeerRefused
 from agent.replication.protocol.messages import (
     AcquireLease,
     AppendFact,
@@ -22,11 +18,9 @@ from agent.replication.protocol.messages import (
     GetDigests,
     GetLatest,
     LogPosition,
-    NewFact,
-    NewMessage,
     Request,
+    operation_of,
 )
-from agent.replication.protocol.topics import request_topic, response_topic
 from agent.replication.pulling.pull_spans import CONFIRMS_MAX, PullSpans
 from agent.replication.pulling.receiving.pull_events import (
     Appended,
@@ -41,18 +35,15 @@ from agent.replication.pulling.receiving.pull_events import (
     Tick,
 )
 from agent.replication.pulling.receiving.receiver import Receiver
-from agent.replication.pulling.throttled_requester import ThrottledRequester
 from agent.replication.serving.consumer_effects import StartConfirm
 from agent.replication.serving.operations.consumers import BOOTSTRAPS_MAX, BootstrapSpans, Consumers
 from agent.replication.serving.operations.context import Context
-from agent.settings.store import StoreSettings
-from agent.telemetry import Side, Span, SpanStatistics, Telemetry
-from tests.replication.nodes import STREAM, Node
-from tests.support.mosquitto import Mosquitto
+from agent.telemetry import Side, Span, SpanStatistics, Started, Telemetry
+from tests.replication.nodes import STREAM
+from tests.replication.serving.support import filled, new_message, serving
 from tests.waiting import wait_until_async
 
 ONE = "1" * 32
-SMALL_BATCHES = StoreSettings(batch_facts_target=50)  # 1,000 facts are several pages of 2,048 bytes
 PATIENCE = ReceiverSettings(wait_ms=1_000, answer_timeout_ms=500, backoff_ms_min=100, backoff_ms_max=400)
 
 
@@ -254,85 +245,38 @@ def test_how_a_confirm_span_ends_on_the_serving_side() -> None:
     assert ends(telemetry, Span.CONFIRM, Side.SERVING) == (3, 1, 1, 1)
 
 
-@pytest.mark.system
-def test_requests_are_counted_by_operation_on_both_sides(broker: Mosquitto, tmp_path: Path) -> None:
-    """Appends, leases, ranges and latest values: answered ones stop on both sides, refused ones fail on both, abandoned
-    ones are discarded by the requester; an unreadable request has no operation."""
+async def test_requests_are_counted_by_operation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answered ones stop, refused ones fail, one that waits when the node is stopped is discarded; an unreadable request
+    has no operation. The time for which a fetch waits for facts is no serving time."""
+    telemetry, waited_ns, stop = Telemetry(), list[int](), Telemetry.stop
 
-    async def scenario() -> tuple[Telemetry, Telemetry]:
-        plant, idmz = (Node.open(broker, zone, tmp_path) for zone in ("plant-a", "idmz"))
-        server = plant.serve({"idmz": [STREAM]}, {"idmz": [STREAM]})
-        asking = Telemetry()
-        asker = ThrottledRequester(idmz.requester("plant-a"), telemetry=asking)
-        envelope = Envelope("a", "idmz", "*", 1)
-        fact = NewFact(subject="order:1", predicate="done", object=msgspec.Raw(b"1"))
+    def stopped(self: Telemetry, span: Started, excluded_ns: int = 0, **fields: object) -> None:
+        waited_ns.append(excluded_ns)
+        stop(self, span, excluded_ns, **fields)
+
+    monkeypatch.setattr(Telemetry, "stop", stopped)
+    async with serving(tmp_path, {"idmz": frozenset({STREAM})}, telemetry=telemetry) as (server, peer):
+        life = (await filled(server, 5)).life.hex()
         good: list[Request] = [
-            AppendFact(stream=STREAM, messages=[NewMessage(envelope=envelope, fact=fact)]),
+            AppendFact(stream=STREAM, messages=[new_message("a")]),
             AcquireLease(stream=STREAM, producer="idmz.mes"),
-            FetchRange(stream=STREAM, first_offset=1, last_offset=1, life=plant.store.life.hex(), limit=10),
+            FetchRange(stream=STREAM, first_offset=1, last_offset=1, life=life, limit=10),
             GetLatest(stream=STREAM),
             GetDigests(stream=STREAM),
         ]
-        async with plant.running(), idmz.running(), asyncio.TaskGroup() as group:
-            for request in good:
-                await asker.ask(request, 5)
-                with pytest.raises(PeerRefused):
-                    await asker.ask(msgspec.structs.replace(request, stream="facts.unknown"), 5)
-            at_end = LogPosition(offset=1, life=plant.store.life.hex())
-            waits = FetchFacts(consumer_name="idmz.c", stream=STREAM, limit=1, wait_ms=60_000, after=at_end)
-            idle = group.create_task(asker.ask(waits, 5))
-            await wait_until_async(lambda: server.statistics().parked, "the fetch to wait")
-            idle.cancel()
-            await asyncio.wait([idle])
-            idmz.link.require().publish_request(
-                request_topic("plant-a", "idmz"), b"{", response_topic("plant-a", "idmz", "none"), b"x" * 16, 10
-            )
-            await wait_until_async(lambda: ends(server._telemetry, Span.SERVE, Side.SERVING)[2], "the unreadable one")
-        return asking, server._telemetry
-
-    asking, serving = asyncio.run(scenario())
-    for operation in ("AppendFact", "AcquireLease", "FetchRange", "GetLatest", "GetDigests"):
-        assert ends(asking, Span.ASK, Side.ASKING, operation) == (2, 1, 1, 0), operation
-        assert ends(serving, Span.SERVE, Side.SERVING, operation) == (2, 1, 1, 0), operation
-    assert ends(asking, Span.ASK, Side.ASKING, "FetchFacts") == (1, 0, 0, 1)
-    assert ends(serving, Span.SERVE, Side.SERVING, "FetchFacts") == (1, 0, 0, 1), "the node was stopped meanwhile"
-    assert ends(serving, Span.SERVE, Side.SERVING) == (1, 0, 1, 0)
-
-
-@pytest.mark.system
-def test_all_spans_of_a_pull(broker: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A pull of 1,000 facts and a wait of two seconds: each step is counted on its side, waiting is not part of serving
-    time, and nothing is logged at level info."""
-    caplog.set_level(logging.INFO)
-
-    async def scenario() -> tuple[Telemetry, Telemetry]:
-        plant, idmz = (Node.open(broker, zone, tmp_path, SMALL_BATCHES) for zone in ("plant-a", "idmz"))
-        server = plant.serve({"idmz": [STREAM]})
-        puller = idmz.pull("plant-a", page_bytes_max=2_048)
-        await plant.append(0, 1_000)
-        async with plant.running(), idmz.running():
-            await idmz.wait_end(1_000)
-            await wait_until_async(lambda: puller._runner.core.place.frontier == 1_000, "the confirmation")
-            waited = ends(puller._runner.spans._telemetry, Span.FETCH)[1] + 1
-            await wait_until_async(
-                lambda: ends(puller._runner.spans._telemetry, Span.FETCH)[1] > waited, "a fetch to come back empty"
-            )
-        return puller._runner.spans._telemetry, server._telemetry
-
-    asking, serving = asyncio.run(scenario())
-    pages, stored, _, _ = ends(asking, Span.APPEND)
-    assert pages == stored > 1
-    assert ends(asking, Span.BOOTSTRAP)[:2] == (1, 1)
-    assert ends(asking, Span.FETCH)[1] > pages
-    served = ends(serving, Span.SERVE, Side.SERVING, "FetchFacts")
-    assert served[1] >= ends(asking, Span.FETCH)[1]
-    assert ends(serving, Span.CONFIRM, Side.SERVING)[1] > 0
-    assert ends(serving, Span.BOOTSTRAP, Side.SERVING) == (1, 1, 0, 0)
-    assert ends(asking, Span.CONFIRM)[1] > 0
-    assert ends(asking, Span.CONFIRM)[2] == 0
-    # Serving time is part of fetching time; so the difference is the waiting time, however slow the machine is.
-    assert of(asking, Span.FETCH).sum_s - of(serving, Span.SERVE, Side.SERVING, "FetchFacts").sum_s > 1
-    assert not [record for record in caplog.records if record.message.startswith("span")]
+        for request in good:
+            await peer.ask(request)
+            await peer.refusal(msgspec.structs.replace(request, stream="facts.unknown"))
+        await peer.refusal(b"{")
+        waits = FetchFacts(consumer_name="idmz.c", stream=STREAM, limit=1, after=LogPosition(offset=6, life=life))
+        await peer.ask(msgspec.structs.replace(waits, wait_ms=1_000))
+        peer.send(msgspec.structs.replace(waits, wait_ms=60_000))
+        await wait_until_async(lambda: server.statistics().parked, "the fetch to wait")
+    for request in good:
+        assert ends(telemetry, Span.SERVE, Side.SERVING, operation_of(request)) == (2, 1, 1, 0), request
+    assert ends(telemetry, Span.SERVE, Side.SERVING, "FetchFacts") == (2, 1, 0, 1)
+    assert ends(telemetry, Span.SERVE, Side.SERVING) == (1, 0, 1, 0)
+    assert max(waited_ns) > 0
 
 
 def test_bootstraps_that_never_end_take_no_more_memory() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -17,6 +18,7 @@ from agent.replication.pulling import throttled_requester
 from agent.replication.pulling.throttled_requester import ThrottledRequester
 from agent.settings.node import IdentitySettings, NodeSettings
 from agent.settings.peers import BrokerSettings, PeerSettings
+from agent.telemetry import Side, Span, Telemetry
 
 RATE = 100_000
 ANSWER_BYTES = 50_000
@@ -56,11 +58,12 @@ class Clock:
 
 
 def test_the_next_request_waits_for_the_bandwidth_of_the_last_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three answers of half a second's worth each are requested half a second apart; a lost one costs nothing."""
-    clock = Clock(monkeypatch)
+    """Three answers of half a second's worth each are requested half a second apart; a lost one costs nothing. Each
+    request is a span that ends as it does."""
+    clock, telemetry = Clock(monkeypatch), Telemetry()
     peer, bandwidth = Peer(clock), TokenBucket(RATE)
     bandwidth.spend(RATE // 4, 0)  # what was saved up
-    asker = ThrottledRequester(peer, bandwidth)  # type: ignore[arg-type]
+    asker = ThrottledRequester(peer, bandwidth, telemetry=telemetry)  # type: ignore[arg-type]
 
     async def scenario() -> None:
         for _ in range(3):
@@ -69,9 +72,14 @@ def test_the_next_request_waits_for_the_bandwidth_of_the_last_answer(monkeypatch
         for _ in range(2):
             with pytest.raises(TransportError):
                 await asker.ask(ListStreams(), 1.0)
+        peer.ask = Mock(side_effect=asyncio.CancelledError)  # type: ignore[method-assign]
+        with pytest.raises(asyncio.CancelledError):
+            await asker.ask(ListStreams(), 1.0)
 
     asyncio.run(scenario())
     assert peer.asked_ms == [0, 500, 1_000, 1_500, 1_500]
+    (one,) = (one for one in telemetry.statistics() if one.step == (Span.ASK, Side.ASKING, "ListStreams"))
+    assert (one.started, one.stopped, one.failed, one.discarded) == (6, 3, 2, 1)
 
 
 def test_a_repair_waits_for_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
