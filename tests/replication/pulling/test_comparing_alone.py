@@ -625,20 +625,20 @@ async def test_a_repair_does_not_move_the_position_back(tmp_path: Path) -> None:
         assert idmz.inbound.peer_position("plant-a", STREAM) == later
 
 
-async def test_facts_that_a_restore_lost_are_asked_for_until_every_stream_is_compared(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A stream that cannot be compared keeps no other from it. All are compared again ten minutes later, and once they
-    are equal, no more before the next day."""
-    store: Any = SimpleNamespace(zone="idmz", times_restored=1, artifacts=None, inbound=None)
+async def scheduled(
+    monkeypatch: pytest.MonkeyPatch, chance: float, until_s: float, *failing: str, times_restored: int = 0
+) -> list[tuple[float, str]]:
+    """When each of two streams is compared in the time after a start. The first comparison of those that are `failing`
+    fails."""
+    store: Any = SimpleNamespace(zone="idmz", times_restored=times_restored, artifacts=None, inbound=None)
     requester: Any = Mock(peer_node="plant-a")
     settings = AntiEntropySettings("plant-a", ("one", "two"), frozenset({"plant-a"}), every_hours=24)
-    comparer = AntiEntropy(requester, store, settings, COMPARISON_ERRORS, chance=lambda: 0.5, judge=Mock())
-    now_s, slept_s, compared, failures = 0.0, list[float](), list[str](), ["one"]
+    comparer = AntiEntropy(requester, store, settings, COMPARISON_ERRORS, chance=lambda: chance, judge=Mock())
+    now_s, compared, failures = 0.0, list[tuple[float, str]](), list(failing)
 
     async def compare(stream: str, *, repair: bool) -> None:
         assert repair
-        compared.append(stream)
+        compared.append((now_s, stream))
         if stream in failures:
             failures.remove(stream)
             raise PageRefused("not now")
@@ -646,8 +646,7 @@ async def test_facts_that_a_restore_lost_are_asked_for_until_every_stream_is_com
     async def sleep(wait_s: float) -> None:
         nonlocal now_s
         now_s += wait_s
-        slept_s.append(wait_s)
-        if len(slept_s) == 5:
+        if now_s > until_s:
             raise asyncio.CancelledError
 
     monkeypatch.setattr(comparer, "compare", compare)
@@ -656,8 +655,17 @@ async def test_facts_that_a_restore_lost_are_asked_for_until_every_stream_is_com
         patch.setattr(asyncio, "sleep", sleep)
         with pytest.raises(asyncio.CancelledError):
             await comparer.run()
-    assert compared == ["one", "two"] * 2
-    assert slept_s == [RESTORED_CHECK_S / 2, RETRY_S, *[RESTORED_CHECK_S] * 3]
+    return compared
+
+
+async def test_facts_that_a_restore_lost_are_asked_for_until_every_stream_is_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A stream that cannot be compared keeps no other from it. All are compared again ten minutes later, and once they
+    are equal, no more before the next day."""
+    compared = await scheduled(monkeypatch, 0.5, 20 * RETRY_S, "one", times_restored=1)
+    assert [stream for _, stream in compared] == ["one", "two"] * 2
+    assert [at_s for at_s, _ in compared[::2]] == [RESTORED_CHECK_S / 2, RESTORED_CHECK_S / 2 + RETRY_S]
 
 
 @pytest.mark.parametrize("chance, due_s", [(0.0, 60.0), (0.5, 330.0), (1.0, 600.0)])
@@ -665,29 +673,7 @@ async def test_every_start_compares_within_ten_minutes(
     chance: float, due_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a lost disk has taken is known to no table. Nodes that start together do not compare together."""
-    store: Any = SimpleNamespace(zone="idmz", times_restored=0, artifacts=None, inbound=None)
-    settings = AntiEntropySettings("plant-a", ("one",), frozenset({"plant-a"}), every_hours=24)
-    requester: Any = Mock(peer_node="plant-a")
-    comparer = AntiEntropy(requester, store, settings, COMPARISON_ERRORS, chance=lambda: chance, judge=Mock())
-    now_s, compared = 0.0, list[float]()
-
-    async def compare(_stream: str, *, repair: bool) -> None:
-        assert repair
-        compared.append(now_s)
-
-    async def sleep(wait_s: float) -> None:
-        nonlocal now_s
-        now_s += wait_s
-        if now_s > 2 * OPENING_S[1]:
-            raise asyncio.CancelledError
-
-    monkeypatch.setattr(comparer, "compare", compare)
-    monkeypatch.setattr(anti_entropy, "time", SimpleNamespace(monotonic=lambda: now_s))
-    with monkeypatch.context() as patch:
-        patch.setattr(asyncio, "sleep", sleep)
-        with pytest.raises(asyncio.CancelledError):
-            await comparer.run()
-    assert compared == [due_s]
+    assert await scheduled(monkeypatch, chance, 2 * OPENING_S[1]) == [(due_s, "one"), (due_s, "two")]
 
 
 @pytest.mark.parametrize("case", ["an image", "a restart"])
