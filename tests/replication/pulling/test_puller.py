@@ -273,21 +273,6 @@ async def test_the_first_request_reports_what_is_durable() -> None:
         assert scene.peer.expires_s == [4]
 
 
-async def test_confirms_what_is_durable_only() -> None:
-    """After an accepted page the next one is requested, but the page is confirmed only when the store has it."""
-    plant = Peer()
-    async with pulling() as scene:
-        await scene.answer(plant.page(1, 10))
-        await scene.answer(plant.page(11, 10))
-        ahead = await scene.requested(3)
-        assert (asked_after(ahead), ahead.confirm) == (20, None)
-        scene.store.put[0].future.set_result(result())
-        await settle()
-        await scene.answer(plant.page(21, 10))
-        confirming = await scene.requested(4)
-        assert (asked_after(confirming), confirming.confirm) == (30, Confirm(last_offset=10, life=ONE))
-
-
 async def test_a_pull_has_caught_up_when_the_last_page_is_stored() -> None:
     """The page that reaches the peer's end is not enough: its facts are on their way to the disk. Nor is it enough that
     the peer's end is not known yet."""
@@ -721,32 +706,15 @@ async def test_a_check_in_the_event_loop_fails_as_one_in_a_thread() -> None:
             await checking
 
 
-async def test_lost_connection_ends_the_open_request() -> None:
-    """Nothing is requested until the connection is back; a page from before is then ignored."""
-    plant = Peer()
-    async with pulling() as scene:
-        scene.peer.down("cut")
-        await settle()
-        found = scene.puller.statistics()
-        assert (found.asking, found.lost_reason, found.page_waits) == (Asking.OFFLINE, "cut", "")
-        await scene.answer(plant.page(1, 10))
-        assert scene.store.put == []
-        scene.peer.up()
-        assert asked_after(await scene.requested(2)) == 0
-
-
 async def test_far_behind_the_page_is_backlog() -> None:
     """From the first page that shows a large lag on, the store does not count the facts as the peer's rate."""
     plant = Peer()
     async with pulling() as scene:
-        assert not scene.puller.begun.is_set()
         await scene.answer(plant.page(1, 10, end_offset=BEHIND_FACTS_MIN))
         found = scene.puller.statistics()
         assert scene.store.put[0].page.is_backlog
         assert (found.peer_end_offset, found.is_caught_up) == (BEHIND_FACTS_MIN, False)
         assert found.catch_up is not None
-        assert found.last_answer_ms is not None
-        assert scene.puller.begun.is_set()
 
 
 def test_skipped_facts_are_logged(caplog: pytest.LogCaptureFixture) -> None:
