@@ -246,8 +246,8 @@ def test_how_a_confirm_span_ends_on_the_serving_side() -> None:
 
 
 async def test_requests_are_counted_by_operation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answered ones stop, refused ones fail, one that waits when the node is stopped is discarded; an unreadable request
-    has no operation. The time for which a fetch waits for facts is no serving time."""
+    """Answered ones stop, refused ones fail, one that waits when the node is stopped is discarded; an unreadable
+    request has no operation. The time for which a fetch waits for facts is no serving time."""
     telemetry, waited_ns, stop = Telemetry(), list[int](), Telemetry.stop
 
     def stopped(self: Telemetry, span: Started, excluded_ns: int = 0, **fields: object) -> None:
