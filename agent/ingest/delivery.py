@@ -173,7 +173,7 @@ class Delivery:
     async def regain(self, tags: Iterable[int], now_ns: int) -> None:
         """Record the last values of these tags again (see `Sampler.regain`)."""
         found = self.sampler.regain(tags, now_ns)
-        if any(not status.is_bad(one.quality) for one in found):
+        if any(not status.is_bad(sample.quality) for sample in found):
             self._note_value(now_ns)
         await self._record(found)
 
@@ -256,7 +256,7 @@ class Delivery:
             return
         streams = [self.tags[number].stream for number in columns.tags]
         for stream in dict.fromkeys(streams):
-            is_here = [one == stream for one in streams]
+            is_here = [tag_stream == stream for tag_stream in streams]
             self.recorder.hand_in(stream, SampleColumns._make(list(compress(column, is_here)) for column in columns))
 
     def _assign(self, wanted: dict[int, Tag]) -> None:

@@ -82,13 +82,16 @@ def accept_part(step: ProbeStep) -> ProbeStep:
 def tags_step(readings: Sequence[TagReading], tags_total: int, todo: str) -> ProbeStep:
     """The step that reports how many of the tags have a value, and which have none. `todo` is what to do about
     those."""
-    bad = [one for one in readings if one.is_bad]
+    bad = [reading for reading in readings if reading.is_bad]
     asked = f"all {tags_total:,}" if len(readings) == tags_total else f"{len(readings):,} of {tags_total:,}"
     if not bad:
         return ProbeStep("tags", Outcome.OK, f"{asked} tags read, each has a value")
-    counts = Counter(status_name(one.quality) for one in bad)
+    counts = Counter(status_name(reading.quality) for reading in bad)
     kinds = ", ".join(f"{count:,} {name}" for name, count in counts.most_common())
-    lines = [f"{one.tag} ({one.address}): {one.why or status_name(one.quality)}" for one in bad[:BAD_NAMED_MAX]]
+    lines = [
+        f"{reading.tag} ({reading.address}): {reading.why or status_name(reading.quality)}"
+        for reading in bad[:BAD_NAMED_MAX]
+    ]
     if len(bad) > BAD_NAMED_MAX:
         lines.append(f"and {len(bad) - BAD_NAMED_MAX:,} more")
     what = f"{asked} tags read, {len(bad):,} {WITHOUT_VALUE} ({kinds})"

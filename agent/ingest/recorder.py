@@ -252,7 +252,7 @@ class Recorder:
         """Wait until everything that is handed in now is committed or given up. For a task other than the one that
         records."""
         before = list(self._flights)
-        while before := [one for one in before if one in self._flights and not one.is_committed]:  # noqa: ASYNC110
+        while before := [flight for flight in before if flight in self._flights and not flight.is_committed]:  # noqa: ASYNC110
             await asyncio.sleep(REFUSED_WAIT_S)  # the recording task may have to append them again
 
     async def drain(self) -> None:

@@ -29,15 +29,15 @@ async def record_removed(find: FindRemoved, subjects: Collection[str], recorder:
     if not found:
         return
     now_ns = time.time_ns()
-    for stream in dict.fromkeys(one.stream for one in found):
+    for stream in dict.fromkeys(tag.stream for tag in found):
         # A fact is never older than the previous one of its tag, which may have come from a clock that is ahead.
         rows = [
-            Sample(one.number, max(now_ns, one.newest_ns + 1), None, quality.TAG_REMOVED)
-            for one in found
-            if one.stream == stream
+            Sample(tag.number, max(now_ns, tag.newest_ns + 1), None, quality.TAG_REMOVED)
+            for tag in found
+            if tag.stream == stream
         ]
         await recorder.record(stream, SampleColumns.of(rows))
     await recorder.drain()
-    named = [one.subject.removeprefix("tag:") for one in found[:TAGS_NAMED_MAX]]
+    named = [tag.subject.removeprefix("tag:") for tag in found[:TAGS_NAMED_MAX]]
     extra = {"action": "tags_removed_while_stopped", "count": len(found), "tags": named}
     log.info("tags were removed from the tag files while the node was down", extra=extra)

@@ -440,7 +440,7 @@ class SourceSupervisor:
             for stream, numbers in delivery.numbers_by_stream().items():
                 newest = await self._search.newest_samples(stream, numbers)
                 delivery.seed(newest)
-                newest_ns = max([newest_ns, *(one.good_ns for one in newest.values())])
+                newest_ns = max([newest_ns, *(sample.good_ns for sample in newest.values())])
             self._recorder.note_stored(newest_ns)
         if self._has_stood_by:
             delivery.sampler.doubt_seeded()
@@ -638,7 +638,7 @@ class Ingest:
         assert self._group is not None, "sources are changed while they run"
         async with self._changing:
             kept = {s.name for s in sources if s.name in self._by_name and self._by_name[s.name].settings == s}
-            ending = [one.stop() for name, one in self._by_name.items() if name not in kept]
+            ending = [supervisor.stop() for name, supervisor in self._by_name.items() if name not in kept]
             if ending:
                 await asyncio.wait(ending)
             before = self._by_name
@@ -667,9 +667,9 @@ class Ingest:
         or missing, because another gateway goes on."""
         self._is_recording = False
         async with self._changing:
-            ending = [one for one in self._by_name.values() if one.is_recording]
+            ending = [supervisor for supervisor in self._by_name.values() if supervisor.is_recording]
             if self._group is not None and ending:
-                await asyncio.wait([one.stop() for one in ending])
+                await asyncio.wait([supervisor.stop() for supervisor in ending])
             if self._stop.is_set():
                 return
             for before in ending:  # recording may have begun again meanwhile
@@ -687,10 +687,14 @@ class Ingest:
         """Watch the tag files of the sources, and record once the tags that are in none of them any more."""
         self._background, self._background_over = [], asyncio.Event()
         supervisors = list(self._by_name.values())
-        maps = {one.settings.name: one.tags for one in supervisors}
+        maps = {supervisor.settings.name: supervisor.tags for supervisor in supervisors}
         if supervisors:
-            settings = [one.settings for one in supervisors]
-            problems = {one.settings.name: one.file_problems for one in supervisors if one.file_problems}
+            settings = [supervisor.settings for supervisor in supervisors]
+            problems = {
+                supervisor.settings.name: supervisor.file_problems
+                for supervisor in supervisors
+                if supervisor.file_problems
+            }
             watch = TagWatch(
                 settings,
                 maps,

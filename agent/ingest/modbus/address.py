@@ -152,11 +152,11 @@ def _with_exponent(
         raise CellError(column, "makes the modulus of a counter change; leave one of both empty")
     cells_of_scale = Cells({**cells.texts, "register": cells.text(column)})
     try:
-        other, exponent_at = _place(cells_of_scale, settings.address_base)
+        exponent_table, exponent_at = _place(cells_of_scale, settings.address_base)
     except CellError as error:
         raise CellError(column, error.why) from error
-    if other is not table:
-        raise CellError(column, f"is in table {other.value}, and the value in {table.value}")
+    if exponent_table is not table:
+        raise CellError(column, f"is in table {exponent_table.value}, and the value in {table.value}")
     first = min(address, exponent_at)
     if max(address + kind.registers, exponent_at + 1) - first > limit:
         raise CellError(column, f"is too far from the value for one read of {limit} registers")

@@ -66,7 +66,7 @@ def _read_point(cells: Cells) -> tuple[TagPoint, str, str]:
     sampling_ms = None
     if cells.text("sampling_interval_ms"):
         sampling_ms = cells.integer("sampling_interval_ms", 0, SAMPLING_INTERVAL_MS_MAX)
-    trigger = cells.choice("trigger", [one.name.lower() for one in Trigger], Trigger.STATUS_VALUE.name.lower())
+    trigger = cells.choice("trigger", [kind.name.lower() for kind in Trigger], Trigger.STATUS_VALUE.name.lower())
     deadband = cells.text("server_deadband")
     monitoring = _shared_monitoring(
         sampling_interval_ms=sampling_ms,

@@ -35,7 +35,7 @@ COLUMNS = (
         "trigger",
         "what the server notifies; empty: status_value",
         "status_value",
-        choices=tuple(one.name.lower() for one in Trigger),
+        choices=tuple(kind.name.lower() for kind in Trigger),
     ),
 )
 

@@ -328,7 +328,7 @@ def _times_ns(filetimes: list[int] | None, picoseconds_10: list[int] | None, cou
         found = [(filetime - epoch) * 100 for filetime in filetimes]
     if picoseconds_10 is None or not any(picoseconds_10):
         return found
-    return list(map(add, found, [one // 100 for one in picoseconds_10]))
+    return list(map(add, found, [ticks // 100 for ticks in picoseconds_10]))
 
 
 def _uniform_run(data: bytes, position: int, left: int) -> tuple[int, int]:

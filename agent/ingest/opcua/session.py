@@ -233,7 +233,10 @@ class Session:
             answers = []
         if len(answers) != len(nodes):
             return [None] if len(nodes) == 1 else [(await self._standard_values([node]))[0] for node in nodes]
-        return [one.Value.Value if one.Value is not None and one.StatusCode.is_good() else None for one in answers]
+        return [
+            answer.Value.Value if answer.Value is not None and answer.StatusCode.is_good() else None
+            for answer in answers
+        ]
 
     async def _read(self, nodes: list[ua.ReadValueId]) -> list[Any]:
         found: list[Any] = await self._call(self.library.read(ua.ReadParameters(NodesToRead=nodes)))
@@ -286,7 +289,7 @@ class Session:
         self.is_publishing = True
         asked = ua.SetPublishingModeParameters(PublishingEnabled=True, SubscriptionIds=list(numbers))
         statuses = await self._call(self.library.set_publishing_mode(asked))
-        if bad := next((one for one in statuses if not one.is_good()), None):
+        if bad := next((status for status in statuses if not status.is_good()), None):
             raise SourceLost(f"{self._settings.url} does not enable publishing: {bad.name}")
 
     async def server_start(self) -> object:
@@ -306,7 +309,7 @@ class Session:
             return [int(error.code)] * len(numbers)
         except (UaError, OSError, TimeoutError) as error:
             raise SourceLost(f"{self._settings.url} does not answer: {_text(error)}") from error
-        statuses = [int(one.StatusCode.value) for one in found]
+        statuses = [int(result.StatusCode.value) for result in found]
         return statuses if len(statuses) == len(numbers) else [quality.BAD_NOT_SUPPORTED] * len(numbers)
 
     async def delete_subscription(self, subscription_id: int) -> None:
@@ -471,12 +474,12 @@ class Session:
             raise SourceLost(f"{self._settings.url} answered {len(results)} results for {len(requests)} items")
         return [
             Created(
-                one.StatusCode.value,
-                one.MonitoredItemId,
-                sampling_ms_of(one.RevisedSamplingInterval, request.RequestedParameters.SamplingInterval),
-                one.RevisedQueueSize,
+                result.StatusCode.value,
+                result.MonitoredItemId,
+                sampling_ms_of(result.RevisedSamplingInterval, request.RequestedParameters.SamplingInterval),
+                result.RevisedQueueSize,
             )
-            for one, request in zip(results, requests, strict=True)
+            for result, request in zip(results, requests, strict=True)
         ]
 
     async def _call(self, request: Awaitable[Any]) -> Any:

@@ -152,9 +152,9 @@ class OpcuaSource:
         if (values := stored.get("")) is not None:
             self.clock.continue_from(values)
         numbers = {tag.definition.subject: number for number, tag in self._delivery.tags.items()}
-        for part, one in stored.items():
+        for part, state in stored.items():
             if part in numbers:
-                self._subscriptions.absences.begin([numbers[part]], Moment(one.complete_ns))
+                self._subscriptions.absences.begin([numbers[part]], Moment(state.complete_ns))
         if self.events is not None:
             self.events.continue_from(stored, reason)
 
@@ -351,14 +351,16 @@ class OpcuaSource:
             await asyncio.sleep(TICK_S)
             if self._publisher is not None and self._publisher.has_too_large:
                 self._publisher.has_too_large = False
-                for one in self._subscriptions:
-                    self._subscriptions.park_too_large(one, await audit.too_large(one, self._subscriptions.points))
-            for one in self._subscriptions:
+                for subscription in self._subscriptions:
+                    self._subscriptions.park_too_large(
+                        subscription, await audit.too_large(subscription, self._subscriptions.points)
+                    )
+            for subscription in self._subscriptions:
                 if not self._buffer.empty():  # what was published may still be in it
                     break
-                findings = await audit.check(one, self._subscriptions.points)
-                if one in self._subscriptions:  # otherwise it was replaced meanwhile
-                    self._subscriptions.act_on(one, findings)
+                findings = await audit.check(subscription, self._subscriptions.points)
+                if subscription in self._subscriptions:  # otherwise it was replaced meanwhile
+                    self._subscriptions.act_on(subscription, findings)
 
     # --- what arrives ------------------------------------------------------------------------------------------------
 
@@ -372,32 +374,34 @@ class OpcuaSource:
             self._unreadable_due_s = time.monotonic() + UNREADABLE_EVERY_S
             extra = {"action": "values_unreadable", "source": self._settings.name, "count": publication.values_lost}
             log.warning("the server sent a malformed value; the values behind it cannot be read", extra=extra)
-        one = self._subscriptions.get(header.subscription_id)
-        if one is None:
+        subscription = self._subscriptions.get(header.subscription_id)
+        if subscription is None:
             if not session.library.creating:  # in an earlier connection, and the answer did not arrive
                 await session.delete_subscription(header.subscription_id)
             return
         arrived = self._note_publication(header, publication)
-        if (publication.changes or publication.values_lost or one.is_resumed) and not self._delivery.is_standby:
+        if (
+            publication.changes or publication.values_lost or subscription.is_resumed
+        ) and not self._delivery.is_standby:
             await self._buffer.put(arrived)
 
     def _note_publication(self, header: Header, publication: Publication) -> Buffered:
         """Take in what a publication shows about its subscription: signs of life, its clock, its end."""
-        one = self._subscriptions.get(header.subscription_id)
-        if one is None:
+        subscription = self._subscriptions.get(header.subscription_id)
+        if subscription is None:
             return Buffered(header.subscription_id, publication, Moment(0))
         back = self._subscriptions.absences.among(set(publication.changes.handles))
-        arrived = Buffered(header.subscription_id, publication, one.since, back, one.has_backlog)
-        one.has_backlog &= header.more or not header.has_data
-        values, clock, clock_moved, seen = len(publication.changes), None, False, one.liveness.seen
+        arrived = Buffered(header.subscription_id, publication, subscription.since, back, subscription.has_backlog)
+        subscription.has_backlog &= header.more or not header.has_data
+        values, clock, clock_moved, seen = len(publication.changes), None, False, subscription.liveness.seen
         if HEARTBEAT_HANDLE in publication.changes.handles:
             for change in publication.changes:
                 if change.handle == HEARTBEAT_HANDLE:
                     values -= 1
-                    if one.liveness.note_clock(change.value):
-                        clock, clock_moved = self._note_clock(one, change, header.publish_time_ns), True
-        self._is_proven |= values > 0 or clock_moved or not one.liveness.has_clock
-        one.liveness.note_answer(
+                    if subscription.liveness.note_clock(change.value):
+                        clock, clock_moved = self._note_clock(subscription, change, header.publish_time_ns), True
+        self._is_proven |= values > 0 or clock_moved or not subscription.liveness.has_clock
+        subscription.liveness.note_answer(
             time.monotonic(),
             self.clock.sent(header.publish_time_ns, seen),
             clock,
@@ -407,25 +411,25 @@ class OpcuaSource:
         status = publication.status_change
         if status is not None and quality.is_bad(status) and status & quality.CODE_BITS not in quality.GONE:
             # The status of a deleted node ends nothing, and does not tell which node it is (python-opcua).
-            one.ended = status_name(status)
+            subscription.ended = status_name(status)
         return arrived
 
-    def _note_clock(self, one: Subscription, change: Change, publish_ns: int) -> Moment | None:
+    def _note_clock(self, subscription: Subscription, change: Change, publish_ns: int) -> Moment | None:
         """Take in a change of the server's clock. Returns what it shows, None if it has no time."""
         server_ns = change.source_time_ns or change.server_time_ns
         if not server_ns:
             return None
-        self.clock.note(read_ns(server_ns, publish_ns), one.clock_least_ns)
-        one.clock_least_ns = server_ns
-        return self.clock.moment(server_ns, one.liveness.seen)
+        self.clock.note(read_ns(server_ns, publish_ns), subscription.clock_least_ns)
+        subscription.clock_least_ns = server_ns
+        return self.clock.moment(server_ns, subscription.liveness.seen)
 
     async def _note_missing(self, missing: Missing) -> None:
         """Notifications did not arrive and the server does not hold them any more."""
-        one = self._subscriptions.get(missing.subscription_id)
-        if one is None:
+        subscription = self._subscriptions.get(missing.subscription_id)
+        if subscription is None:
             return
         count = missing.last - missing.first + 1  # each held at least one value
-        self._losses.add(NOT_DELIVERED, one.since, one.plan.live, self.clock.now())
+        self._losses.add(NOT_DELIVERED, subscription.since, subscription.plan.live, self.clock.now())
         extra = {"action": "notifications_missing", "source": self._settings.name, "count": count}
         log.warning("notifications of the server did not arrive, and it does not hold them any more", extra=extra)
 
@@ -491,14 +495,14 @@ class OpcuaSource:
         await self._delivery.note_complete(parts)
 
     async def _deliver(self, arrived: Buffered) -> None:
-        publication, one = arrived.publication, self._subscriptions.get(arrived.subscription_id)
-        if one is None:
+        publication, subscription = arrived.publication, self._subscriptions.get(arrived.subscription_id)
+        if subscription is None:
             return  # it was replaced
         now_ns = self.clock.now_ns()
-        if one.is_resumed:  # the first sign of life since then
-            one.is_resumed = False
-            if not one.ended:
-                await self._delivery.regain(one.plan.live - self._subscriptions.absences.tags, now_ns)
+        if subscription.is_resumed:  # the first sign of life since then
+            subscription.is_resumed = False
+            if not subscription.ended:
+                await self._delivery.regain(subscription.plan.live - self._subscriptions.absences.tags, now_ns)
         changes = publication.changes
         handles = set(changes.handles)
         repeated = len(changes) - len(handles)
@@ -509,18 +513,18 @@ class OpcuaSource:
         if marked:
             overflowed = [change.handle for change in marked if quality.has_overflowed(change.quality)]
             self._lose(SERVER_QUEUE_OVERFLOW, arrived, overflowed)
-            log_parked(self._delivery, one.note_denied(marked))
-        if repeated >= one.items.queue_size_least - 1:
-            self._lose(SERVER_QUEUE_OVERFLOW, arrived, self._full(one, changes))
+            log_parked(self._delivery, subscription.note_denied(marked))
+        if repeated >= subscription.items.queue_size_least - 1:
+            self._lose(SERVER_QUEUE_OVERFLOW, arrived, self._full(subscription, changes))
         if not self._subscriptions.absences.tags.isdisjoint(handles):
             changes = self._without_known_losses(changes, arrived.back)
         self._subscriptions.note_first(changes)
         samples = SampleColumns(changes.handles, changes.times_ns(now_ns), changes.values, changes.qualities)
-        await self._delivery.deliver(samples, now_ns, one.created_ns)
+        await self._delivery.deliver(samples, now_ns, subscription.created_ns)
         if publication.values_lost:  # of any tag of the subscription
-            self._losses.add(NOT_DELIVERED, arrived.since, one.plan.live, self.clock.now())
+            self._losses.add(NOT_DELIVERED, arrived.since, subscription.plan.live, self.clock.now())
         if marked:
-            self._subscriptions.note_gone(one, arrived.since, marked)
+            self._subscriptions.note_gone(subscription, arrived.since, marked)
 
     def _lose(self, reason: str, arrived: Buffered, tags: Iterable[int]) -> None:
         """Values of these tags that the server had before this publication may be lost; what a backlog lost was for
@@ -528,10 +532,10 @@ class OpcuaSource:
         if (tags := list(tags)) and not arrived.is_backlog:
             self._losses.add(reason, arrived.since, tags, self.clock.now())
 
-    def _full(self, one: Subscription, changes: Changes) -> list[int]:
+    def _full(self, subscription: Subscription, changes: Changes) -> list[int]:
         """The tags whose queue was full after a hole: some servers (asyncua, python-opcua) discard values silently."""
         counts = Counter(changes.handles)
-        full = {tag for tag, count in counts.items() if 1 < one.items.queue_sizes.get(tag, 0) <= count}
+        full = {tag for tag, count in counts.items() if 1 < subscription.items.queue_sizes.get(tag, 0) <= count}
         first_ns: dict[int, int] = {}
         for tag, time_ns, status in zip(
             changes.handles, changes.times_ns(self.clock.now_ns()), changes.qualities, strict=True
@@ -544,7 +548,7 @@ class OpcuaSource:
             before_ns = self._delivery.sampler.last(tag).source_time_ns
             point = self._delivery.points[tag]
             # asyncua claims to sample as rarely as it publishes, and sends every change.
-            sampling_ms = min(one.asked_ms(point), one.sampling_ms(tag, point))
+            sampling_ms = min(subscription.asked_ms(point), subscription.sampling_ms(tag, point))
             if before_ns > first_ns[tag] or is_hole(before_ns, first_ns[tag], sampling_ms):
                 found.append(tag)
         return found

@@ -120,10 +120,10 @@ def _common_tags(maps: Mapping[str, TagMap]) -> dict[tuple[str, str], list[tuple
     return common
 
 
-def _clash(maps: Mapping[str, TagMap], source: str, other: str, pairs: Sequence[tuple[Tag, Tag]]) -> Problem:
-    """The problem of a source that has tags of another. `pairs`: (tag of the source, tag of the other)."""
+def _clash(maps: Mapping[str, TagMap], source: str, owner: str, pairs: Sequence[tuple[Tag, Tag]]) -> Problem:
+    """The problem of a source that has tags of another. `pairs`: (tag of the source, tag of its owner)."""
     (tag, owned), *others = pairs
-    where = f"{maps[other].place(owned)}, of source {other}"
+    where = f"{maps[owner].place(owned)}, of source {owner}"
     more = f" (and {len(others):,} more of its tags)" if others else ""
     why = f"is also in {where}{more}; a tag comes from one source: name it otherwise, as {source}/{tag.name}"
     return Problem(maps[source].file, tag.row, "tag", tag.name, why, tag.template_row)
@@ -151,11 +151,11 @@ def plan_sources(
     return SourcePlan(tuple(sources), maps, problems)
 
 
-def _same(tag: Tag, other: Tag) -> bool:
+def _same(before: Tag, after: Tag) -> bool:
     """Whether two rows have the same content, wherever they are in their files."""
-    return (tag.stream, tag.definition, tag.rule, tag.point) == (
-        other.stream,
-        other.definition,
-        other.rule,
-        other.point,
+    return (before.stream, before.definition, before.rule, before.point) == (
+        after.stream,
+        after.definition,
+        after.rule,
+        after.point,
     )

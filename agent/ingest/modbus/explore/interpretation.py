@@ -220,11 +220,11 @@ def doubts(found: Sequence[Candidate], wanted: Wanted) -> list[str]:
             f"{len(found)} readings match {wanted.text}, and at most one of them is right: compare again when the device "
             "shows another value, or with a smaller --tolerance"
         )
-    pairs = ((first, other) for index, first in enumerate(found) for other in found[index + 1 :])
-    for first, other in pairs:
-        if _share_a_word(first.found, other.found):
+    pairs = ((first, second) for index, first in enumerate(found) for second in found[index + 1 :])
+    for first, second in pairs:
+        if _share_a_word(first.found, second.found):
             remarks.append(
-                f"{_name(first.found)} and {_name(other.found)} share a register: one register off with the wrong word "
+                f"{_name(first.found)} and {_name(second.found)} share a register: one register off with the wrong word "
                 "order gives plausible values, because the high word is that of a neighbour; the manual decides"
             )
             break
@@ -298,10 +298,10 @@ def _merged(met: Iterable[Candidate]) -> Iterator[Candidate]:
         yield replace(group[0], also=tuple(candidate.found.kind.name for candidate in group[1:]))
 
 
-def _share_a_word(first: Interpretation, other: Interpretation) -> bool:
+def _share_a_word(first: Interpretation, second: Interpretation) -> bool:
     """Whether two interpretations have the same size and are one register apart, so that they share words."""
-    sizes = {first.kind.registers, other.kind.registers}
-    return first.table is other.table and sizes != {1} and len(sizes) == 1 and abs(first.address - other.address) == 1
+    sizes = {first.kind.registers, second.kind.registers}
+    return first.table is second.table and sizes != {1} and len(sizes) == 1 and abs(first.address - second.address) == 1
 
 
 def is_suspicious(kind: ValueType, value: Value) -> bool:

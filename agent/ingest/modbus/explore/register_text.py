@@ -71,10 +71,10 @@ def span_text(table: Table, first: int, end: int, base: int) -> str:
 def base_hint(number: int, base: int, address: int) -> str:
     """The address base with which register `number` would be at this wire address, as a hint; empty if there is
     none."""
-    other = {(0, -1): 1, (1, 0): 0}.get((base, address - number))
-    if other is None:
+    other_base = {(0, -1): 1, (1, 0): 0}.get((base, address - number))
+    if other_base is None:
         return ""
-    return f"as if counted from {other} (address_base = {other})"
+    return f"as if counted from {other_base} (address_base = {other_base})"
 
 
 def _parts(text: str) -> tuple[str, str, str, list[str]]:

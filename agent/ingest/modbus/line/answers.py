@@ -120,9 +120,9 @@ class AnswerMatcher:
         what is wanted next."""
         requests = self._open.get(read.unit_id, [])
         taken = {request.shape for request in requests}
-        for other in self._candidates(read):
-            if shape_of(other) not in taken:
-                return other
+        for candidate in self._candidates(read):
+            if shape_of(candidate) not in taken:
+                return candidate
         if requests and now_ns - requests[-1].sent_ns > FORGET_NS:
             del self._open[read.unit_id]
             return replace(read, registers=())

@@ -224,12 +224,12 @@ class Line:
     async def _end_doubt(self, read: Read) -> None:
         """Ask the unit for what distinguishes its answer from those that may still come."""
         for _ in range(DOUBT_REQUESTS_MAX):
-            other = self._answers.distinct_read(read, time.monotonic_ns())
-            if other is None:
+            distinct = self._answers.distinct_read(read, time.monotonic_ns())
+            if distinct is None:
                 break
-            frame = await self._exchange(other, self._settings.timeout_ms)
-            if frame.exception in GATEWAY_CODES or not frame.fits(shape_of(other)):
-                self._data(other, frame)  # raises the reason
+            frame = await self._exchange(distinct, self._settings.timeout_ms)
+            if frame.exception in GATEWAY_CODES or not frame.fits(shape_of(distinct)):
+                self._data(distinct, frame)  # raises the reason
             if not self._answers.is_in_doubt(read.unit_id):
                 return
         raise self._silent(read)
@@ -238,11 +238,11 @@ class Line:
         """A unit was silent: a gateway may go on waiting for it, and requests to other units queue meanwhile. Ask one
         that answers, and learn how long that takes."""
         asked_s = self._asked_s
-        other = None if self._is_serial else self._answers.living_read(unit_id, time.monotonic_ns())
-        if other is None:
+        living = None if self._is_serial else self._answers.living_read(unit_id, time.monotonic_ns())
+        if living is None:
             return
         try:
-            await self._exchange(other, HOLD_MS_MAX)
+            await self._exchange(living, HOLD_MS_MAX)
         except (UnitSilent, ConnectionEnded):
             return
         held_ms = round(1000 * (time.monotonic() - asked_s))

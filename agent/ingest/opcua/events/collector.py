@@ -158,19 +158,19 @@ class EventCollector:
         await self._recorder.begin_complete(EVENTS_PART, self.clock.stored(missing))
         draining = self._drain(session, EventService(session.library))
         group.create_permanent(draining, name=f"{self._settings.name} events drain")
-        one = self._subscription
-        if not is_kept or not self.kept_ids or self._plan.parked or not one.has_items:
+        subscription = self._subscription
+        if not is_kept or not self.kept_ids or self._plan.parked or not subscription.has_items:
             self._begin_subscription(0)
             return
-        one.liveness.excuse(time.monotonic())
+        subscription.liveness.excuse(time.monotonic())
         if self._conditions.is_refreshing:
             self._conditions.abandon()
             self._refresh.want(time.monotonic())
-        publisher.adopt(one.id, self._route(one, session))
-        if await publisher.republish(one.id) == BAD_SUBSCRIPTION_ID_INVALID:
-            one.ended = status_name(BAD_SUBSCRIPTION_ID_INVALID)
+        publisher.adopt(subscription.id, self._route(subscription, session))
+        if await publisher.republish(subscription.id) == BAD_SUBSCRIPTION_ID_INVALID:
+            subscription.ended = status_name(BAD_SUBSCRIPTION_ID_INVALID)
         else:
-            publisher.begin(one.id, self._route(one, session))
+            publisher.begin(subscription.id, self._route(subscription, session))
 
     async def finish(self) -> None:
         """Record what had arrived before the session ended, and wait for the commit."""
@@ -255,16 +255,16 @@ class EventCollector:
         self._unrecorded = None  # nothing is awaited until all of it is handed in
         content = arrived.content
         self._note_losses(arrived)
-        refresh_events = [one for one in content.events if one.is_of(*REFRESH_EVENTS)]
-        others = [one for one in content.events if not one.is_of(*REFRESH_EVENTS, QUEUE_OVERFLOW)]
+        refresh_events = [event for event in content.events if event.is_of(*REFRESH_EVENTS)]
+        others = [event for event in content.events if not event.is_of(*REFRESH_EVENTS, QUEUE_OVERFLOW)]
         # Lazily, because whether an event is wanted depends on the conditions that were accepted before it.
-        events = (one for one in others if self._is_wanted(one))
+        events = (event for event in others if self._is_wanted(event))
         taken = self._conditions.take(events, refresh_events, more=arrived.more)
         self._recorder.hand_in_gaps()
         for message, time_ns in self._messages(taken, arrived.now.time_ns):
             self._recorder.hand_in_message(self._settings.events_stream, message, time_ns)
         self._events_total += len(taken.events)
-        self._last_event_ns = max([self._last_event_ns, *(one.time_ns for one in others)])
+        self._last_event_ns = max([self._last_event_ns, *(event.time_ns for event in others)])
         if taken.is_refresh_required:
             self._refresh.want(time.monotonic())
         if taken.is_complete:
@@ -282,10 +282,10 @@ class EventCollector:
     def _messages(self, taken: AcceptedEvents, now_ns: int) -> list[tuple[Message, int]]:
         source, zone, names = self._settings.name, self._recorder.zone, self._type_names
         found = [
-            (event_message(one, source, zone, names, now_ns, is_refreshed=index in taken.refreshed), one.time_ns)
-            for index, one in enumerate(taken.events)
+            (event_message(event, source, zone, names, now_ns, is_refreshed=index in taken.refreshed), event.time_ns)
+            for index, event in enumerate(taken.events)
         ]
-        found += [(absent_message(one, source, zone, names, now_ns), now_ns) for one in taken.absent]
+        found += [(absent_message(condition, source, zone, names, now_ns), now_ns) for condition in taken.absent]
         if taken.is_complete and (retained := condition_names(self._conditions.retained)) != self._reported_retained:
             self._reported_retained = retained
             found.append((refresh_message(retained, source, zone, now_ns), now_ns))
@@ -293,7 +293,7 @@ class EventCollector:
 
     async def _learn_types(self, events: Sequence[Event], session: Session, service: EventService) -> None:
         """Read the names of event types that are not known yet."""
-        types = {str(one.fields["event_type"]) for one in events if "event_type" in one.fields}
+        types = {str(event.fields["event_type"]) for event in events if "event_type" in event.fields}
         new = sorted(types - self._type_names.keys())
         if not new or len(self._type_names) > TYPES_MAX:
             return
@@ -314,7 +314,7 @@ class EventCollector:
 
     def _note_losses(self, arrived: _Arrived) -> None:
         content = arrived.content
-        last_ns = max(arrived.now.time_ns, *(one.time_ns for one in content.events), 0)  # a clock may be set ahead
+        last_ns = max(arrived.now.time_ns, *(event.time_ns for event in content.events), 0)  # a clock may be set ahead
         now = arrived.now._replace(time_ns=last_ns)
         if self._subscription.watch.take(content.events, more=arrived.more):
             self._lose(SERVER_QUEUE_OVERFLOW, arrived.since, now)

@@ -95,15 +95,15 @@ class EventService:
 
     async def type_names(self, types: Sequence[tuple[NodeAddress, int]]) -> list[str]:
         """The browse names of event types, given with their namespace index; empty if one cannot be read."""
-        nodes = [_node_id(*one) for one in types[:TYPES_PER_READ]]
+        nodes = [_node_id(*event_type) for event_type in types[:TYPES_PER_READ]]
         parameters = ua.ReadParameters(
             NodesToRead=[ua.ReadValueId(NodeId=node, AttributeId=AttributeIds.BrowseName) for node in nodes]
         )
         found = await self._answer(lambda library: library.read(parameters))
         if isinstance(found, int) or len(found) != len(nodes):
             return [""] * len(types)
-        values = [one.Value.Value if one.Value is not None else None for one in found]
-        names = [one.Name or "" if isinstance(one, ua.QualifiedName) else "" for one in values]
+        values = [answer.Value.Value if answer.Value is not None else None for answer in found]
+        names = [value.Name or "" if isinstance(value, ua.QualifiedName) else "" for value in values]
         return names + [""] * (len(types) - len(names))
 
     async def _create(
@@ -131,7 +131,7 @@ class EventService:
             return EventItem(found)
         result = found[0]
         statuses = getattr(result.FilterResult, "SelectClauseResults", None) or ()
-        refused = tuple(field.name for field, one in zip(fields, statuses, strict=False) if not one.is_good())
+        refused = tuple(field.name for field, status in zip(fields, statuses, strict=False) if not status.is_good())
         return EventItem(result.StatusCode.value, result.MonitoredItemId, fields, result.RevisedQueueSize, refused)
 
     async def _answer(self, request: Callable[[UaSession], Awaitable[Any]]) -> Any:
@@ -153,7 +153,7 @@ def event_filter(fields: Sequence[Field], type_ids: Sequence[int] = ()) -> ua.Ev
     """A filter for these fields of events, of these standard types or of all."""
     found = ua.EventFilter(SelectClauses=[_operand(field.type_id, field.path) for field in fields])
     if type_ids:
-        types = [ua.LiteralOperand(Value=ua.Variant(ua.NodeId(one), ua.VariantType.NodeId)) for one in type_ids]  # type: ignore[arg-type]
+        types = [ua.LiteralOperand(Value=ua.Variant(ua.NodeId(type_id), ua.VariantType.NodeId)) for type_id in type_ids]  # type: ignore[arg-type]
         element = ua.ContentFilterElement(
             FilterOperator=ua.FilterOperator.InList, FilterOperands=[_operand(BASE_EVENT, ("EventType",)), *types]
         )

@@ -95,12 +95,12 @@ class Explorer:
                 known.append((variable, address_text(variable.node)))
             except ValueError as error:
                 failures.add(variable.path_text, str(error))
-        questions: list[Question] = [(one.node, attribute) for one, _ in known for attribute in _ATTRIBUTES]
+        questions: list[Question] = [(variable.node, attribute) for variable, _ in known for attribute in _ATTRIBUTES]
         step = len(_ATTRIBUTES)
         answers = await self._services.read(questions, lambda done: progress("variables read", done // step))
-        units = await self._units([one for one, _ in known])
+        units = await self._units([variable for variable, _ in known])
         await self._learn_types(answers[::step])
-        names_of = await self._enumerations([one for one, _ in known], answers[::step])
+        names_of = await self._enumerations([variable for variable, _ in known], answers[::step])
         kept: list[tuple[FoundVariable, TagRow]] = []
         for index, (variable, address) in enumerate(known):
             unit_and_names = units.get(variable.node, ""), names_of[variable.node]
@@ -109,8 +109,8 @@ class Explorer:
                 failures.add(variable.path_text, why)
             else:
                 kept.append((variable, row))
-        names = tag_names([one.path for one, _ in kept], [row.address for _, row in kept], scope, prefix)
-        return [(one, replace(row, tag=name)) for name, (one, row) in zip(names, kept, strict=True)]
+        names = tag_names([variable.path for variable, _ in kept], [row.address for _, row in kept], scope, prefix)
+        return [(variable, replace(row, tag=name)) for name, (variable, row) in zip(names, kept, strict=True)]
 
     async def read(self, nodes: Sequence[NodeAddress]) -> list[NodeReading]:
         """Read the values, names and data types of nodes. Raises SourceLost."""
@@ -137,7 +137,7 @@ class Explorer:
 
     async def _units(self, variables: Sequence[FoundVariable]) -> dict[NodeAddress, str]:
         """The display names of EngineeringUnits (OPC 10000-8, 5.6.3), by variable."""
-        having = [(one.node, one.units) for one in variables if one.units is not None]
+        having = [(variable.node, variable.units) for variable in variables if variable.units is not None]
         answers = await self._services.read([(units, AttributeIds.Value) for _, units in having])
         found = {}
         for (node, _), answer in zip(having, answers, strict=True):
@@ -150,15 +150,15 @@ class Explorer:
         self, variables: Sequence[FoundVariable], kinds: Sequence[ua.DataValue]
     ) -> dict[NodeAddress, str]:
         """The enumeration of each variable, from its own property or its data type; otherwise empty."""
-        found = dict.fromkeys((one.node for one in variables), "")
-        for one, kind in zip(variables, kinds, strict=True):
+        found = dict.fromkeys((variable.node for variable in variables), "")
+        for variable, kind in zip(variables, kinds, strict=True):
             node = value_of(kind)
             if isinstance(node, ua.NodeId) and (address := self._services.address(node)) is not None:
-                found[one.node] = await self._names_of_type(address)
-        having = [(one.node, one.names) for one in variables if one.names is not None]
+                found[variable.node] = await self._names_of_type(address)
+        having = [(variable.node, variable.names) for variable in variables if variable.names is not None]
         answers = await self._services.read([(names, AttributeIds.Value) for _, names in having])
-        for (variable, _), answer in zip(having, answers, strict=True):
-            found[variable] = names_text(enum_property(value_of(answer))) or found[variable]
+        for (owner, _), answer in zip(having, answers, strict=True):
+            found[owner] = names_text(enum_property(value_of(answer))) or found[owner]
         return found
 
     async def _names_of_type(self, data_type: NodeAddress) -> str:
@@ -224,11 +224,11 @@ async def explore(settings: OpcuaSourceSettings, password: str = "") -> AsyncIte
         yield Explorer(services)
 
 
-def row_text(one: NodeReading, scope: str) -> str:
+def row_text(reading: NodeReading, scope: str) -> str:
     """The row that reads a node, for a tag file with the columns tag, address, data_type."""
-    (name,) = tag_names([(one.name or "value",)], [one.address], scope)
+    (name,) = tag_names([(reading.name or "value",)], [reading.address], scope)
     text = io.StringIO()
-    csv.writer(text).writerow(map(csv_cell, (name, one.address, one.data_type)))
+    csv.writer(text).writerow(map(csv_cell, (name, reading.address, reading.data_type)))
     return text.getvalue().strip()
 
 
@@ -240,5 +240,5 @@ def value_text(value: Value) -> str:
         text = value.data.decode()
     else:
         text = "" if value is None else str(value)
-    text = "".join(one if one.isprintable() else " " for one in text)
+    text = "".join(character if character.isprintable() else " " for character in text)
     return text if len(text) <= VALUE_CHARACTERS_MAX else text[: VALUE_CHARACTERS_MAX - 3] + "..."

@@ -237,8 +237,8 @@ async def _redundancy_step(services: Services) -> ProbeStep | None:
     (uris,) = await _values(services, ["Server_ServerRedundancy_ServerUriArray"])
     if not isinstance(support, int) or not support:
         return None
-    known = [str(getattr(one, "ServerId", one)) for one in servers or uris or ()]
-    kind = next((one.name for one in ua.RedundancySupport if one.value == support), str(support))
+    known = [str(getattr(server, "ServerId", server)) for server in servers or uris or ()]
+    kind = next((mode.name for mode in ua.RedundancySupport if mode.value == support), str(support))
     text = f"{kind}: {', '.join(known) or 'it does not name the others'}"
     if isinstance(level, int):
         text += f"; service level {level}"

@@ -150,14 +150,14 @@ class Services:
 
     def _references(self, result: ua.BrowseResult) -> list[Reference]:
         found = []
-        for one in result.References or ():
-            node = self.address(one.NodeId)
+        for reference in result.References or ():
+            node = self.address(reference.NodeId)
             if node is None:
                 continue  # at another server, or in an unknown namespace
-            kind = one.TypeDefinition
+            kind = reference.TypeDefinition
             is_property = kind is not None and kind.NamespaceIndex == 0 and kind.Identifier == PROPERTY_TYPE
-            name = clean_text(str(one.BrowseName.Name or ""))
-            found.append(Reference(node, name, one.NodeClass == ua.NodeClass.Variable, is_property))
+            name = clean_text(str(reference.BrowseName.Name or ""))
+            found.append(Reference(node, name, reference.NodeClass == ua.NodeClass.Variable, is_property))
         return found
 
     def address(self, node: ua.NodeId) -> NodeAddress | None:

@@ -104,5 +104,5 @@ def tag_file(rows: Sequence[TagRow]) -> bytes:
 
 def clean_text(text: str) -> str:
     """A server's text as a unit or description: one line, printable, of limited length."""
-    plain = "".join(one if one.isprintable() else " " for one in text)
+    plain = "".join(character if character.isprintable() else " " for character in text)
     return " ".join(plain.split()).encode("utf-8", "replace")[:TEXT_BYTES_MAX].decode("utf-8", "ignore")

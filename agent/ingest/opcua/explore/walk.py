@@ -125,7 +125,7 @@ class Walk:
 
     def variables(self) -> list[FoundVariable]:
         """The variables found so far, sorted by path."""
-        return sorted(self._variables.values(), key=lambda one: one.path)
+        return sorted(self._variables.values(), key=lambda variable: variable.path)
 
     @property
     def nodes_total(self) -> int:

@@ -214,7 +214,7 @@ class HistoryBackfill:
         """A tag of this gap may have its node again: read what was not read because the node was gone. Once for each
         gap: of tags whose node stays away, one such reading would bring back the other without end."""
         tags = set() if job.is_again else {self._delivery.number(tag) for tag in job.tags or ()}
-        for tag in [one for one in self._gone if self._delivery.number(one) in tags]:
+        for tag in [gone_tag for gone_tag in self._gone if self._delivery.number(gone_tag) in tags]:
             self._add(_Job("gap", *self._gone.pop(tag), {tag}, is_again=True))
 
     def _slices(self, job: _Job) -> Iterator[_Slice]:
@@ -274,7 +274,7 @@ class HistoryBackfill:
     def _without_history_number(self, call: Iterable[HistoryRange]) -> dict[int, Tag]:
         """The tags of a call without a number for values from history."""
         tags = self._delivery.tags
-        asked = [self._delivery.number(one.tag) for one in call]
+        asked = [self._delivery.number(history_range.tag) for history_range in call]
         return {tag: tags[tag] for tag in asked if tag in tags and tag not in self._numbers}
 
     def _without_what_comes_live(self, missing: list[Sample], now_ns: int) -> list[Sample]:
@@ -283,11 +283,11 @@ class HistoryBackfill:
         again when it is over. `now_ns` is the server's clock, read after the history."""
         last_ns = now_ns + CLOCK_JUMP_NS
         first_ns = now_ns - int((time.monotonic() - self._asked_s) * 1e9) - UNDELIVERED_NS_MAX
-        later = [one for one in missing if first_ns <= one.source_time_ns <= last_ns]
+        later = [sample for sample in missing if first_ns <= sample.source_time_ns <= last_ns]
         if later:
             over_s = time.monotonic() + CLOCK_JUMP_NS / 1e9
-            self._add(_Job("gap", first_ns, last_ns + 1, {one.tag for one in later}, over_s))
-        return [one for one in missing if not first_ns <= one.source_time_ns <= last_ns]
+            self._add(_Job("gap", first_ns, last_ns + 1, {sample.tag for sample in later}, over_s))
+        return [sample for sample in missing if not first_ns <= sample.source_time_ns <= last_ns]
 
     async def _read(self, session: HistorySession, call: list[HistoryRange], values_max: int) -> list[HistoryPage]:
         """Read history. A tag that is not in the tag map or at the server has none."""
@@ -377,10 +377,10 @@ class HistoryBackfill:
     def _hand_in(self, samples: Sequence[Sample]) -> None:
         """Hand in the samples that the rules let through. The numbers of the tags are known."""
         tags = self._delivery.tags
-        wanted = [one._replace(tag=now) for one in samples if (now := self._delivery.number(one.tag)) in tags]
+        wanted = [sample._replace(tag=now) for sample in samples if (now := self._delivery.number(sample.tag)) in tags]
         if tags is not self._ruled:
             self._ruled = tags
-            self._sampler.adopt({tag: one.rule for tag, one in tags.items()})
+            self._sampler.adopt({number: tag.rule for number, tag in tags.items()})
         by_stream: dict[str, list[Sample]] = {}
         for kept in self._sampler.select(wanted, self.now_ns()):
             row = kept._replace(tag=self._numbers[kept.tag])
@@ -398,7 +398,7 @@ class HistoryBackfill:
 
     async def _conclude(self, job: _Job) -> None:
         """Record the result of a job as a fact and in the log."""
-        filled, none, failed, endless, gone = (job.outcomes[one] for one in Outcome)
+        filled, none, failed, endless, gone = (job.outcomes[outcome] for outcome in Outcome)
         content = {
             "cause": job.cause,
             "first_time": time_text(job.first_ns),

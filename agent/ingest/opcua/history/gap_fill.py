@@ -133,7 +133,10 @@ class GapFill:
         few continuation points; tags with one come first. A call has one start for all its nodes, so only tags with
         the same start are combined. A call with continuation points has the start of the call that returned them,
         because some servers (open62541) count from there."""
-        kinds = ((one.continuation_point is None, one.call_start_ns or one.start_ns) for one in self._open.values())
+        kinds = (
+            (cursor.continuation_point is None, cursor.call_start_ns or cursor.start_ns)
+            for cursor in self._open.values()
+        )
         kind = min(kinds, key=lambda kind: kind[0], default=None)
         alike = (
             HistoryRange(tag, start_ns, self.before_ns, cursor.continuation_point)
@@ -181,7 +184,7 @@ class GapFill:
                 self._refused(asked.tag, cursor, page.status, is_alone=len(ranges) == 1)
                 continue
             taken, stored = self._taken(cursor, page), self._stored[asked.tag]
-            missing += [Sample(asked.tag, *one) for one in taken if one.source_time_ns not in stored]
+            missing += [Sample(asked.tag, *value) for value in taken if value.source_time_ns not in stored]
             has_moved = bool(taken)
             if has_moved:  # otherwise a reading that begins again and again would count as a success
                 cursor.failures = 0
@@ -201,8 +204,8 @@ class GapFill:
     def _taken(self, cursor: _Cursor, page: HistoryPage) -> list[HistoryValue]:
         """The new values of a page within the gap, in the order of time. The cursor moves past them."""
         values, read_ns = sorted(page.values, key=_time), cursor.start_ns
-        within = [one for one in values if self._after_ns < one.source_time_ns < self.before_ns]
-        found = [one for one in within if cursor.takes(one)]
+        within = [value for value in values if self._after_ns < value.source_time_ns < self.before_ns]
+        found = [value for value in within if cursor.takes(value)]
         is_late = bool(found) and found[0].source_time_ns < read_ns
         self._is_ordered &= not is_late and [*map(_time, values)] == [*map(_time, page.values)]
         return found

@@ -243,8 +243,8 @@ def _trusted_before(settings: OpcuaSourceSettings, facts: CertificateFacts, pinn
         known = [each.facts for each in TrustFolder(settings.trust_folder).certificates("trusted")]
     except TrustError:
         return ""
-    of_server = [one for one in known if set(one.uris) & set(facts.uris)]
-    newest = max(of_server, key=lambda one: one.not_before, default=None)
+    of_server = [certificate for certificate in known if set(certificate.uris) & set(facts.uris)]
+    newest = max(of_server, key=lambda certificate: certificate.not_before, default=None)
     return "" if newest is None else f"SHA-1 {newest.sha1[:SHOWN_DIGITS]}"
 
 

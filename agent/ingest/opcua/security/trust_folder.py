@@ -123,11 +123,11 @@ class TrustFolder:
             raise TrustError(
                 f"{self.folder / source} holds {what} with thumbprint {thumbprint}; `bsfg opcua trust` lists them"
             )
-        (one,) = found
-        new = self.folder / target / one.file.name
-        _write(new, one.facts.der)
-        one.file.unlink()
-        return TrustedFile(new, one.facts)
+        (chosen,) = found
+        new = self.folder / target / chosen.file.name
+        _write(new, chosen.facts.der)
+        chosen.file.unlink()
+        return TrustedFile(new, chosen.facts)
 
     def _read(self, name: str, parse: Callable[[bytes], _Parsed]) -> Iterator[tuple[Path, bytes]]:
         for file in self._files(name):

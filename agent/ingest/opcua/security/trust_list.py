@@ -209,13 +209,13 @@ def _revocation_problems(
 ) -> Iterator[_Problem]:
     """A revocation, or a missing or expired list. Only lists signed by the issuer count, and of several the newest."""
     key = issuer.public_key()
-    signed = [one for one in accepted.revocation_lists if one.issuer == issuer.subject and _is_signed(one, key)]
+    signed = [crl for crl in accepted.revocation_lists if crl.issuer == issuer.subject and _is_signed(crl, key)]
     if not signed:
         if accepted.is_revocation_list_required:
             text = f"is issued by {name}, whose revocation list is missing in crl/"
             yield _Problem(text, "put its list there, or set crl_required = false")
         return
-    newest = max(signed, key=lambda one: one.last_update_utc)
+    newest = max(signed, key=lambda crl: crl.last_update_utc)
     if newest.get_revoked_certificate_by_serial_number(child.serial_number) is not None:
         yield _Problem(f"was revoked by its issuer {name}", "do not use this server before it has a new certificate")
     ends = newest.next_update_utc
@@ -225,8 +225,8 @@ def _revocation_problems(
         yield _Problem(text, "put a new list into crl/, or set crl_required = false")
 
 
-def _is_signed(one: x509.CertificateRevocationList, key: object) -> bool:
+def _is_signed(crl: x509.CertificateRevocationList, key: object) -> bool:
     try:
-        return one.is_signature_valid(key)  # type: ignore[arg-type]
+        return crl.is_signature_valid(key)  # type: ignore[arg-type]
     except (TypeError, ValueError, UnsupportedAlgorithm):
         return False

@@ -76,20 +76,20 @@ class Audit:
         self._states: dict[int, _AuditState] = {}
         self._alive: dict[int, Moment] = {}  # by tag: everything up to this time is published; bounded by the tags
 
-    async def check(self, one: Subscription, points: Mapping[int, TagPoint]) -> Findings:
+    async def check(self, subscription: Subscription, points: Mapping[int, TagPoint]) -> Findings:
         """Read items of a subscription if that is due. Raises SourceLost if the server does not publish any more and
         has no monitored clock that would show it."""
         now_s = time.monotonic()
-        state = self._states.setdefault(one.id, _AuditState(now_s + one.silence_max_s, self._now()))
+        state = self._states.setdefault(subscription.id, _AuditState(now_s + subscription.silence_max_s, self._now()))
         if now_s < state.due_s:
             return _NOTHING
-        suspects, state.suspects, state.due_s = state.suspects, {}, now_s + one.silence_max_s
+        suspects, state.suspects, state.due_s = state.suspects, {}, now_s + subscription.silence_max_s
         if not suspects:
             state.asked = self._now()
-            state.suspects = await self._differing(one, self._next_tags(one, state, points), points)
-            sampling_ms = max((one.sampling_ms(tag, points[tag]) for tag in state.suspects), default=0.0)
+            state.suspects = await self._differing(subscription, self._next_tags(subscription, state, points), points)
+            sampling_ms = max((subscription.sampling_ms(tag, points[tag]) for tag in state.suspects), default=0.0)
             if state.suspects:
-                state.due_s = time.monotonic() + ARRIVES_S + (2 * sampling_ms + 3 * one.publishing_ms) / 1000
+                state.due_s = time.monotonic() + ARRIVES_S + (2 * sampling_ms + 3 * subscription.publishing_ms) / 1000
             return _NOTHING
         still = []
         for tag, suspicion in suspects.items():
@@ -98,31 +98,31 @@ class Audit:
                 still.append(tag)
             elif 0 < suspicion.read_ns <= published[0]:  # the value that was read has been published since
                 self._alive[tag] = state.asked
-        live = one.plan.live
-        found = await self._differing(one, [tag for tag in still if tag in points and tag in live], points)
+        live = subscription.plan.live
+        found = await self._differing(subscription, [tag for tag in still if tag in points and tag in live], points)
         # An item that was created again meanwhile may be about to publish.
         found = {tag: again for tag, again in found.items() if again.item == suspects[tag].item}
         gone = {tag: suspicion.status for tag, suspicion in found.items() if quality.is_bad(suspicion.status)}
         dead = [tag for tag in found if tag not in gone]
-        silent_s = now_s - one.liveness.proven_s
-        if dead and not one.liveness.has_clock and silent_s > one.silence_max_s:
+        silent_s = now_s - subscription.liveness.proven_s
+        if dead and not subscription.liveness.has_clock and silent_s > subscription.silence_max_s:
             raise SourceLost(
                 f"the server answers, but it has published no value for {silent_s:.0f} s, and a Read shows others"
             )
-        return Findings(gone, dead, {tag: self.last_life(one, tag) for tag in found})
+        return Findings(gone, dead, {tag: self.last_life(subscription, tag) for tag in found})
 
-    def last_life(self, one: Subscription, tag: int) -> Moment:
+    def last_life(self, subscription: Subscription, tag: int) -> Moment:
         """The time up to which everything of an item was published, by a Read or by its last value."""
-        now, since = self._now(), self._alive.get(tag, one.opened)
+        now, since = self._now(), self._alive.get(tag, subscription.opened)
         published_ns = self._sampler.last(tag).source_time_ns
         if since.set_back_ns == now.set_back_ns and since.time_ns < published_ns <= now.time_ns:
             since = Moment(published_ns, now.set_back_ns)
         return since
 
-    async def too_large(self, one: Subscription, points: Mapping[int, TagPoint]) -> list[int]:
+    async def too_large(self, subscription: Subscription, points: Mapping[int, TagPoint]) -> list[int]:
         """The tags of a subscription whose value is too large for a fact, or even for an answer, which is found by
         Reads of fewer and fewer nodes."""
-        tags = [tag for tag in sorted(one.plan.live) if tag in points]
+        tags = [tag for tag in sorted(subscription.plan.live) if tag in points]
         readings = [points[tag].reading for tag in tags]
         try:
             namespaces = await self._session.namespaces()
@@ -131,14 +131,16 @@ class Audit:
             return []  # proves nothing; a lost session is noticed elsewhere
         return [tag for tag, value in zip(tags, values, strict=True) if value.quality & quality.CODE_BITS in _TOO_LARGE]
 
-    def _next_tags(self, one: Subscription, state: _AuditState, points: Mapping[int, TagPoint]) -> list[int]:
+    def _next_tags(self, subscription: Subscription, state: _AuditState, points: Mapping[int, TagPoint]) -> list[int]:
         """The tags to read in this round: first some of the denied ones, which the server may allow at any time, then
         the next live ones."""
-        one.denied = {tag for tag in one.denied & one.plan.live if self._sampler.last(tag).value is None}
-        waiting = [tag for tag in sorted(one.denied) if tag in points]
+        subscription.denied = {
+            tag for tag in subscription.denied & subscription.plan.live if self._sampler.last(tag).value is None
+        }
+        waiting = [tag for tag in sorted(subscription.denied) if tag in points]
         start = state.rounds * (self._count // 2) % max(1, len(waiting))
         waiting, state.rounds = (waiting[start:] + waiting[:start])[: self._count // 2], state.rounds + 1
-        able = [tag for tag in sorted(one.plan.live.difference(waiting)) if tag in points]
+        able = [tag for tag in sorted(subscription.plan.live.difference(waiting)) if tag in points]
         part = self._within_bytes(able[state.place : state.place + self._count - len(waiting)])
         state.place += len(part)
         if state.place >= len(able):
@@ -163,7 +165,7 @@ class Audit:
         return len(value) if isinstance(value, str | bytes) else 8
 
     async def _differing(
-        self, one: Subscription, tags: list[int], points: Mapping[int, TagPoint]
+        self, subscription: Subscription, tags: list[int], points: Mapping[int, TagPoint]
     ) -> dict[int, _Suspicion]:
         """The tags among these whose node does not exist, or whose value should have been published. The same value
         with the same source time is a sign of life."""
@@ -185,7 +187,9 @@ class Audit:
             if change.quality & quality.CODE_BITS in quality.GONE or is_missed(
                 self._sampler, tag, change, points[tag].monitoring
             ):
-                suspects[tag] = _Suspicion(one.plan.item(tag), published, change.quality, change.source_time_ns)
+                suspects[tag] = _Suspicion(
+                    subscription.plan.item(tag), published, change.quality, change.source_time_ns
+                )
             elif _is_same(change.value, published[1]) and 0 < change.source_time_ns == published[0]:
                 self._alive[tag] = asked
         return suspects

@@ -67,15 +67,15 @@ class Subscriptions:
     @property
     def alive_s(self) -> float:
         """The last proof of life, on our monotonic clock."""
-        return max((one.liveness.alive_s for one in self._all), default=self._alive_before_s)
+        return max((subscription.liveness.alive_s for subscription in self._all), default=self._alive_before_s)
 
     @property
     def complete(self) -> Moment | None:
         """Up to when all values are delivered (`liveness`), by the subscription that is furthest behind; None: not
         known."""
-        if not any(one.liveness.complete for one in self._all):
+        if not any(subscription.liveness.complete for subscription in self._all):
             return self._complete_before
-        return earliest((one.since for one in self._all), self._clock.now())
+        return earliest((subscription.since for subscription in self._all), self._clock.now())
 
     @property
     def nodes_per_read(self) -> int:
@@ -85,14 +85,14 @@ class Subscriptions:
     @property
     def is_settled(self) -> bool:
         """Whether no loss of a subscription is still to be recorded."""
-        return not self._ended and not any(one.ended for one in self._all)
+        return not self._ended and not any(subscription.ended for subscription in self._all)
 
     # --- sessions ----------------------------------------------------------------------------------------------------
 
     def begin_anew(self, session: Session, publisher: Publisher, limits: ServerLimits) -> None:
         """Forget the subscriptions of the session before."""
         self._alive_before_s, self._complete_before = self.alive_s, self.complete
-        self._unseen = set[int]().union(*(one.plan.live for one in self._all))
+        self._unseen = set[int]().union(*(subscription.plan.live for subscription in self._all))
         self.session, self.publisher, self._limits = session, publisher, limits
         self._groups = Groups(limits, self._settings.items_per_subscription_max)
         self._all, self._by_id, self._ended = [], {}, []
@@ -100,75 +100,78 @@ class Subscriptions:
     def resume(self, session: Session, publisher: Publisher) -> None:
         """Continue with the same subscriptions in another session. Values of items without a queue are lost between."""
         self.session, self.publisher = session, publisher
-        for one in self._all:
-            one.resume(session)
-            publisher.adopt(one.id)
-            if one.unqueued:
-                self._losses.add(NOT_DELIVERED, one.since, one.unqueued, self._clock.now())
+        for subscription in self._all:
+            subscription.resume(session)
+            publisher.adopt(subscription.id)
+            if subscription.unqueued:
+                self._losses.add(NOT_DELIVERED, subscription.since, subscription.unqueued, self._clock.now())
 
     async def begin_publishing(self) -> None:
         """Recording begins with the subscriptions as they stand. What was absent or refused meanwhile is so from now
         on. Items that exist end what an earlier process found absent."""
         self._complete_before, self._unseen = None, set()
-        parked = set(self._groups.unplaced).union(*(one.plan.parked for one in self._all))
+        parked = set(self._groups.unplaced).union(*(subscription.plan.parked for subscription in self._all))
         self._refused = {tag: status for tag, status in self._refused.items() if tag in parked}
         self.absences.begin(parked, self._clock.now())
-        for one in self._all:
-            self.absences.request(one.plan.live)
-            one.begin_publishing()
+        for subscription in self._all:
+            self.absences.request(subscription.plan.live)
+            subscription.begin_publishing()
         await self.session.enable_publishing(self.kept_ids)
 
     @property
     def kept_ids(self) -> list[int]:
         """The numbers of the subscriptions that the next session may take over."""
-        return [one.id for one in self._all]
+        return [subscription.id for subscription in self._all]
 
     def note_transfer(self, statuses: Iterable[int]) -> bool:
         """The server has answered for these (TransferSubscriptions). False if it gives none."""
-        for one, status in zip(self._all, statuses, strict=True):
+        for subscription, status in zip(self._all, statuses, strict=True):
             if quality.is_bad(status):
-                one.ended = status_name(status)
-        return not all(one.ended for one in self._all)
+                subscription.ended = status_name(status)
+        return not all(subscription.ended for subscription in self._all)
 
     async def republish(self) -> None:
         """Receive what the server sent to the session before and did not arrive; then publish as before."""
-        for one in self:
-            if not one.ended and await self.publisher.republish(one.id) == BAD_SUBSCRIPTION_ID_INVALID:
-                one.ended = status_name(BAD_SUBSCRIPTION_ID_INVALID)
-        for one in self:
-            if one.ended:
-                await self._replace(one)
+        for subscription in self:
+            if (
+                not subscription.ended
+                and await self.publisher.republish(subscription.id) == BAD_SUBSCRIPTION_ID_INVALID
+            ):
+                subscription.ended = status_name(BAD_SUBSCRIPTION_ID_INVALID)
+        for subscription in self:
+            if subscription.ended:
+                await self._replace(subscription)
             else:
-                self.publisher.begin(one.id)
+                self.publisher.begin(subscription.id)
 
     # --- building and maintaining ------------------------------------------------------------------------------------
 
     async def maintain(self) -> None:
         """Do what is due, at first everything: replace subscriptions that ended, follow the tag map, create items."""
-        for one in self:
-            if one.ended:
-                one.check_age()
-                await self._replace(one)
+        for subscription in self:
+            if subscription.ended:
+                subscription.check_age()
+                await self._replace(subscription)
         await self._follow_map()
-        for one in self:
-            await self._update_items(one)
+        for subscription in self:
+            await self._update_items(subscription)
 
     def check_life(self, *, is_held_back: bool) -> None:
         """Raise SourceLost if a subscription gives no sign of life. `is_held_back`: this side holds the server back."""
         now_s = time.monotonic()
-        for one in self._all:
+        for subscription in self._all:
             if is_held_back:
-                one.liveness.excuse(now_s)
-            if one.give_up_clock(now_s):
+                subscription.liveness.excuse(now_s)
+            if subscription.give_up_clock(now_s):
                 extra = {"action": "clock_stands", "source": self._settings.name}
                 log.warning(
                     "the server does not notify changes of its clock; any answer counts as a sign of life", extra=extra
                 )
-            silent_s = one.liveness.silent_s(now_s)
-            if silent_s <= one.patience_s:
+            silent_s = subscription.liveness.silent_s(now_s)
+            if silent_s <= subscription.patience_s:
                 continue
-            if one.is_resumed and not all(other.is_resumed for other in self._all):  # the others go on
-                one.ended, one.is_uncertain = "it was kept and sends nothing", True
+            if subscription.is_resumed and not all(kept.is_resumed for kept in self._all):  # the others go on
+                subscription.ended, subscription.is_uncertain = "it was kept and sends nothing", True
             else:
                 raise SourceLost(
                     f"{self.session.url} is connected, but for {silent_s:.0f} s it has sent no value and its clock has "
@@ -177,13 +180,13 @@ class Subscriptions:
 
     def retry(self) -> None:
         """Try the parked nodes now."""
-        for one in self._all:
-            one.plan.retry()
+        for subscription in self._all:
+            subscription.plan.retry()
 
     def note_none_left(self) -> None:
         """The server reports that this session has no subscription, without having reported their ends."""
-        for one in self._all:
-            one.ended = one.ended or "BadNoSubscription"
+        for subscription in self._all:
+            subscription.ended = subscription.ended or "BadNoSubscription"
 
     async def _follow_map(self) -> None:
         """Distribute the tags of a new map over subscriptions, and open more if needed. Items that are to be monitored
@@ -191,7 +194,7 @@ class Subscriptions:
         points = self._delivery.points
         if points is self.points and self._all:
             return
-        other = [tag for tag, point in points.items() if tag in self.points and self.points[tag] != point]
+        changed = [tag for tag, point in points.items() if tag in self.points and self.points[tag] != point]
         self.points = points
         self.elements = frozenset(tag for tag, point in points.items() if point.reading.is_element)
         before, groups = self._groups.unplaced, self._groups.want(points)
@@ -203,32 +206,32 @@ class Subscriptions:
                     raise
                 self._groups.limit_count(len(self._all))
                 groups = self._groups.want(points)
-        for one, handles in zip(self._all, groups, strict=True):
-            one.plan.want(handles)
-            self.absences.begin(one.plan.renew(other), one.since)
+        for subscription, handles in zip(self._all, groups, strict=True):
+            subscription.plan.want(handles)
+            self.absences.begin(subscription.plan.renew(changed), subscription.since)
         unplaced = self._groups.unplaced - before
         self.absences.begin(unplaced, self._clock.now())
         self._note_parked(dict.fromkeys(unplaced, quality.BAD_TOO_MANY_MONITORED_ITEMS))
 
-    async def _update_items(self, one: Subscription) -> None:
+    async def _update_items(self, subscription: Subscription) -> None:
         """Delete and create the items of a subscription that are due. A refused tag is absent since the source was
         complete without it."""
-        since = earliest(filter(None, (one.opened, self._complete_before)), self._clock.now())
+        since = earliest(filter(None, (subscription.opened, self._complete_before)), self._clock.now())
         begun = self._clock.now()
-        refused = await one.update_items(self.points, self.absences.request)
+        refused = await subscription.update_items(self.points, self.absences.request)
         if refused:
-            is_first = not one.liveness.complete and since is not None
+            is_first = not subscription.liveness.complete and since is not None
             self.absences.begin(refused, since if is_first and since is not None else begun)
             self._note_parked(refused)
 
     async def _opened(self) -> Subscription:
-        one = Subscription(self.session, self._settings, self._limits, self._clock.now, self._calls)
-        one.clock_least_ns = self._clock.least_ns()
-        await one.open()
-        self._by_id[one.id] = one
-        self.publisher.begin(one.id)
-        await one.watch_clock()
-        return one
+        subscription = Subscription(self.session, self._settings, self._limits, self._clock.now, self._calls)
+        subscription.clock_least_ns = self._clock.least_ns()
+        await subscription.open()
+        self._by_id[subscription.id] = subscription
+        self.publisher.begin(subscription.id)
+        await subscription.watch_clock()
+        return subscription
 
     async def _replace(self, old: Subscription) -> None:
         """Replace a subscription that has ended. Its tags are lost meanwhile."""
@@ -267,11 +270,11 @@ class Subscriptions:
             self._ended.pop(0)
         self._ends_recorded.set()
 
-    def note_gone(self, one: Subscription, since: Moment, changes: Iterable[Change]) -> None:
+    def note_gone(self, subscription: Subscription, since: Moment, changes: Iterable[Change]) -> None:
         """Park tags whose nodes do not exist any more. Their items will give no value, so new ones are to be
         created."""
         gone = {c.handle: c.quality for c in changes if c.quality & quality.CODE_BITS in quality.GONE}
-        news = one.plan.died(gone, time.monotonic_ns())
+        news = subscription.plan.died(gone, time.monotonic_ns())
         begun = self.absences.begin(news, since)
         self._delivery.sampler.mark_lost(news)  # the bad samples of the server are recorded already
         log_parked(self._delivery, {tag: news[tag] for tag in begun})
@@ -295,10 +298,10 @@ class Subscriptions:
             if is_missed(sampler, tag, change, self._delivery.points[tag].monitoring):
                 self._losses.add(ITEM_GONE, Moment(last_ns, now.set_back_ns), [tag], now)
 
-    def act_on(self, one: Subscription, findings: Findings) -> None:
+    def act_on(self, subscription: Subscription, findings: Findings) -> None:
         """Replace the items that an audit has found dead."""
-        gone = one.plan.died(findings.gone, time.monotonic_ns())
-        dead = one.plan.renew(findings.dead)
+        gone = subscription.plan.died(findings.gone, time.monotonic_ns())
+        dead = subscription.plan.renew(findings.dead)
         for tag in [*gone, *dead]:
             self.absences.begin([tag], findings.since[tag])
         self._note_parked(gone)
@@ -306,12 +309,12 @@ class Subscriptions:
             extra = {"action": "items_dead", "source": self._settings.name, **self._delivery.named(dead)}
             log.warning("the server does not publish changes of these values; items are created again", extra=extra)
 
-    def park_too_large(self, one: Subscription, tags: Iterable[int]) -> None:
+    def park_too_large(self, subscription: Subscription, tags: Iterable[int]) -> None:
         """Monitor these tags no more, because their values keep those of others from arriving."""
-        news = one.plan.died(dict.fromkeys(tags, quality.BAD_ENCODING_LIMITS_EXCEEDED), NEVER_NS)
+        news = subscription.plan.died(dict.fromkeys(tags, quality.BAD_ENCODING_LIMITS_EXCEEDED), NEVER_NS)
         if not news:
             return
-        self.absences.begin(news, one.since)
+        self.absences.begin(news, subscription.since)
         self._refused.update(news)
         extra = {"action": "values_too_large", "source": self._settings.name, **self._delivery.named(list(news))}
         log.warning(
@@ -325,8 +328,10 @@ class Subscriptions:
         discarded, so it is absent until its new item publishes."""
         renumbered = self._delivery.renumbered
         self.absences.keep(self._delivery.points, renumbered)
-        for one in self._all:
-            self.absences.begin([renumbered[tag] for tag in one.plan.live if tag in renumbered], one.since)
+        for subscription in self._all:
+            self.absences.begin(
+                [renumbered[tag] for tag in subscription.plan.live if tag in renumbered], subscription.since
+            )
 
     def _note_parked(self, news: Mapping[int, int]) -> None:
         """Log newly refused nodes, and have them recorded as bad."""

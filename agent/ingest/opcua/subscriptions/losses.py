@@ -38,7 +38,7 @@ class Losses:
         for (reason, _), (since, tags) in self._open.items():
             span, *before = spans(since, now)
             found.append(TagGap(reason, *span, tuple(sorted(tags))))
-            found += [TagGap(CLOCK_SET_BACK, *other, tuple(sorted(tags))) for other in before]
+            found += [TagGap(CLOCK_SET_BACK, *earlier, tuple(sorted(tags))) for earlier in before]
         self._open.clear()
         return found
 

@@ -179,9 +179,9 @@ class Subscription:
     def note_denied(self, changes: Iterable[Change]) -> dict[int, int]:
         """Note denied handles among changes that are not good. Returns the new ones with their statuses."""
         news = {
-            one.handle: one.quality
-            for one in changes
-            if one.quality & quality.CODE_BITS in quality.DENIED and one.handle not in self.denied
+            change.handle: change.quality
+            for change in changes
+            if change.quality & quality.CODE_BITS in quality.DENIED and change.handle not in self.denied
         }
         self.denied |= news.keys()
         return news
@@ -238,12 +238,12 @@ class Subscription:
     ) -> dict[int, Created]:
         # The default is for namespaces that the server does not have.
         results = dict.fromkeys(handles, Created(quality.BAD_NODE_ID_UNKNOWN))
-        requests = [one for handle in handles if (one := self._request(handle, points[handle], namespaces))]
-        if any(one.index_range for one in requests) and await self._session.ignores_ranges():
+        requests = [request for handle in handles if (request := self._request(handle, points[handle], namespaces))]
+        if any(request.index_range for request in requests) and await self._session.ignores_ranges():
             # These are refused, because their values would be whole arrays.
-            whole = [one.handle for one in requests if one.index_range]
+            whole = [request.handle for request in requests if request.index_range]
             results |= dict.fromkeys(whole, Created(quality.BAD_INDEX_RANGE_INVALID))
-            requests = [one for one in requests if not one.index_range]
+            requests = [request for request in requests if not request.index_range]
         answers = await self._session.create_items(self.id, requests) if requests else []
         for request, created in zip(requests, answers, strict=True):
             results[request.handle] = created

@@ -139,8 +139,8 @@ def enum_property(value: object) -> EnumType | None:
     if not isinstance(value, list):
         return None
     named = [
-        (one.Value, _text(one.DisplayName)) if isinstance(one, ua.EnumValueType) else (place, _text(one))
-        for place, one in enumerate(value)
+        (member.Value, _text(member.DisplayName)) if isinstance(member, ua.EnumValueType) else (place, _text(member))
+        for place, member in enumerate(value)
     ]
     return _enum(named)
 

@@ -77,7 +77,7 @@ class ArrayCut:
     def __init__(self, reader: ValueReader, index_range: str) -> None:
         self._reader = reader
         bounds = [tuple(map(int, part.split(":"))) for part in index_range.split(",")]
-        self._slices = [slice(one[0], one[-1] + 1) for one in bounds]
+        self._slices = [slice(bound[0], bound[-1] + 1) for bound in bounds]
         self._is_element = ":" not in index_range
         self.is_missing = False
 
@@ -241,8 +241,8 @@ class _Wire:
                 return self.number(_U16), UUID(self.guid())
             case 5:
                 return self.number(_U16), self.octets() or b""
-            case other:
-                raise DecodeError(f"there is no node id of form {other}")
+            case unknown:
+                raise DecodeError(f"there is no node id of form {unknown}")
 
     def expanded_node_id(self) -> str:
         form = self.byte()
@@ -405,7 +405,7 @@ def _cut(found: Any, slices: Sequence[slice]) -> Any:
         return None
     if len(slices) == 1:
         return part
-    rows = [_cut(one, slices[1:]) for one in part]
+    rows = [_cut(row, slices[1:]) for row in part]
     return None if None in rows else rows
 
 
@@ -425,9 +425,9 @@ def _json(value: Any) -> Any:
             return "-0.0" if value == 0 and math.copysign(1, value) < 0 else value
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, list):
-        return [_json(one) for one in value]
+        return [_json(element) for element in value]
     if isinstance(value, dict):
-        return {name: _json(one) for name, one in value.items()}
+        return {name: _json(member) for name, member in value.items()}
     if isinstance(value, bytes):
         return {"base64": base64.b64encode(value).decode()}
     if isinstance(value, int) and abs(value) > JSON_INTEGER_MAX:
