@@ -121,10 +121,10 @@ class Appends:
         """As `append_message`, for several messages in one commit. Each has its own outcome, and its own precondition
         if any are given."""
         self._check(stream, messages, acks, preconditions)
-        keys, contents = [message_key(one, self._zone) for one in messages], [content_digest(one) for one in messages]
-        size = sum(len(one.fact.object_json) + _MESSAGE_BYTES for one in messages)
+        keys, contents = [message_key(message, self._zone) for message in messages], [*map(content_digest, messages)]
+        size = sum(len(message.fact.object_json) + _MESSAGE_BYTES for message in messages)
         terms = ack_terms(self._policy(stream), acks)
-        asked = [one or NO_PRECONDITION for one in preconditions]
+        asked = [precondition or NO_PRECONDITION for precondition in preconditions]
         append = AppendMessages(stream, list(messages), keys, contents, size, time.monotonic_ns(), terms, asked)
         self._writer.queue.put_messages(append)
         if not terms.is_answered_unstored:

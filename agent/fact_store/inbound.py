@@ -60,7 +60,7 @@ class Inbound:
         the page lacks.
         """
         _assert_whole(page.stream, page.batches)
-        size = sum(len(one.sealed) for one in page.batches)
+        size = sum(len(batch.sealed) for batch in page.batches)
         adds_to = page.stream if page.batches else None
         run = partial(store_page, page=page, limits=self._writer.committer.limits)
         return self._writer.submit(f"{page.stream} from {page.peer}", run, size=size, stream=adds_to, zone=page.peer)
@@ -77,7 +77,7 @@ class Inbound:
         """
         _assert_whole(stream, batches)
         run = partial(repair_batches, stream=stream, peer=peer, batches=batches)
-        size = sum(len(one.sealed) for one in batches)
+        size = sum(len(batch.sealed) for batch in batches)
         repairing = self._writer.submit(f"{stream} from {peer}", run, size=size, stream=stream, zone=peer)
         repairing.add_done_callback(partial(self._repaired, stream))
         return repairing
@@ -100,8 +100,8 @@ class Inbound:
 
     def _repaired(self, stream: str, done: Future[list[RepairedRange]]) -> None:
         if done.exception() is None:
-            for one in done.result():
-                self._damages.remove_repaired(stream, one.first_offset, one.last_offset)
+            for repaired in done.result():
+                self._damages.remove_repaired(stream, repaired.first_offset, repaired.last_offset)
 
     def note_compared(self, peer: str, stream: str, sums: Mapping[str, ComparedSums]) -> Future[None]:
         """Remember what was compared with a peer, by zone, and found to lack nothing."""

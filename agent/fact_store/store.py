@@ -112,7 +112,7 @@ class FactStore:
         names = StoreNames(zone, node or zone)
         for what, name in names._asdict().items():
             check_name(what, name, ZONE)
-        policies = {one.name: one for one in streams}
+        policies = {stream.name: stream for stream in streams}
         limits = StoreLimits(settings or StoreSettings(), policies, holds or {}, pair_zones)
         with ExitStack() as closing:
             closing.callback(unlock, lock(path))
@@ -227,7 +227,7 @@ class FactStore:
     def recorded_unix_ms(self) -> int:
         """When the last facts were recorded here, at most a minute too early, by the wall clock of then; 0: never."""
         streams = self._writer.catalog.streams.values()
-        return max(((one.mark_ms or 0, one.mark_unix_ms) for one in streams), default=(0, 0))[1]
+        return max(((stream.mark_ms or 0, stream.mark_unix_ms) for stream in streams), default=(0, 0))[1]
 
     @property
     def refuses_appends(self) -> bool:
@@ -248,7 +248,7 @@ class FactStore:
         """Replace the limit of the store's file, the settings of all streams, what zones may hold back, and which zones
         two nodes record. They apply to new appends and from the next check of retention; an append that already waits
         keeps its terms."""
-        self._limits.replace(bytes_max, {one.name: one for one in streams}, holds, pair_zones)
+        self._limits.replace(bytes_max, {stream.name: stream for stream in streams}, holds, pair_zones)
 
     def set_signer(self, signer: RecordSigner | None) -> Future[None]:
         """Sign with this key from its commit on, which also stores its certificate. With None nothing is signed from
@@ -355,9 +355,9 @@ class FactStore:
 
         def is_other(offset: int, digest: bytes) -> bool:
             tail = catalog.tails.get(catalog.streams[stream].id) or TailCache()  # it has facts, so it is known
-            for one in reversed(tail.batches):
-                if one.first_offset <= offset:
-                    return (one.last_offset, one.batch.digest) != (offset, digest)
+            for batch in reversed(tail.batches):
+                if batch.first_offset <= offset:
+                    return (batch.last_offset, batch.batch.digest) != (offset, digest)
             return self.reader.holds_other(stream, offset, digest)
 
         return catalog.log(stream, self.reader.lives(stream)).resolve(position, is_other)

@@ -143,11 +143,11 @@ class AckWaiters:
             group.by_time.popleft()
         if len(group.by_offset) > ANSWERED_MAX + 2 * len(group.by_time):
             # An append that waits for a low offset, such as a retry, keeps answered ones behind it in the heap.
-            group.by_offset = [one for one in group.by_offset if not one.is_answered]
+            group.by_offset = [waiter for waiter in group.by_offset if not waiter.is_answered]
             heapq.heapify(group.by_offset)
         if group.by_time:
             deadline_ns = group.by_time[0].since_ns + terms.timeout_ns
-            lowest = next(one for one in group.by_offset if not one.is_answered).offset
+            lowest = next(waiter for waiter in group.by_offset if not waiter.is_answered).offset
             out_ns = out_of_sync_ns(lowest, terms, followers, now_ns, deadline_ns)
             self.alarm_ns = min(self.alarm_ns, deadline_ns, out_ns)
 
@@ -163,13 +163,15 @@ def _set(append: AppendMessages, outcome: Any) -> None:
 
 def _last_offset(outcome: list[AppendOutcome]) -> int:
     """The last offset to be confirmed; 0 if nothing was stored."""
-    return max((one.offset for one in outcome if one.outcome in _STORED), default=0)
+    return max((result.offset for result in outcome if result.outcome in _STORED), default=0)
 
 
 def _queued(outcome: list[AppendOutcome], reach: int, why: str, *, is_replicating: bool = True) -> list[AppendOutcome]:
     """The outcome of an append that is no longer waited for: facts above `reach` are `queued`."""
     warning = f"{why}; {_REPLICATION_CONTINUES}" if is_replicating else why
     return [
-        one._replace(outcome="queued", warning=warning) if one.outcome in _STORED and one.offset > reach else one
-        for one in outcome
+        result._replace(outcome="queued", warning=warning)
+        if result.outcome in _STORED and result.offset > reach
+        else result
+        for result in outcome
     ]

@@ -113,7 +113,7 @@ def decide_new_ack(offset: int, terms: AckTerms, followers: Sequence[Follower], 
     """The answer to an append whose last fact has just become durable at `offset`."""
     decision = decide_ack(offset, terms, followers, now_ns, now_ns)
     if isinstance(decision, Pending) and terms.waits_only_in_sync:
-        in_sync = sum(is_in_sync(one, terms.in_sync_lag_ns, now_ns) for one in followers)
+        in_sync = sum(is_in_sync(follower, terms.in_sync_lag_ns, now_ns) for follower in followers)
         need = max(_needed(promise, terms, followers) for promise in terms.promises)
         if in_sync < need:
             return Queued(f"{in_sync} of the {need} consumers that {terms.stream} needs are in sync")
@@ -142,8 +142,8 @@ def out_of_sync_ns(offset: int, terms: AckTerms, followers: Sequence[Follower], 
     if "all" not in terms.promises:
         return never_ns
     lag_ns = terms.in_sync_lag_ns
-    slow = [one for one in followers if one.frontier < offset and is_in_sync(one, lag_ns, now_ns)]
-    return min(((one.caught_up_ns or 0) + lag_ns for one in slow), default=never_ns)
+    slow = [follower for follower in followers if follower.frontier < offset and is_in_sync(follower, lag_ns, now_ns)]
+    return min(((follower.caught_up_ns or 0) + lag_ns for follower in slow), default=never_ns)
 
 
 def _needed(promise: Promise, terms: AckTerms, followers: Sequence[Follower]) -> int:
@@ -155,21 +155,25 @@ def _needed(promise: Promise, terms: AckTerms, followers: Sequence[Follower]) ->
 
 def _reached(promise: Promise, terms: AckTerms, followers: Sequence[Follower], now_ns: int) -> int:
     need = _needed(promise, terms, followers)
-    frontiers = sorted((one.frontier for one in followers), reverse=True)
+    frontiers = sorted((follower.frontier for follower in followers), reverse=True)
     by_enough = frontiers[need - 1] if need <= len(frontiers) else 0
     if promise == "quorum":
         return by_enough
-    in_sync = [one.frontier for one in followers if is_in_sync(one, terms.in_sync_lag_ns, now_ns)]
+    in_sync = [follower.frontier for follower in followers if is_in_sync(follower, terms.in_sync_lag_ns, now_ns)]
     return min([by_enough, *in_sync])
 
 
 def _timeout_reason(offset: int, terms: AckTerms, followers: Sequence[Follower], now_ns: int) -> str:
     """Which consumers have not confirmed an offset, for the producer and the log."""
     need = max(_needed(promise, terms, followers) for promise in terms.promises)
-    have = sum(one.frontier >= offset for one in followers)
+    have = sum(follower.frontier >= offset for follower in followers)
     waited = f"after {terms.timeout_ns / 1e9:g} s {have} of the {need} consumers that {terms.stream} needs have offset {offset}"
-    slow = [one.name for one in followers if one.frontier < offset]
-    in_sync = [one.name for one in followers if one.frontier < offset and is_in_sync(one, terms.in_sync_lag_ns, now_ns)]
+    slow = [follower.name for follower in followers if follower.frontier < offset]
+    in_sync = [
+        follower.name
+        for follower in followers
+        if follower.frontier < offset and is_in_sync(follower, terms.in_sync_lag_ns, now_ns)
+    ]
     if not followers:
         return f"{waited}; none is registered"
     named = in_sync or slow

@@ -199,7 +199,7 @@ def _goes_on(transaction: Transaction, stream: int, zone: str, first: HeldRange)
 def _report_division(transaction: Transaction, stream: str, origin: Origin, first: HeldRange) -> None:
     """Own facts that a peer has brought home may continue the same batch as the first one of this life."""
     number = transaction.catalog.streams[stream].id
-    origins = {one.life: at for one, at in transaction.origins_of(origin.zone).items()}
+    origins = {known.life: at for known, at in transaction.origins_of(origin.zone).items()}
     held = {life: ranges for life, at in origins.items() if (ranges := transaction.held(number, at))}
 
     def batch_at(life: bytes, sequence: int) -> HeldRange | None:

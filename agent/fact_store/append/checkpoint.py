@@ -43,7 +43,7 @@ def checkpoint_objects(date: str, held: Mapping[Origin, tuple[HeldRange, ...]]) 
             "last_sequence": ranges[-1].last_sequence,
             "digest": ranges[-1].last_digest.hex(),
         }
-        for origin, ranges in sorted(held.items(), key=lambda one: str(one[0]))
+        for origin, ranges in sorted(held.items(), key=lambda item: str(item[0]))
         if ranges
     ]
     for at in range(0, len(ends), ORIGINS_MAX):
@@ -57,9 +57,9 @@ def checkpoints_in(messages: Iterable[Message]) -> Iterator[Checkpoint]:
             continue
         try:
             content = json.loads(message.fact.object_json)
-            for one in content["origins"]:
-                origin = Origin(str(one["zone"]), bytes.fromhex(one["life"]))
-                digest, last_sequence = bytes.fromhex(one["digest"]), one["last_sequence"]
+            for entry in content["origins"]:
+                origin = Origin(str(entry["zone"]), bytes.fromhex(entry["life"]))
+                digest, last_sequence = bytes.fromhex(entry["digest"]), entry["last_sequence"]
                 if (len(origin.life), len(digest), type(last_sequence)) == (LIFE_BYTES, DIGEST_BYTES, int):
                     by, date, stream = message.envelope.from_zone, str(content["date"]), str(content["stream"])
                     yield Checkpoint(by, date, stream, origin, last_sequence, digest)

@@ -84,7 +84,7 @@ def decide_commit(
     queued. `is_urgent`: work is queued that does not wait. `is_last`: the store closes, take everything."""
     if is_last:
         return Commit(tuple(waiting))
-    due_ns = {stream: _due_ns(one, pace, committed_ns, deferred_ns) for stream, one in waiting.items()}
+    due_ns = {stream: _due_ns(samples, pace, committed_ns, deferred_ns) for stream, samples in waiting.items()}
     next_ns = min(due_ns.values(), default=None)
     if deferred_ns is not None:
         next_ns = min(deferred_ns + pace.deferred_ns, NEVER_NS if next_ns is None else next_ns)
@@ -93,7 +93,9 @@ def decide_commit(
     half_ns = pace.interval_ns // 2
     return Commit(
         tuple(
-            stream for stream, one in waiting.items() if due_ns[stream] <= now_ns or now_ns - one.oldest_ns >= half_ns
+            stream
+            for stream, samples in waiting.items()
+            if due_ns[stream] <= now_ns or now_ns - samples.oldest_ns >= half_ns
         )
     )
 
@@ -108,15 +110,15 @@ def batch_sizes(facts: int, facts_target: int) -> list[int]:
     return [short + 1] * longer + [short] * (batches - longer)
 
 
-def _due_ns(one: QueuedSamples, pace: CommitPace, committed_ns: int, deferred_ns: int | None) -> int:
+def _due_ns(samples: QueuedSamples, pace: CommitPace, committed_ns: int, deferred_ns: int | None) -> int:
     """When samples of one stream are due."""
-    if one.facts >= pace.facts_target:
+    if samples.facts >= pace.facts_target:
         return 0
-    due_ns = one.oldest_ns + pace.interval_ns
+    due_ns = samples.oldest_ns + pace.interval_ns
     # If a deferred call was queued after the oldest of them, half as many are enough: one commit serves both.
-    shared = deferred_ns is not None and deferred_ns >= one.oldest_ns
-    if one.facts < (ENOUGH_FACTS // 2 if shared else ENOUGH_FACTS):
+    shared = deferred_ns is not None and deferred_ns >= samples.oldest_ns
+    if samples.facts < (ENOUGH_FACTS // 2 if shared else ENOUGH_FACTS):
         return due_ns
     if pace.interval_ns <= SHORT_NS:
         return 0
-    return min(due_ns, max(committed_ns + pace.interval_ns, one.newest_ns + BURST_OVER_NS))
+    return min(due_ns, max(committed_ns + pace.interval_ns, samples.newest_ns + BURST_OVER_NS))

@@ -92,8 +92,8 @@ class CommitGroup:
 
     def all(self) -> list[Work]:
         """Everything in it."""
-        appends: list[Work] = [one for queued in self.samples.values() for one in queued]
-        appends.extend(one for queued in self.messages.values() for one in queued)
+        appends: list[Work] = [work for queued in self.samples.values() for work in queued]
+        appends.extend(work for queued in self.messages.values() for work in queued)
         return [*appends, *self.early, *self.calls]
 
     @property
@@ -173,7 +173,7 @@ class WriteQueue:
             self._waiting[stream] = QueuedSamples(facts, before.oldest_ns, append.queued_ns)
             # Wake the writer when a commit is due or an earlier deadline begins, not for every append in between.
             steps = ENOUGH_FACTS, self.pace.facts_target
-            if not before.facts or any(before.facts < one <= facts for one in steps):
+            if not before.facts or any(before.facts < step <= facts for step in steps):
                 self._changed.notify()
 
     def put_messages(self, append: AppendMessages) -> None:

@@ -80,15 +80,15 @@ def store_page(transaction: Transaction, page: ReceivedPage, limits: StoreLimits
     for index, batch in enumerate(page.batches):
         if _plan_batch(transaction, page, plan, batch) and index in page.verified:
             plan.verified.add(len(plan.inserts) - 1)
-    if needed := [one for one, is_held in plan.definitions.items() if not is_held]:
+    if needed := [definitions for definitions, is_held in plan.definitions.items() if not is_held]:
         lacking = lacking_definitions(transaction, needed)
-        zones = ", ".join(one.zone for one in lacking)
+        zones = ", ".join(definitions.zone for definitions in lacking)
         raise DefinitionsMissing(f"{page.stream} from {page.peer}: tag definitions of {zones} are not held", lacking)
     _write(transaction, page, plan, limits)
     _report(transaction, page, plan)
     stored_facts = sum(batch.header.count for batch in plan.inserts)
     end_offset = transaction.catalog.streams[page.stream].end_offset
-    left = tuple(one for ranges in plan.left_out.values() for one in ranges)
+    left = tuple(sequences for ranges in plan.left_out.values() for sequences in ranges)
     return PutResult(stored_facts, plan.duplicate_facts, end_offset, tuple(plan.gaps), tuple(plan.refused), left)
 
 
@@ -104,8 +104,10 @@ def _plan_batch(transaction: Transaction, page: ReceivedPage, plan: _Plan, batch
             plan.duplicate_facts += header.count
             return False
         case LifeRefused(why, held):
-            other = held and transaction.batch(plan.stream, transaction.origin_number(origin) or 0, held.first_sequence)
-            plan.forks.append((batch, why, other or None))
+            stored = held and transaction.batch(
+                plan.stream, transaction.origin_number(origin) or 0, held.first_sequence
+            )
+            plan.forks.append((batch, why, stored or None))
             _add_range(plan.refused, header)
             return False
         case Insert(ranges, is_start, fork):
@@ -129,13 +131,13 @@ def _plan_history(
     the zone's other lives only where it may: not where the batch continues the newest of them after all that is held,
     as after each restart."""
     newest, highest = transaction.newest_life(plan.stream, origin.zone)
-    here = {Origin(origin.zone, newest), *(one for one in plan.ranges if one.zone == origin.zone)}
-    last = [ranges[-1] for one in here if (ranges := _held(transaction, plan, one))]
-    is_last = offered.first_sequence > max([highest, *(one.first_sequence for one in last)])
-    if is_last and (not is_start or any(is_followed(one, offered) for one in last)):
+    here = {Origin(origin.zone, newest), *(planned for planned in plan.ranges if planned.zone == origin.zone)}
+    last = [ranges[-1] for known in here if (ranges := _held(transaction, plan, known))]
+    is_last = offered.first_sequence > max([highest, *(held_range.first_sequence for held_range in last)])
+    if is_last and (not is_start or any(is_followed(held_range, offered) for held_range in last)):
         return
-    held = {one.life: _held(transaction, plan, one) for one in transaction.origins_of(origin.zone)}
-    held |= {one.life: ranges for one, ranges in plan.ranges.items() if one.zone == origin.zone}
+    held = {known.life: _held(transaction, plan, known) for known in transaction.origins_of(origin.zone)}
+    held |= {planned.life: ranges for planned, ranges in plan.ranges.items() if planned.zone == origin.zone}
     held = {life: ranges for life, ranges in held.items() if ranges}
 
     def batch_at(life: bytes, sequence: int) -> HeldRange | None:
@@ -166,7 +168,7 @@ def _beyond_limit(
         else:
             plan.definitions[needed] = count is not None
     if is_start and not why:
-        grown = sum(len(ranges) for one, ranges in plan.ranges.items() if one.zone == zone)
+        grown = sum(len(ranges) for planned, ranges in plan.ranges.items() if planned.zone == zone)
         if transaction.range_count(zone) + grown >= RANGES_OF_ZONE_MAX:
             why = f"facts of {zone} would be more than {RANGES_OF_ZONE_MAX} separate ranges here"
     peer = transaction.peers.get(page.peer)
@@ -179,7 +181,7 @@ def _beyond_limit(
 def _definitions_with(transaction: Transaction, zone: str, needed: Definitions) -> int:
     """How many definitions of a zone are stored if those up to `needed` are."""
     newest = transaction.newest_definitions(zone, HELD_NAMED_MAX)
-    return transaction.definition_count(zone) + max(1, needed.count - max((one.count for one in newest), default=0))
+    return transaction.definition_count(zone) + max(1, needed.count - max((known.count for known in newest), default=0))
 
 
 def _held(transaction: Transaction, plan: _Plan, origin: Origin) -> tuple[HeldRange, ...]:
@@ -193,7 +195,7 @@ def _held(transaction: Transaction, plan: _Plan, origin: Origin) -> tuple[HeldRa
 def _batch_at(transaction: Transaction, plan: _Plan, origin: Origin, sequence: int) -> HeldRange | None:
     """The batch that holds a sequence, stored or of this page; None if it is released or damaged."""
     fresh = plan.fresh.get(origin, ())
-    at = bisect_right(fresh, sequence, key=lambda one: one.first_sequence) - 1
+    at = bisect_right(fresh, sequence, key=lambda held: held.first_sequence) - 1
     if at >= 0 and sequence <= fresh[at].last_sequence:
         return fresh[at]
     number = transaction.origin_number(origin)
@@ -263,21 +265,21 @@ def _report(transaction: Transaction, page: ReceivedPage, plan: _Plan) -> None:
         subject = f"{page.stream} of {Origin(gap.zone, gap.life)}"
         detail = f"{page.peer} had no sequences {gap.first_sequence} to {gap.last_sequence}{others}"
         transaction.add_incident("gap", subject, detail)
-    for batch, why, other in plan.forks[:REPORTED_MAX]:
+    for batch, why, stored in plan.forks[:REPORTED_MAX]:
         header = batch.header
-        records = [one.record.hex() for one in (batch, other) if one is not None and one.record]
+        records = [version.record.hex() for version in (batch, stored) if version is not None and version.record]
         detail = (
             f"{why} ({page.peer}): this life ran twice, or {header.origin.zone} lies. Records: {', '.join(records)}"
         )
         transaction.add_incident("fork", f"{page.stream} of {header.origin}", detail)
-    for one, others in _first_ones(plan.refused):
+    for refused, others in _first_ones(plan.refused):
         why = (
             f"{page.peer} has other facts under these sequences of one life; bsfg store export reads them there{others}"
         )
-        _report_range(transaction, page, one, "refused", why)
+        _report_range(transaction, page, refused, "refused", why)
     for reason, left_out in plan.left_out.items():
-        for one, others in _first_ones(left_out):
-            _report_range(transaction, page, one, "declined", f"{reason}{others}")
+        for sequences, others in _first_ones(left_out):
+            _report_range(transaction, page, sequences, "declined", f"{reason}{others}")
     for declined in page.declined:
         why = (
             f"{declined.reason}. {page.peer} sent them; they are not stored here, and the comparison of both stores"
@@ -290,7 +292,7 @@ def _report_holes(transaction: Transaction, page: ReceivedPage) -> None:
     """Record an incident for facts that the peer released before they were read. What it released before the first
     fetch was never due here, and a page that comes again reports nothing new."""
     trail = transaction.catalog.trails.get((page.peer, page.stream), ())
-    known = {one.life: one.offset for one in trail}.get(page.read[-1].life, 0) if page.read else 0
+    known = {point.life: point.offset for point in trail}.get(page.read[-1].life, 0) if page.read else 0
     found = list[tuple[int, int, str]]()
     for first_offset, last_offset, reason in page.holes:
         if last_offset <= known or (not trail and first_offset == 1 and reason == "expired"):
@@ -304,13 +306,13 @@ def _report_holes(transaction: Transaction, page: ReceivedPage) -> None:
 def _first_ones(all_of_page: Iterable[_T], what: str = "ranges") -> Iterator[tuple[_T, str]]:
     """The ranges of a page that are named; with the last of them what to say of the others."""
     found = list(all_of_page)
-    for number, one in enumerate(found[:REPORTED_MAX], 1):
+    for number, item in enumerate(found[:REPORTED_MAX], 1):
         left = len(found) - number if number == REPORTED_MAX else 0
-        yield one, f"; the same is true of {left} other {what} of the same page" if left else ""
+        yield item, f"; the same is true of {left} other {what} of the same page" if left else ""
 
 
-def _report_range(transaction: Transaction, page: ReceivedPage, one: OriginRange, kind: str, why: str) -> None:
+def _report_range(transaction: Transaction, page: ReceivedPage, sequences: OriginRange, kind: str, why: str) -> None:
     """An incident and a notice about sequences of an origin."""
-    place = f"{page.stream} of {Origin(one.zone, one.life)}, {one.first_sequence} to {one.last_sequence}"
-    append_notice(transaction, page.stream, f"facts_{kind}", {"from": page.peer, "origins": [one.named()]}, place)
+    place = f"{page.stream} of {Origin(sequences.zone, sequences.life)}, {sequences.first_sequence} to {sequences.last_sequence}"
+    append_notice(transaction, page.stream, f"facts_{kind}", {"from": page.peer, "origins": [sequences.named()]}, place)
     transaction.add_incident(kind, place, why)

@@ -365,9 +365,9 @@ class ArtifactFiles:
         self._make_folders(path.parent)
         os.link(partial, path)  # the other name stays, and the zone is charged, until a fact refers to it
         self._running.pop(partial, None)
-        for other in list((self.folder / PARTIAL).glob(f"*/{name}.*")):  # of another zone, or with a wrong size
-            if other != partial:
-                self._remove(other)
+        for leftover in list((self.folder / PARTIAL).glob(f"*/{name}.*")):  # of another zone, or with a wrong size
+            if leftover != partial:
+                self._remove(leftover)
         try:
             sync_folder(path.parent)  # the name is durable before it is answered
         except OSError:
@@ -385,10 +385,10 @@ class ArtifactFiles:
 
     def _make_folders(self, *folders: Path) -> None:
         """Make the folders, each durable in its parent."""
-        for one in (self.folder, *folders):
-            if not one.is_dir():
-                one.mkdir(mode=0o700, exist_ok=True)
-                sync_folder(one.parent)
+        for made in (self.folder, *folders):
+            if not made.is_dir():
+                made.mkdir(mode=0o700, exist_ok=True)
+                sync_folder(made.parent)
 
     @contextmanager
     def _disk(self) -> Iterator[None]:

@@ -50,8 +50,8 @@ class Artifacts:
     def missing(self, batches: Iterable[Batch]) -> list[ArtifactReference]:
         """Artifacts of the messages in batches that are not stored here, each once. The others are not swept before the
         batches are stored."""
-        found = dict.fromkeys(one for message in messages_in(batches) for one in references_in(message))
-        return [one for one in found if not self._files.keep(one)]
+        found = dict.fromkeys(reference for message in messages_in(batches) for reference in references_in(message))
+        return [reference for reference in found if not self._files.keep(reference)]
 
     def absent(self, stream: str, after: str = "") -> tuple[list[str], str | None]:
         """The digests of artifacts to which held facts of a stream refer and that are not stored here, among the next

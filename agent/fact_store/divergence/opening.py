@@ -318,10 +318,10 @@ def _record_losses(transaction: Transaction, found: _Found, lost: _Lost) -> None
 def _record_predecessor(transaction: Transaction, found: _Found) -> None:
     """Record in a new store the fate of its predecessor: quarantined, or missing except for its witness."""
     files = quarantined_files(found.path) if found.is_unattended else []
-    reported = [one for one in files if one.file == found.quarantined] or files[-1:]
+    reported = [quarantined for quarantined in files if quarantined.file == found.quarantined] or files[-1:]
     if found.witness is None:
-        for one in reported:
-            _record_quarantine(transaction, one)
+        for quarantined in reported:
+            _record_quarantine(transaction, quarantined)
         return
     name, life = found.path.name, transaction.catalog.life.hex()
     known = sorted(found.witness.ends.items())

@@ -70,10 +70,12 @@ class Scrubber:
             self._after_offset, self._is_complete_pass = 0, False
             raise
         self.batches_verified += len(page.batches)
-        reached = max([one.last_offset for one in page.batches] + [one.last_offset for one in page.holes], default=0)
+        reached = max(
+            [batch.last_offset for batch in page.batches] + [hole.last_offset for hole in page.holes], default=0
+        )
         if reached > self._after_offset:
             self._after_offset = reached
-            return max(1, sum(len(one.sealed) for one in page.batches))
+            return max(1, sum(len(batch.sealed) for batch in page.batches))
         self._streams.pop(0)
         self._after_offset = 0
         if self._streams:

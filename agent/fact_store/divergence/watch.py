@@ -32,7 +32,7 @@ class IntegrityWatch:
         since_ms = time.time_ns() // 1_000_000 - LOSSES_MS
         with contextlib.suppress(StoreError):  # a damaged table of incidents is reported elsewhere
             incidents = self._reader.incidents()
-            self._losses = sum(one.kind in LOSSES and one.last_unix_ms > since_ms for one in incidents)
+            self._losses = sum(incident.kind in LOSSES and incident.last_unix_ms > since_ms for incident in incidents)
         self.scrubber.start()
         ended.add_done_callback(self._mark_if_damaged)
 
@@ -42,7 +42,7 @@ class IntegrityWatch:
             self.damages.count,
             self.scrubber.batches_verified,
             self.scrubber.last_full_pass_unix_ms,
-            tuple((one.file, one.bytes) for one in quarantined_files(self._path)),
+            tuple((quarantined.file, quarantined.bytes) for quarantined in quarantined_files(self._path)),
             self._losses,
         )
 

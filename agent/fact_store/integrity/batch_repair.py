@@ -25,7 +25,7 @@ INCIDENT = "repaired"
 def damaged_batches(transaction: Transaction, *, stream: str) -> list[OriginRange]:
     """The batches of a stream that were found damaged and are not repaired."""
     known = transaction.catalog.streams.get(stream)
-    return [OriginRange(*one) for one in transaction.damaged(known.id)] if known else []
+    return [OriginRange(*row) for row in transaction.damaged(known.id)] if known else []
 
 
 def repair_batches(
@@ -37,7 +37,7 @@ def repair_batches(
     Returns the offsets whose facts are served again. Raises FactsRefused, ForkError; then nothing has changed.
     """
     known = transaction.catalog.streams.get(stream)
-    places = [_place(transaction, stream, one) for one in batches]
+    places = [_place(transaction, stream, batch) for batch in batches]
     assert known is not None
     found = list[RepairedRange]()
     for batch, offset in zip(batches, places, strict=True):
@@ -47,9 +47,9 @@ def repair_batches(
         if offset is None:
             continue
         transaction.add_repaired(known.id, offset, batch)
-        one = RepairedRange(offset, offset + header.count - 1)
-        found.append(one)
-        _record_repair(transaction, stream, peer, batch, one)
+        repaired = RepairedRange(offset, offset + header.count - 1)
+        found.append(repaired)
+        _record_repair(transaction, stream, peer, batch, repaired)
     return found
 
 
@@ -80,9 +80,9 @@ def _place(transaction: Transaction, stream: str, batch: Batch) -> int | None:
 
 def _digest_by_chain(transaction: Transaction, stream: int, origin: int, last_sequence: int) -> bytes | None:
     """The digest of the batch that ends at a sequence, from its held range or its successor."""
-    for one in transaction.held(stream, origin):
-        if one.last_sequence == last_sequence:
-            return one.last_digest
+    for held in transaction.held(stream, origin):
+        if held.last_sequence == last_sequence:
+            return held.last_digest
     return transaction.digest_before(stream, origin, last_sequence + 1)
 
 

@@ -32,9 +32,9 @@ class _Place(NamedTuple):
     first_offset: int
     last_offset: int
 
-    def covers(self, other: _Place) -> bool:
-        is_inside = self.first_offset <= other.first_offset and other.last_offset <= self.last_offset
-        return self.stream == other.stream and is_inside
+    def covers(self, place: _Place) -> bool:
+        is_inside = self.first_offset <= place.first_offset and place.last_offset <= self.last_offset
+        return self.stream == place.stream and is_inside
 
 
 class DamageRegistry:
@@ -61,7 +61,7 @@ class DamageRegistry:
         with self._lock:
             if writer is None or len(self._reported) >= REPORTED_MAX or self._is_reported(place):
                 return
-            self._reported = {one for one in self._reported if not place.covers(one)} | {place}
+            self._reported = {known for known in self._reported if not place.covers(known)} | {place}
         log.error(
             "facts_damaged",
             extra={
@@ -83,15 +83,15 @@ class DamageRegistry:
         """Remove the places between these offsets; if they are found damaged again, they are reported again."""
         with self._lock:
             self._reported = {
-                one
-                for one in self._reported
-                if one.stream != stream or one.last_offset < first_offset or last_offset < one.first_offset
+                known
+                for known in self._reported
+                if known.stream != stream or known.last_offset < first_offset or last_offset < known.first_offset
             }
 
     def _is_reported(self, place: _Place) -> bool:
         """Whether a place, or one that covers it, was reported: a hole is cut at the end of a page, and grows when rows
         beside it are damaged."""
-        return place in self._reported or any(one.covers(place) for one in self._reported)
+        return place in self._reported or any(known.covers(place) for known in self._reported)
 
     def _forget(self, place: _Place) -> None:
         with self._lock:
@@ -107,13 +107,16 @@ def _record_damage(
         "last_offset": hole.last_offset,
         "count": hole.last_offset - hole.first_offset + 1,
         "why": why,
-        "origins": [one.named() for one in origins],
+        "origins": [sequences.named() for sequences in origins],
     }
     number = transaction.stream(stream).id
-    for one in origins:
-        if (known := transaction.origin_number(Origin(one.zone, one.life))) is not None:
-            transaction.add_damage(number, known, one.first_sequence, one.last_sequence)
-    whose = ", ".join(f"{one.zone}/{one.life.hex()} {one.first_sequence} to {one.last_sequence}" for one in origins)
+    for sequences in origins:
+        if (known := transaction.origin_number(Origin(sequences.zone, sequences.life))) is not None:
+            transaction.add_damage(number, known, sequences.first_sequence, sequences.last_sequence)
+    whose = ", ".join(
+        f"{sequences.zone}/{sequences.life.hex()} {sequences.first_sequence} to {sequences.last_sequence}"
+        for sequences in origins
+    )
     transaction.add_incident(
         INCIDENT,
         f"{stream} {hole.first_offset} to {hole.last_offset}",

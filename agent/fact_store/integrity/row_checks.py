@@ -131,23 +131,23 @@ class StreamCheck:
         """Compare the checked rows with the held ranges, which also contain released facts."""
         for origin in {*held, *self.ranges_seen}:
             ranges = held.get(origin, ())
-            ends = {one.last_sequence: one.last_digest for one in self.ranges_seen.get(origin, ())}
-            for one in self.ranges_seen.get(origin, ()):
-                inside = [each for each in ranges if each.first_sequence <= one.first_sequence <= each.last_sequence]
-                if not inside or inside[0].last_sequence < one.last_sequence:
+            ends = {seen.last_sequence: seen.last_digest for seen in self.ranges_seen.get(origin, ())}
+            for seen in self.ranges_seen.get(origin, ()):
+                inside = [each for each in ranges if each.first_sequence <= seen.first_sequence <= each.last_sequence]
+                if not inside or inside[0].last_sequence < seen.last_sequence:
                     what = (
-                        f"sequences {one.first_sequence} to {one.last_sequence} are stored but not in the held ranges"
+                        f"sequences {seen.first_sequence} to {seen.last_sequence} are stored but not in the held ranges"
                     )
-                    yield Damage(self.stream, 0, 0, str(origin), one.first_sequence, what)
+                    yield Damage(self.stream, 0, 0, str(origin), seen.first_sequence, what)
                 elif (
-                    inside[0].first_sequence < one.first_sequence
-                    and ends.get(one.first_sequence - 1, one.first_previous_digest) != one.first_previous_digest
+                    inside[0].first_sequence < seen.first_sequence
+                    and ends.get(seen.first_sequence - 1, seen.first_previous_digest) != seen.first_previous_digest
                 ):
                     what = "it does not continue the batch before it: the chain is broken"
-                    yield Damage(self.stream, 0, 0, str(origin), one.first_sequence, what)
-                elif inside[0].last_sequence == one.last_sequence and inside[0].last_digest != one.last_digest:
+                    yield Damage(self.stream, 0, 0, str(origin), seen.first_sequence, what)
+                elif inside[0].last_sequence == seen.last_sequence and inside[0].last_digest != seen.last_digest:
                     what = "the last batch has another digest than the held range"
-                    yield Damage(self.stream, 0, 0, str(origin), one.last_sequence, what)
+                    yield Damage(self.stream, 0, 0, str(origin), seen.last_sequence, what)
 
     def _batch(self, row: BatchRow) -> Batch | str:
         if not (isinstance(row.body, bytes) and isinstance(row.digest, bytes)) or len(row.digest) != DIGEST_BYTES:
@@ -173,8 +173,8 @@ class StreamCheck:
         elif row.first_offset < self.next_offset:
             yield self._damage(row, "another batch has the same offsets", batch)
         if any(
-            one.first_sequence <= header.last_sequence and header.first_sequence <= one.last_sequence
-            for one in self.ranges_seen.get(header.origin, ())
+            seen.first_sequence <= header.last_sequence and header.first_sequence <= seen.last_sequence
+            for seen in self.ranges_seen.get(header.origin, ())
         ):
             yield self._damage(row, "another batch has the same sequences", batch)
         named = self.definitions.get(row.definition)
@@ -203,7 +203,7 @@ class StreamCheck:
     def _damage(self, row: BatchRow, what: str, batch: Batch | None = None) -> Damage:
         origin = batch.header.origin if batch else self.numbers.get(row.origin)
         sequence = batch.header.first_sequence if batch else row.first_sequence
-        first, last = (one if isinstance(one, int) else 0 for one in (row.first_offset, row.last_offset))
+        first, last = (bound if isinstance(bound, int) else 0 for bound in (row.first_offset, row.last_offset))
         if last < first:  # unreadable or changed: take the end from the batch if it is readable
             last = first + batch.header.count - 1 if batch else first
         return Damage(self.stream, first, last, str(origin or ""), sequence if isinstance(sequence, int) else 0, what)

@@ -73,7 +73,7 @@ class _StreamTable:
     @property
     def end_offset(self) -> int:
         """The end by the held ranges."""
-        return sum(one.last_sequence - one.first_sequence + 1 for ranges in self.held.values() for one in ranges)
+        return sum(held.last_sequence - held.first_sequence + 1 for ranges in self.held.values() for held in ranges)
 
 
 @dataclass(slots=True)
@@ -152,7 +152,7 @@ class _Walk:
                     tables.streams[number].last_offset = last_offset
                     tables.streams[number].last_first_offset = last_first_offset
         for number, origin, *ends in self._rows("the table held", "select_held"):
-            is_range = all(isinstance(one, int) for one in ends[:2])
+            is_range = all(isinstance(end, int) for end in ends[:2])
             if number in tables.streams and origin in tables.origins and is_range:
                 tables.streams[number].held.setdefault(tables.origins[origin], []).append(HeldRange(*ends))
         tables.consumers = self._rows("the table consumer", "select_consumers")
@@ -194,16 +194,18 @@ class _Walk:
     def _checkpoint_damage(self, stream: int, check: StreamCheck, numbers: dict[Origin, int]) -> Iterator[Damage]:
         """Compare the batches with this node's own checkpoints. Those of others are unproven claims, and a false one
         must not make this store appear damaged."""
-        for one in check.checkpoints:
-            number = numbers.get(one.origin)
-            if one.by != self._node or one.stream != check.stream or number is None:
+        for checkpoint in check.checkpoints:
+            number = numbers.get(checkpoint.origin)
+            if checkpoint.by != self._node or checkpoint.stream != check.stream or number is None:
                 continue
             self._done.checkpoints += 1
-            asked = {"stream": stream, "origin": number, "sequence": one.last_sequence}
+            asked = {"stream": stream, "origin": number, "sequence": checkpoint.last_sequence}
             for last_sequence, digest in self._rows("a batch of a checkpoint", "select_end_at_sequence", asked):
-                if (last_sequence, digest) != (one.last_sequence, one.digest):
-                    what = f"sequence {one.last_sequence} is not what the checkpoint of {one.date} recorded"
-                    yield Damage(check.stream, 0, 0, str(one.origin), one.last_sequence, what)
+                if (last_sequence, digest) != (checkpoint.last_sequence, checkpoint.digest):
+                    what = (
+                        f"sequence {checkpoint.last_sequence} is not what the checkpoint of {checkpoint.date} recorded"
+                    )
+                    yield Damage(check.stream, 0, 0, str(checkpoint.origin), checkpoint.last_sequence, what)
 
     def _page(self, number: int, after: int, until: int, stream: str) -> Iterator[BatchRow]:
         """The next rows of a stream; read one by one if SQLite cannot step through them."""

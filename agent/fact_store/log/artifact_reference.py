@@ -160,7 +160,9 @@ def checked_references(message: Message) -> tuple[ArtifactReference, ...]:
 
 def digests_in(messages: Iterable[Message]) -> set[bytes]:
     """The raw digests of all artifacts that messages refer to."""
-    return {bytes.fromhex(check_digest(one.digest)) for message in messages for one in references_in(message)}
+    return {
+        bytes.fromhex(check_digest(reference.digest)) for message in messages for reference in references_in(message)
+    }
 
 
 def messages_in(batches: Iterable[Batch]) -> Iterator[Message]:
@@ -178,8 +180,8 @@ def _claims(value: object, depth: int) -> Iterator[ArtifactReference]:
         digest, size = value.get("digest"), value.get("size")
         if isinstance(digest, str) and DIGEST.fullmatch(digest) and type(size) is int and 0 < size <= JSON_INTEGER_MAX:
             yield ArtifactReference(digest, size)
-        for one in value.values():
-            yield from _claims(one, depth + 1)
+        for member in value.values():
+            yield from _claims(member, depth + 1)
     elif isinstance(value, list):
-        for one in value:
-            yield from _claims(one, depth + 1)
+        for element in value:
+            yield from _claims(element, depth + 1)

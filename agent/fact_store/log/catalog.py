@@ -212,7 +212,7 @@ class Catalog:
     @property
     def highest_life(self) -> bytes:
         """The highest of the store's own lives, as far as a stream has grown in them, and the present one."""
-        return max([self.life, *(one.newest_life[0] for one in self.streams.values() if one.newest_life)])
+        return max([self.life, *(stream.newest_life[0] for stream in self.streams.values() if stream.newest_life)])
 
     @property
     def age_ms(self) -> int:

@@ -67,8 +67,8 @@ def skip_released(confirmed: Confirmed, released_offset: int) -> Confirmed:
 
 def _merged(ranges: tuple[tuple[int, int], ...], first: int, last: int) -> tuple[tuple[int, int], ...]:
     """Sorted ranges with one more, joined with each one it overlaps or is adjacent to."""
-    before = tuple(one for one in ranges if one[1] < first - 1)
-    after = tuple(one for one in ranges if one[0] > last + 1)
+    before = tuple(span for span in ranges if span[1] < first - 1)
+    after = tuple(span for span in ranges if span[0] > last + 1)
     touched = ranges[len(before) : len(ranges) - len(after)]
     if touched:
         first, last = min(first, touched[0][0]), max(last, touched[-1][1])

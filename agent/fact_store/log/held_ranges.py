@@ -124,13 +124,13 @@ def is_followed(held: HeldRange, offered: HeldRange) -> bool:
 
 def find_division(held: Held, life: bytes, offered: HeldRange) -> Branch | None:
     """Another life that has a range which begins where a batch of `life` begins, after the same batch."""
-    for other, ranges in held.items():
-        if other == life:
+    for held_life, ranges in held.items():
+        if held_life == life:
             continue
-        at = bisect_right(ranges, offered.first_sequence, key=lambda one: one.first_sequence) - 1
+        at = bisect_right(ranges, offered.first_sequence, key=lambda held_range: held_range.first_sequence) - 1
         start = (ranges[at].first_sequence, ranges[at].first_previous_digest) if at >= 0 else None
         if start == (offered.first_sequence, offered.first_previous_digest):
-            return Branch(other, offered.first_sequence - 1)
+            return Branch(held_life, offered.first_sequence - 1)
     return None
 
 
@@ -140,20 +140,25 @@ def find_predecessor(
     """What a batch of `life` that begins a range continues: None if it is the end of what is held of a life, a branch
     if that life goes on, a gap if it is not held."""
     sequence, released = offered.first_sequence - 1, None
-    for other, ranges in held.items():
-        at = bisect_right(ranges, sequence, key=lambda one: one.first_sequence) - 1
+    for held_life, ranges in held.items():
+        at = bisect_right(ranges, sequence, key=lambda held_range: held_range.first_sequence) - 1
         if not sequence or at < 0 or sequence > ranges[at].last_sequence:
             continue
         if sequence == ranges[at].last_sequence:
             if ranges[at].last_digest == offered.first_previous_digest:
                 return None
             continue
-        stored = batch_at(other, sequence)
+        stored = batch_at(held_life, sequence)
         if stored is None:
-            released = Branch(other, sequence, is_exact=False)
+            released = Branch(held_life, sequence, is_exact=False)
         elif (stored.last_sequence, stored.last_digest) == (sequence, offered.first_previous_digest):
-            return Branch(other, sequence) if other != life else None
+            return Branch(held_life, sequence) if held_life != life else None
     if released is not None or not sequence or not held:
         return released
-    before = [one.last_sequence for ranges in held.values() for one in ranges if one.last_sequence < sequence]
+    before = [
+        held_range.last_sequence
+        for ranges in held.values()
+        for held_range in ranges
+        if held_range.last_sequence < sequence
+    ]
     return Gap(max(before, default=sequence - 1) + 1, sequence)

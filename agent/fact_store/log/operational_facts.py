@@ -43,9 +43,9 @@ def _plain(value: object) -> object:
     """The value with integers that JSON cannot hold exactly replaced by text: offsets of a damaged row may be any
     number."""
     if isinstance(value, Mapping):
-        return {name: _plain(one) for name, one in value.items()}
+        return {name: _plain(member) for name, member in value.items()}
     if isinstance(value, list):
-        return [_plain(one) for one in value]
+        return [_plain(element) for element in value]
     if isinstance(value, int) and abs(value) > JSON_INTEGER_MAX:
         return str(value)
     return value

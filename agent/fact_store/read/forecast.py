@@ -58,7 +58,7 @@ def inflow_of(marks: Sequence[Mark], first_ms: int, bytes_total: int, age_ms: in
     if not marks:
         return Inflow(0, min(INFLOW_MS, age_ms - first_ms))
     came, span_ms = bytes_total - marks[0].bytes_total, min(INFLOW_MS, age_ms - first_ms)
-    ends = [(one.age_ms, one.bytes_total) for one in marks[1:]]
+    ends = [(mark.age_ms, mark.bytes_total) for mark in marks[1:]]
     for mark, (end_ms, end_bytes) in zip(marks, [*ends, (age_ms, bytes_total)], strict=True):
         if mark.is_backlog:
             came -= end_bytes - mark.bytes_total
@@ -100,7 +100,7 @@ class StreamUse:
         """Held bytes that every consumer has confirmed: they can be released without a loss."""
         if not self.lags:
             return 0
-        return max(0, min(one.bytes_total for one in self.lags) - self.released_bytes)
+        return max(0, min(lag.bytes_total for lag in self.lags) - self.released_bytes)
 
     @property
     def lasting_bytes(self) -> float | None:
@@ -178,7 +178,7 @@ def forecast(
         fill_percent=_percent(stuck, limit),
         hours_until_full=hours,
         streams=tuple(_stream(log, hours, of_zone) for log in logs),
-        consumers=tuple(_consumer(log, one, of_zone.get(one.zone)) for log in logs for one in log.lags),
+        consumers=tuple(_consumer(log, lag, of_zone.get(lag.zone)) for log in logs for lag in log.lags),
     )
 
 
@@ -193,7 +193,7 @@ class _ZoneHold(NamedTuple):
 def _held_by(zone: str, logs: Sequence[StreamUse]) -> tuple[int, float]:
     held, inflow = 0, 0.0
     for log in logs:
-        ends = [one.bytes_total for one in log.lags if one.zone == zone]
+        ends = [lag.bytes_total for lag in log.lags if lag.zone == zone]
         if ends:
             held += max(0, log.bytes_total - max(min(ends), log.released_bytes))
             inflow += log.inflow.bytes_per_s or 0
@@ -207,7 +207,7 @@ def _stream(log: StreamUse, store_hours: float | None, holds: Mapping[str, _Zone
     own_hours = None
     if limit is not None and (log.lasting_bytes or 0) > limit:
         own_hours = _hours(max(0, limit - stuck), inflow)
-    losses = [_until_loss(log, one, holds.get(one.zone)) for one in log.lags]
+    losses = [_until_loss(log, lag, holds.get(lag.zone)) for lag in log.lags]
     return StreamSpace(
         name=log.name,
         bytes=log.bytes,
@@ -220,16 +220,16 @@ def _stream(log: StreamUse, store_hours: float | None, holds: Mapping[str, _Zone
     )
 
 
-def _consumer(log: StreamUse, one: ConsumerLag, hold: _ZoneHold | None) -> ConsumerSpace:
-    held = max(0, log.bytes_total - max(one.bytes_total, log.released_bytes))
-    return ConsumerSpace(one.consumer, log.name, held, (one.age_ms or 0) / HOUR_MS, _until_loss(log, one, hold))
+def _consumer(log: StreamUse, lag: ConsumerLag, hold: _ZoneHold | None) -> ConsumerSpace:
+    held = max(0, log.bytes_total - max(lag.bytes_total, log.released_bytes))
+    return ConsumerSpace(lag.consumer, log.name, held, (lag.age_ms or 0) / HOUR_MS, _until_loss(log, lag, hold))
 
 
-def _until_loss(log: StreamUse, one: ConsumerLag, hold: _ZoneHold | None) -> float | None:
+def _until_loss(log: StreamUse, lag: ConsumerLag, hold: _ZoneHold | None) -> float | None:
     """Hours until a fact is released that this consumer has not confirmed."""
-    if one.age_ms is None:
+    if lag.age_ms is None:
         return None
-    age_hours = one.age_ms / HOUR_MS
+    age_hours = lag.age_ms / HOUR_MS
     found = [max(0.0, log.ttl_hours - age_hours) if log.ttl_hours else None]
     if hold is not None:
         # Only from half of a limit on: a zone that is behind for a moment is not a forecast of a loss.
@@ -250,4 +250,4 @@ def _percent(used: int, limit: int | None) -> float | None:
 
 
 def _least(*hours: float | None) -> float | None:
-    return min((one for one in hours if one is not None), default=None)
+    return min((value for value in hours if value is not None), default=None)

@@ -33,7 +33,7 @@ class SequenceRequest(NamedTuple):
 def read_history(connection: sqlite3.Connection, asked: SequenceRequest) -> Page:
     """A page of whole batches from the one that holds the first sequence. Its holes lie within the requested
     sequences."""
-    held = [one.span for one in held_of(connection.execute, asked.stream, asked.origin)]
+    held = [held_range.span for held_range in held_of(connection.execute, asked.stream, asked.origin)]
     page = PageAssembly(
         asked.stream_name,
         asked.first_sequence - 1,
@@ -59,7 +59,7 @@ def batch_ends_at(connection: sqlite3.Connection, stream: int, origin: int, sequ
         row = connection.execute(QUERIES["select_end_at_sequence"], asked).fetchone()
         if row is not None and isinstance(row[0], int) and isinstance(row[1], bytes) and row[0] >= sequence:
             found[row[0]] = row[1]
-    return [BatchEnd(*one) for one in sorted(found.items())]
+    return [BatchEnd(*end) for end in sorted(found.items())]
 
 
 def _read_rows(connection: sqlite3.Connection, asked: SequenceRequest, page: PageAssembly, bad: list[Span]) -> bool:
@@ -101,8 +101,8 @@ def _pieces(hole: Hole, held: list[Span], bad: list[Span]) -> Iterator[Hole]:
     lost = [(hole.first_offset, hole.last_offset)]
     damaged = intersect(lost, sorted(bad))
     rest = subtract(lost, damaged)
-    reasons: list[tuple[Span, Reason]] = [(one, "damaged") for one in damaged]
-    reasons += [(one, "absent") for one in subtract(rest, held)]
-    reasons += [(one, "expired") for one in intersect(rest, held)]
+    reasons: list[tuple[Span, Reason]] = [(span, "damaged") for span in damaged]
+    reasons += [(span, "absent") for span in subtract(rest, held)]
+    reasons += [(span, "expired") for span in intersect(rest, held)]
     for (first, last), reason in sorted(reasons):
         yield Hole(first, last, reason)

@@ -67,12 +67,14 @@ def _stream_use(
     lags = tuple(
         ConsumerLag(
             name,
-            bytes_up_to(connection, stream, one.frontier),
-            _age_of(connection, stream, one.frontier + 1, age_ms) if one.frontier < stream.end_offset else None,
-            one.zone,
+            bytes_up_to(connection, stream, consumer.frontier),
+            _age_of(connection, stream, consumer.frontier + 1, age_ms)
+            if consumer.frontier < stream.end_offset
+            else None,
+            consumer.zone,
         )
-        for name, one in catalog.consumers.items()
-        if one.stream == stream.name
+        for name, consumer in catalog.consumers.items()
+        if consumer.stream == stream.name
     )
     return StreamUse(
         name=stream.name,

@@ -31,12 +31,12 @@ class Backlog:
 def bytes_forfeited(backlogs: Mapping[str, Backlog], bytes_max: int) -> dict[str, int]:
     """The bytes that a zone forfeits of each stream, so that it holds back a piece less than `bytes_max` in all streams
     together. It forfeits first of the streams of which it holds back most. Empty within the limit."""
-    held = sum(one.bytes for one in backlogs.values())
+    held = sum(backlog.bytes for backlog in backlogs.values())
     if not bytes_max or held <= bytes_max:
         return {}
     surplus, found = held - bytes_max + bytes_max // PIECES, dict[str, int]()
-    for stream, one in sorted(backlogs.items(), key=lambda item: -item[1].bytes):
-        found[stream] = min(surplus, one.bytes)
+    for stream, backlog in sorted(backlogs.items(), key=lambda item: -item[1].bytes):
+        found[stream] = min(surplus, backlog.bytes)
         surplus -= found[stream]
         if surplus <= 0:
             break
@@ -48,7 +48,7 @@ def alone_forfeited(zones: Mapping[str, Backlog], room_bytes: int) -> tuple[str,
     there is no such zone. `zones`: the backlog of each zone."""
     if len(zones) < 2:
         return None
-    zone, other = sorted(zones, key=lambda name: zones[name].bytes_before)[:2]
+    zone, next_zone = sorted(zones, key=lambda name: zones[name].bytes_before)[:2]
     share = room_bytes // ALONE_SHARE
-    alone = zones[other].bytes_before - zones[zone].bytes_before
+    alone = zones[next_zone].bytes_before - zones[zone].bytes_before
     return None if alone <= share else (zone, alone - share + room_bytes // PIECES)

@@ -91,11 +91,11 @@ class Housekeeping:
         catalog = transaction.catalog
         full = self.room.full(catalog, stream, write)
         assert full is not None
-        room = next(one for one in self.room.limits_of(stream) if one.what == full.what)
+        room = next(limit for limit in self.room.limits_of(stream) if limit.what == full.what)
         over = excess_bytes(
             self.room.shares(catalog, room, stream), self.room.uses(catalog, stream if room.is_of_stream else None)
         )
-        uses = {one.name: self.room.uses(catalog, one) for one in catalog.streams.values()}
+        uses = {state.name: self.room.uses(catalog, state) for state in catalog.streams.values()}
         others = [] if room.is_of_stream else [name for name in uses if name != stream.name]
         others.sort(key=lambda name: -sum(uses[name].get(zone, 0) for zone in over))
         if full.share is not None:

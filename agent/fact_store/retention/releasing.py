@@ -107,9 +107,9 @@ class Releaser:
     def _frontiers_of_zones(catalog: Catalog, stream: str) -> dict[str, int]:
         """The frontier of the slowest consumer of each zone."""
         found = dict[str, int]()
-        for one in catalog.consumers.values():
-            if one.stream == stream:
-                found[one.zone] = min(found.get(one.zone, NEVER_NS), one.frontier)
+        for consumer in catalog.consumers.values():
+            if consumer.stream == stream:
+                found[consumer.zone] = min(found.get(consumer.zone, NEVER_NS), consumer.frontier)
         return found
 
     def _forfeited(
@@ -144,8 +144,8 @@ class Releaser:
             until = before(hold_ms)
         if limit.bytes_max:
             backlogs = {
-                name: self._backlog(other, low)
-                for name, other in catalog.streams.items()
+                name: self._backlog(state, low)
+                for name, state in catalog.streams.items()
                 if (low := self._frontiers_of_zones(catalog, name).get(zone)) is not None
             }
             if size := bytes_forfeited(backlogs, limit.bytes_max).get(stream.name):
@@ -162,8 +162,8 @@ class Releaser:
         """Streams whose slowest consumer has moved since the last call, or whose only consumer was registered or
         removed."""
         slowest: dict[str, int] = {}
-        for one in catalog.consumers.values():
-            slowest[one.stream] = min(slowest.get(one.stream, NEVER_NS), one.frontier)
+        for consumer in catalog.consumers.values():
+            slowest[consumer.stream] = min(slowest.get(consumer.stream, NEVER_NS), consumer.frontier)
         before, self._frontiers = self._frontiers, slowest
         return {name for name in {*before, *slowest} if before.get(name) != slowest.get(name)}
 
@@ -173,9 +173,9 @@ def _record_loss(transaction: Transaction, stream: StreamState, until: int, deci
     first = stream.released_offset + 1
     assert decision.lost_from is not None
     consumers = [
-        {"name": one.name, "from_offset": max(first, one.frontier + 1)}
-        for one in transaction.catalog.consumers.values()
-        if one.stream == stream.name and one.frontier < until
+        {"name": consumer.name, "from_offset": max(first, consumer.frontier + 1)}
+        for consumer in transaction.catalog.consumers.values()
+        if consumer.stream == stream.name and consumer.frontier < until
     ]
     about = {
         "reason": decision.reason.value,
@@ -187,7 +187,7 @@ def _record_loss(transaction: Transaction, stream: StreamState, until: int, deci
     }
     key = f"{stream.name}:{about['first_offset']}-{until}"
     append_notice(transaction, stream.name, "facts_expired", about, key)
-    who = ", ".join(str(one["name"]) for one in consumers) or "no consumer was registered"
+    who = ", ".join(str(consumer["name"]) for consumer in consumers) or "no consumer was registered"
     why = _WHY[decision.reason]
     transaction.add_incident(
         "facts_expired",

@@ -76,7 +76,7 @@ class Room:
         held = known.bytes_total - known.released_bytes
         bytes_max = self.limits.policy(stream).bytes_max
         found = limits(held, bytes_max, self.space, settings.bytes_max, settings.disk_free_bytes_min)
-        return any(one.is_near for one in found)
+        return any(use.is_near for use in found)
 
     def has_no_room_for_wal(self) -> bool:
         """Whether the disk has no room for the WAL. An append that reuses free pages still needs room there, and the
@@ -105,20 +105,20 @@ class Room:
     def shares(self, catalog: Catalog, limit: Limit, stream: StreamState | None) -> dict[str, int]:
         """The share of each zone that writes, of the room below a limit."""
         if limit.is_of_stream and stream is not None:
-            given = {zone: 0 for zone, one in self.limits.holds.items() if stream.name in one.writes}
+            given = {zone: 0 for zone, hold in self.limits.holds.items() if stream.name in hold.writes}
         else:
-            given = {zone: one.share_bytes for zone, one in self.limits.holds.items() if one.writes}
+            given = {zone: hold.share_bytes for zone, hold in self.limits.holds.items() if hold.writes}
         return shares_of({**given, catalog.names.zone: 0}, limit.limit)
 
     def uses(self, catalog: Catalog, stream: StreamState | None) -> dict[str, int]:
         """Sealed bytes of each zone in a stream, or in all, with those of rows that are released and not yet
         deleted."""
         streams = catalog.streams.values() if stream is None else [stream]
-        numbers, found = {one.id for one in streams}, Counter[str]()
+        numbers, found = {state.id for state in streams}, Counter[str]()
         for (number, zone), size in catalog.zone_uses.items():
             if number in numbers and size:
                 found[zone] += size
-        own = sum(one.bytes_total - one.released_bytes + self._reclaimer.pending_of(one) for one in streams)
+        own = sum(state.bytes_total - state.released_bytes + self._reclaimer.pending_of(state) for state in streams)
         own -= found.total()
         return {**found, catalog.names.zone: own} if own > 0 else dict(found)
 

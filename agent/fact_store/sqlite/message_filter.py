@@ -135,7 +135,7 @@ def _summary(parts: Sequence[bytes | bytearray]) -> Summary:
 
 def summary_of(keys: list[bytes]) -> Summary:
     """The summary of a generation, from its keys."""
-    one = MessageFilter()
+    message_filter = MessageFilter()
     for key in keys:
-        one.add(key, 0)
-    return one.close()
+        message_filter.add(key, 0)
+    return message_filter.close()

@@ -178,7 +178,7 @@ def _check_last(connection: sqlite3.Connection, stream: int, last: tuple[Any, ..
     ranges = held_of(connection.execute, stream, origin)
     if any(left.last_sequence >= right.first_sequence for left, right in pairwise(ranges)):
         raise StoreDamaged(f"{where}: ranges of held sequences overlap")
-    around = [one for one in ranges if one.first_sequence <= last_sequence <= one.last_sequence]
+    around = [held for held in ranges if held.first_sequence <= last_sequence <= held.last_sequence]
     if not around or (around[0].last_sequence == last_sequence and around[0].last_digest != digest):
         raise StoreDamaged(f"{where}: the last batch differs from the held range")
 

@@ -181,7 +181,7 @@ class Transaction:
         row: tuple[int, int, int, bytes] | None = self._execute(
             QUERIES["select_place"], (stream, origin, first_sequence)
         ).fetchone()
-        return row if row is not None and [type(one) for one in row] == [int, int, int, bytes] else None
+        return row if row is not None and [type(field) for field in row] == [int, int, int, bytes] else None
 
     def digest_before(self, stream: int, origin: int, sequence: int) -> bytes | None:
         """The previous digest in the batch that begins at a sequence; None if no batch begins there."""
@@ -239,7 +239,7 @@ class Transaction:
         if row is None:
             return b"", 0
         number, life, start = row
-        return life, max([start, *(one.first_sequence for one in self.held(stream, number))])
+        return life, max([start, *(held.first_sequence for held in self.held(stream, number))])
 
     def link(self, stream: str, zone: str) -> Link:
         """The link that the next batch of an own zone continues."""
@@ -367,11 +367,11 @@ class Transaction:
         without."""
         self.signer = signer
         if signer is not None and signer.certificate:
-            for zone, one in {
+            for zone, certificate in {
                 self.catalog.names.node: signer.message_certificate,
                 self.catalog.names.zone: signer.certificate,
             }.items():
-                self.add_signers([SignerCertificate(signer.key_id, one, is_trusted=True, zone=zone)])
+                self.add_signers([SignerCertificate(signer.key_id, certificate, is_trusted=True, zone=zone)])
 
     def add_damage(self, stream: int, origin: int, first_sequence: int, last_sequence: int) -> None:
         """Record a damaged batch; a repeat changes nothing."""
@@ -420,13 +420,13 @@ class Transaction:
     def set_held(self, stream: int, origin: int, ranges: tuple[HeldRange, ...]) -> None:
         """Set the held ranges of an origin. Writes only the difference."""
         before = self.held(stream, origin)
-        gone = {one.first_sequence for one in before} - {one.first_sequence for one in ranges}
+        gone = {held.first_sequence for held in before} - {held.first_sequence for held in ranges}
         for first_sequence in gone:
             self._execute(QUERIES["delete_held"], (stream, origin, first_sequence))
-        for one in set(ranges).difference(before):
+        for held in set(ranges).difference(before):
             self._execute(
                 QUERIES["insert_held"],
-                (stream, origin, one.first_sequence, one.last_sequence, one.first_previous_digest, one.last_digest),
+                (stream, origin, held.first_sequence, held.last_sequence, held.first_previous_digest, held.last_digest),
             )
         self._rows.held[stream, origin] = ranges
         if (stream, origin) not in self._rows.newest:
@@ -451,8 +451,10 @@ class Transaction:
                 self._rows.newest.discard((stream, newest))
                 added_life, added, newest = newest_life, self.held(stream, newest), origin
             held = held.minus(HeldSum.of(life, before)).plus(HeldSum.of(added_life, added))
-            facts += count_of(one.span for one in added) - count_of(one.span for one in before)
-            start = max([start, *(one.first_sequence for one in added)])
+            facts += count_of(held_range.span for held_range in added) - count_of(
+                held_range.span for held_range in before
+            )
+            start = max([start, *(held_range.first_sequence for held_range in added)])
         values = (stream, zone, newest, held.ranges, facts, held.digest_sum.to_bytes(DIGEST_BYTES), start)
         self._execute(QUERIES["insert_held_before"], values)
 
@@ -551,7 +553,7 @@ class Transaction:
 
     def set_subjects(self, stream: StreamState, offsets: Mapping[bytes, int]) -> None:
         """Record the newest messages about subjects, which were just stored."""
-        self._executemany(QUERIES["insert_subject"], [(stream.id, *one) for one in offsets.items()])
+        self._executemany(QUERIES["insert_subject"], [(stream.id, *subject) for subject in offsets.items()])
 
     def add_artifacts(self, stream: StreamState, digests: Iterable[bytes], offset: int) -> None:
         """Record that facts up to an offset, just stored, refer to artifacts."""
@@ -565,7 +567,7 @@ class Transaction:
         """Set the lease epochs of producers."""
         if epochs:
             number = self.stream(stream).id
-            self._executemany(QUERIES["insert_lease"], [(number, *one) for one in epochs.items()])
+            self._executemany(QUERIES["insert_lease"], [(number, *lease) for lease in epochs.items()])
             fresh = {(stream, producer): epoch for producer, epoch in epochs.items()}
             self.catalog.leases = {**self.catalog.leases, **fresh}
 
@@ -574,9 +576,9 @@ class Transaction:
         at = peer, stream.name
         before = self.catalog.trails.get(at, ())
         self.catalog.trails[at] = after = extended(before, read)
-        for one in read:
-            self._execute(QUERIES["insert_trail"], (peer, stream.id, *one))
-        for gone in {one.life for one in before} - {one.life for one in after}:
+        for point in read:
+            self._execute(QUERIES["insert_trail"], (peer, stream.id, *point))
+        for gone in {point.life for point in before} - {point.life for point in after}:
             self._execute(QUERIES["delete_trail"], (peer, stream.id, gone))
 
     def add_consumer(self, consumer: ConsumerState) -> ConsumerState:

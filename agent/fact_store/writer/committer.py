@@ -140,15 +140,15 @@ class Committer:
         target, own = self.limits.settings.batch_facts_target, transaction.catalog.names.zone
         outcomes: list[tuple[Work, Any]] = [(call, self._run_call(transaction, call)) for call in group.early]
         for stream, samples in group.samples.items():
-            size = sum(one.bytes for one in samples)
+            size = sum(work.bytes for work in samples)
             if (refusal := self.housekeeping.refusal(transaction, stream, own, size)) is not None:
-                outcomes.extend((one, copy_error(refusal)) for one in samples)
+                outcomes.extend((work, copy_error(refusal)) for work in samples)
                 continue
             outcomes.extend(zip(samples, append_samples(transaction, stream, samples, target), strict=True))
         for (stream, zone), messages in group.messages.items():
-            size = sum(one.bytes for one in messages)
+            size = sum(work.bytes for work in messages)
             if (refusal := self.housekeeping.refusal(transaction, stream, zone, size)) is not None:
-                outcomes.extend((one, copy_error(refusal)) for one in messages)
+                outcomes.extend((work, copy_error(refusal)) for work in messages)
                 continue
             is_strong = self.limits.policy(stream).write_class == "strong"
             found = append_messages(transaction, stream, messages, target, is_strong=is_strong)

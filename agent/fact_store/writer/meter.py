@@ -60,5 +60,5 @@ class Meter:
         self._counts[bisect_left(BOUNDS_S, took_s)] += 1
         self._sum_s += took_s
         results: list[AppendOutcome] = outcome
-        self.facts_appended += sum(one.outcome == "applied" for one in results)
-        self.facts_duplicate += sum(one.outcome == "noop_already_applied" for one in results)
+        self.facts_appended += sum(result.outcome == "applied" for result in results)
+        self.facts_duplicate += sum(result.outcome == "noop_already_applied" for result in results)

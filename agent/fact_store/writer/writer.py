@@ -142,7 +142,7 @@ class Writer:
             appends_refused=refused.why if refused else "",
             refused_remedy=refused.hint if refused else "",
             refused_since_unix_ms=refused.since_unix_ms if refused else None,
-            shares_used_up={zone: one.why for zone, one in list(refusals.zones.items())},
+            shares_used_up={zone: refusal.why for zone, refusal in list(refusals.zones.items())},
         )
 
     # ------------------------------------------------------------------------------------------- the writer's thread
