@@ -1,6 +1,7 @@
 """The pulling side: one stream of one peer brought into the store, its artifacts, and the comparison of both stores."""
 
-from agent.replication.pulling.anti_entropy import AntiEntropy, AntiEntropySettings, Comparison
+from agent.replication.pulling.anti_entropy import AntiEntropy, AntiEntropySettings
+from agent.replication.pulling.comparing.comparison import Comparison
 from agent.replication.pulling.latest_seed import LatestSeed
 from agent.replication.pulling.message_judge import MessageJudge, TrustPolicy
 from agent.replication.pulling.page_judge import EvidenceFolder, PageJudge

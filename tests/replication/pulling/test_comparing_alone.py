@@ -42,15 +42,15 @@ from agent.replication.protocol.token_bucket import TokenBucket
 from agent.replication.protocol.topics import request_topic, response_topic
 from agent.replication.pulling import anti_entropy
 from agent.replication.pulling.anti_entropy import (
-    HOLE_PAGES_MAX,
     OPENING_S,
-    REFUSED_MAX,
     RESTORED_CHECK_S,
     RETRY_S,
     AntiEntropy,
     AntiEntropySettings,
-    Comparison,
 )
+from agent.replication.pulling.comparing import differences, repair
+from agent.replication.pulling.comparing.comparison import REFUSED_MAX, Comparison
+from agent.replication.pulling.comparing.repair import HOLE_PAGES_MAX
 from agent.replication.pulling.page_check import PageRefused
 from agent.replication.pulling.page_judge import PageJudge, TrustPolicy
 from agent.replication.pulling.throttled_requester import ThrottledRequester
@@ -496,7 +496,7 @@ async def test_what_is_proven_only_by_later_facts_is_fetched_at_once(
     """plant-a had no key in two lives, and idmz, which demands signatures, holds only the signed one that follows. Each
     page of the earlier lives is proven by the page after it, and the first life by the second: one comparison brings
     them all, and reports nothing as declined."""
-    monkeypatch.setattr(anti_entropy, "LIMIT", 20)  # a page has two batches
+    monkeypatch.setattr(repair, "PAGE_FACTS_MAX", 20)  # a page has two batches
     made = make("plant-a")
     policy = TrustPolicy(SignerTrust(pins={"plant-a": frozenset({made.sha256})}), {"plant-a": "required"}, "idmz")
     lives, link = [Elsewhere("plant-a", life=bytes([number]) * 16) for number in (1, 2, 3)], None
@@ -588,7 +588,7 @@ async def test_artifacts_come_before_the_facts_of_a_gap(tmp_path: Path) -> None:
                 brought.append(len(batches))
                 return True
 
-            comparer._artifacts.fetch = bring  # type: ignore[method-assign, assignment]
+            comparer._tools.artifacts.fetch = bring  # type: ignore[method-assign, assignment]
             await comparer.compare(STREAM, repair=True)
         assert (brought, idmz.end_offset(STREAM)) == ([1], 20)
 
@@ -601,7 +601,7 @@ async def test_what_a_comparison_declines_is_told(tmp_path: Path) -> None:
         put(idmz, theirs, theirs.sealed[:1], level(plant))
         unproven = Declined(11, 20, OriginRange(theirs.origin.zone, theirs.origin.life, 11, 20), "no signature")
         async with comparing(plant, idmz) as (comparer, _):
-            comparer._judge.judge = lambda *_: ReceivedPage("plant-a", STREAM, [], declined=(unproven,))  # type: ignore[method-assign]
+            comparer._tools.judge.judge = lambda *_: ReceivedPage("plant-a", STREAM, [], declined=(unproven,))  # type: ignore[method-assign]
             found = await comparer.compare(STREAM, repair=True)
         assert found.refused == [f"{theirs.origin}: 11 to 20 declined: no signature"]
         assert [one.last_sequence for one in idmz.reader.held(STREAM)[theirs.origin]] == [10]
@@ -619,7 +619,7 @@ async def test_a_repair_does_not_move_the_position_back(tmp_path: Path) -> None:
             async def pulled_meanwhile(_: Sequence[object]) -> None:
                 put(idmz, theirs, [], later)
 
-            comparer._artifacts.fetch = pulled_meanwhile  # type: ignore[method-assign, assignment]
+            comparer._tools.artifacts.fetch = pulled_meanwhile  # type: ignore[method-assign, assignment]
             await comparer.compare(STREAM, repair=True)
         assert idmz.end_offset(STREAM) == 20
         assert idmz.inbound.peer_position("plant-a", STREAM) == later
@@ -810,7 +810,7 @@ async def test_the_ranges_kept_of_a_peer_are_bounded(tmp_path: Path, monkeypatch
     """A peer that invents lives is refused before more ranges are kept than honest zones have. Lives of zones that it
     may not relay are not listed, and there is another limit of zones, or the comparison would never end."""
     async with played(tmp_path) as (_, idmz):
-        monkeypatch.setattr(anti_entropy, "RANGES_KEPT_MAX", 4_000)
+        monkeypatch.setattr(differences, "RANGES_KEPT_MAX", 4_000)
         peer = Inventor(invented(4_001), lambda _: {})
         with pytest.raises(PageRefused, match="more than 4000 ranges"):
             await peer.compared(idmz)
@@ -818,7 +818,7 @@ async def test_the_ranges_kept_of_a_peer_are_bounded(tmp_path: Path, monkeypatch
         other = Inventor([*invented(4_001, "north"), *invented(1)], lambda _: {})
         found = await other.compared(idmz)
         assert (len(found.missing), len(other.asked)) == (1, 4), "lives of the other zone are not even listed"
-        monkeypatch.setattr(anti_entropy, "ZONES_MAX", 1)
+        monkeypatch.setattr(differences, "ZONES_MAX", 1)
         with pytest.raises(PageRefused, match="more than 1 zones"):
             await other.compared(idmz)
 

@@ -24,6 +24,7 @@ from agent.replication.protocol.errors import ReplicationError, TransportError
 from agent.replication.protocol.messages import ErrorAnswer, Request
 from agent.replication.pulling import anti_entropy, artifact_pull, definition_pull
 from agent.replication.pulling.anti_entropy import AntiEntropy, AntiEntropySettings
+from agent.replication.pulling.comparing import differences, repair
 from agent.signing.messages import MessagePlace
 from tests.replication.simulation.checkers import STREAM
 from tests.replication.simulation.steps import Waiting, run
@@ -60,7 +61,7 @@ steps = SimpleNamespace(
 
 def install(patch: pytest.MonkeyPatch) -> None:
     """Let the product's coroutines wait for the world's events."""
-    for module in (anti_entropy, artifact_pull, definition_pull):
+    for module in (anti_entropy, differences, repair, artifact_pull, definition_pull):
         patch.setattr(module, "asyncio", steps)
 
 

@@ -25,8 +25,8 @@ from agent.positions import UNKNOWN, LogLives, Position, Resolved
 from agent.replication.protocol import codec
 from agent.replication.protocol.errors import MalformedMessage
 from agent.replication.protocol.messages import FetchFacts
-from agent.replication.pulling import anti_entropy
-from agent.replication.pulling.anti_entropy import AntiEntropy
+from agent.replication.pulling.comparing import differences
+from agent.replication.pulling.comparing.repair import Repair
 from agent.replication.pulling.page_judge import PageJudge, TrustPolicy
 from agent.replication.pulling.receiving.pull_events import ReceiverSettings
 from agent.replication.pulling.receiving.receiver import Receiver
@@ -191,12 +191,12 @@ def repairs_no_damage(patch: pytest.MonkeyPatch) -> None:
     async def found_and_left(*_: object) -> None:
         """Fetch nothing."""
 
-    patch.setattr(AntiEntropy, "_fetch_damaged", found_and_left)
+    patch.setattr(Repair, "_fetch_damaged", found_and_left)
 
 
 def repairs_no_gap(patch: pytest.MonkeyPatch) -> None:
     """A node that does not fetch facts that were reported as gone and are there again."""
-    patch.setattr(anti_entropy, "missing", lambda *_, **__: [])
+    patch.setattr(differences, "missing", lambda *_, **__: [])
 
 
 def damage_is_known_by_its_start(patch: pytest.MonkeyPatch) -> None:
