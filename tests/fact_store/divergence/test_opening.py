@@ -202,19 +202,38 @@ def test_text_that_no_program_wrote(tmp_path: Path, table: str, column: str) -> 
         assert [one.kind for one in store.reader.incidents()] == ["quarantined"]
 
 
+def broken(path: Path, table: str, promised: str, dropped: str, update: str) -> None:
+    """Change rows against a promise of their table."""
+    change = "UPDATE sqlite_schema SET sql = replace(sql, ?, ?) WHERE name = ?"
+    for asked, given, first in ((promised, dropped, "SELECT 1"), (dropped, promised, update)):
+        with by_hand(path) as found:
+            found.execute(first)
+            found.execute("PRAGMA writable_schema = ON")
+            found.execute(change, (asked, given, table))
+
+
 def test_a_stream_without_a_name(tmp_path: Path) -> None:
     """Damage, not a mistake of the program: a stream whose name is NULL. A power cut amid a checkpoint leaves such
     pages of two states where the log is lost as well."""
     with plant(tmp_path) as store:
         done(store.appends.append_samples(TELEMETRY, samples(3)))
-    promised, dropped = "name TEXT NOT NULL UNIQUE", "name TEXT UNIQUE"
-    change = "UPDATE sqlite_schema SET sql = replace(sql, ?, ?) WHERE name = 'stream'"
-    for asked, given, update in ((promised, dropped, "SELECT 1"), (dropped, promised, "UPDATE stream SET name = NULL")):
-        with by_hand(tmp_path / "facts.db") as found:
-            found.execute(update)
-            found.execute("PRAGMA writable_schema = ON")
-            found.execute(change, (asked, given))
+    update = "UPDATE stream SET name = NULL"
+    broken(tmp_path / "facts.db", "stream", "name TEXT NOT NULL UNIQUE", "name TEXT UNIQUE", update)
     with pytest.raises(StoreDamaged, match="has no name"):
+        FactStore.open(tmp_path / "facts.db", "plant")
+
+
+@pytest.mark.parametrize(
+    "table, column", [("stream", "released_offset"), ("stream", "released_bytes"), ("mark", "unix_ms")]
+)
+def test_a_number_of_a_stream_that_is_none(tmp_path: Path, table: str, column: str) -> None:
+    """A changed bit in the header of a row makes a number bytes, whatever the column promises. The store says so when
+    it opens, and not with an error of Python at the first page."""
+    with plant(tmp_path) as store:
+        done(store.appends.append_samples(TELEMETRY, samples(3)))
+    update = f"UPDATE {table} SET {column} = x'07'"
+    broken(tmp_path / "facts.db", table, f"{column} INTEGER", f"{column} ANY", update)
+    with pytest.raises(StoreDamaged, match="no number"):
         FactStore.open(tmp_path / "facts.db", "plant")
 
 
