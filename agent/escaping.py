@@ -18,7 +18,10 @@ def printable(text: str) -> str:
     """Text as one line without control characters; text that has none is returned unchanged."""
     if text.isprintable():
         return text
-    return "".join(one if one.isprintable() or unicodedata.category(one) == "Zs" else _escaped(one) for one in text)
+    return "".join(
+        character if character.isprintable() or unicodedata.category(character) == "Zs" else _escaped(character)
+        for character in text
+    )
 
 
 def printable_lines(text: str) -> str:

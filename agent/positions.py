@@ -93,7 +93,7 @@ class LifeList:
         return next((first for known, first in self.lives if known == life), None)
 
     def starting(self, offset: int, limit: int) -> Sequence[LifeRow]:
-        at = max(0, bisect_right(self.lives, offset, key=lambda one: one[1]) - 1)
+        at = max(0, bisect_right(self.lives, offset, key=lambda row: row[1]) - 1)
         return self.lives[at : at + limit]
 
 
@@ -126,7 +126,7 @@ class LogLives(NamedTuple):
         if self.newest is not None and after_offset + 1 >= self.newest[1]:
             last = min(self.end_offset, until_offset)
             return [Position(self.newest[0], last)] if last > after_offset else []
-        rows = [one for one in self._starting(after_offset + 1, TRAIL_MAX + 1) if one[1] <= self.end_offset]
+        rows = [row for row in self._starting(after_offset + 1, TRAIL_MAX + 1) if row[1] <= self.end_offset]
         lasts = [first - 1 for _, first in rows[1:]] + [self.end_offset]
         return [
             Position(life, min(last, until_offset))
@@ -157,13 +157,13 @@ def furthest(resolved: Sequence[tuple[Position, Resolved]]) -> Position:
     """Where a page begins for a reader that named its whole trail: the position that is valid furthest here, as far as
     it is; from the beginning if none is."""
     known = [Position(named.life, here.offset) for named, here in resolved if here.how != "unknown"]
-    return max(known, key=lambda one: one.offset, default=NOTHING_READ)
+    return max(known, key=lambda position: position.offset, default=NOTHING_READ)
 
 
 def extended(trail: Trail, read: Iterable[Position]) -> Trail:
     """The trail after a page with facts of these lives: each has its new entry, also with a lower offset."""
-    new = {one.life: one for one in read}
-    return (*(one for one in trail if one.life not in new), *new.values())[-TRAIL_MAX:]
+    new = {position.life: position for position in read}
+    return (*(position for position in trail if position.life not in new), *new.values())[-TRAIL_MAX:]
 
 
 def last_of(trail: Trail) -> Position:
@@ -176,5 +176,7 @@ def continues(trail: Trail, after: Position, *, is_answer_to_trail: bool) -> boo
     the newest request, which named the trail, and begins where the trail knows the peer's log."""
     if after[:2] == last_of(trail)[:2]:
         return True
-    is_known = not after.offset or any(one.life == after.life and after.offset <= one.offset for one in trail)
+    is_known = not after.offset or any(
+        position.life == after.life and after.offset <= position.offset for position in trail
+    )
     return is_answer_to_trail and is_known

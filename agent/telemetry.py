@@ -154,9 +154,9 @@ class Telemetry:
         """The counts of every step, in the order of `STEPS`; operations follow in the order of their first use."""
         return tuple(
             SpanStatistics(
-                step, one.started, sum(one.counts), one.failed, one.discarded, tuple(one.counts), one.sum_ns / 1e9
+                step, span.started, sum(span.counts), span.failed, span.discarded, tuple(span.counts), span.sum_ns / 1e9
             )
-            for step, one in self._counted.items()
+            for step, span in self._counted.items()
         )
 
     @staticmethod

@@ -49,7 +49,7 @@ def status(config_file: Path, as_json: bool) -> None:
         about = [reason for reason in reasons if reason["subject"] == PAIR]
         causes = {PAIR, *(cause for reason in about for cause in reason["caused_by"])}
         about = [reason for reason in reasons if reason["subject"] in causes]
-        for line in [*_lines(found), *(line for one in about for line in reason_lines(one, is_hinted=True))]:
+        for line in [*_lines(found), *(line for reason in about for line in reason_lines(reason, is_hinted=True))]:
             click.echo(printable(line))
     heard_ms = found["partner_heard_ms"]  # what a leader said before it died, and this node began, says nothing of now
     now_ms = min(HEARD_MS, time.time() * 1000 - found["since_unix_ms"])

@@ -67,11 +67,11 @@ class Mosquitto(Child):
     def second_process(self, name: str, links: Sequence[str]) -> Iterator[Mosquitto]:
         """A second process with the same authority and zones, on a port of its own, for other links."""
         folder, parsed = self.files.folder.with_name(name), [parse_link(link) for link in links]
-        other = self._start_on_a_free_port(folder, self.pki_folder, parsed, self._identities)
+        broker = self._start_on_a_free_port(folder, self.pki_folder, parsed, self._identities)
         try:
-            yield other
+            yield broker
         finally:
-            other.kill()
+            broker.kill()
 
     @classmethod
     def _start_on_a_free_port(

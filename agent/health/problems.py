@@ -354,8 +354,8 @@ def order_by_cause(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
         return alerts[at]
 
     def urgency(at: int) -> tuple[bool, int, str, int]:
-        one = given[at]
-        return not leads_to_alert(at), -RANK[one.level], one.subject, at
+        reason = given[at]
+        return not leads_to_alert(at), -RANK[reason.level], reason.subject, at
 
     open_causes = [len(found) for found in causes]
     roots = [urgency(at) for at, count in enumerate(open_causes) if not count]

@@ -421,7 +421,7 @@ def _silent_reasons(peers: Sequence[PeerStatus]) -> Iterator[Reason]:
         text = f"no answer{'' if lags else ' yet'} for {streams}"
         text += "" if alert is None else f", {duration(lag)} behind"
         said = [peer.trouble.rstrip(". ") for peer in pulls if f"broker {peer.broker} (" not in peer.trouble]
-        trouble = next((one for one in said if one and not one.endswith("no answer")), "")  # not said already
+        trouble = next((why for why in said if why and not why.endswith("no answer")), "")  # not said already
         carriers, told = frozenset(f"broker {peer.broker}" for peer in pulls), _told(text, trouble)
         if pulls[0].pair_zone in answering:
             text = f"{told}; the other gateway of {pulls[0].pair_zone} answers"

@@ -143,7 +143,7 @@ class Node:
         )
         self._shared = SharedParts(store, self._trust.judge, self._telemetry, self._queue_depth, Turns(), desk)
         self._runtimes = {broker.name: BrokerRuntime(settings, broker, self._shared) for broker in settings.broker}
-        self._identities = [one for runtime in self._runtimes.values() for one in runtime.identities]
+        self._identities = [identity for runtime in self._runtimes.values() for identity in runtime.identities]
         self._pair = self._make_pair(settings, desk)
         self._collector = StatusCollector(
             *(store, self._runtimes, self._ingest, self._telemetry, self._reloader), clock=self._clock, pair=self._pair
@@ -219,7 +219,9 @@ class Node:
         def lacks() -> str:
             exports = (peer.exports for peer in self._reloader.settings.peer if peer.node == partner)
             ends = {stream.name: stream.end_offset for stream in self._store.streams()}
-            frontiers = {one.name: one.frontier for one in self._store.consumers.all() if one.zone == partner}
+            frontiers = {
+                consumer.name: consumer.frontier for consumer in self._store.consumers.all() if consumer.zone == partner
+            }
             return partner_lacks(partner, next(exports, ()), ends, frontiers)
 
         def behind_s() -> float:
@@ -273,7 +275,7 @@ class Node:
             if broker.name in plan.brokers:
                 self._runtimes[broker.name] = BrokerRuntime(settings, broker, self._shared)
                 self._runtimes[broker.name].start(group)
-        self._identities[:] = [one for runtime in self._runtimes.values() for one in runtime.identities]
+        self._identities[:] = [identity for runtime in self._runtimes.values() for identity in runtime.identities]
         if plan.brokers:
             self._wait_for_readiness(group)
         files = {name: found.data for name, found in tag_files.items()}

@@ -72,7 +72,7 @@ class TrustFiles:
         also for a new key with which receivers would now refuse all facts."""
         trust = load_trust(settings.signing, settings.origin)
         signer = load_identity(settings.signing, settings.node.zone, settings.node.name)
-        if signer is None or _is_same(signer, self._store.signer):
+        if signer is None or _is_same(self._store.signer, signer):
             return signer
         now_ms = time.time_ns() // 1_000_000
         for certificate in _certificates_of(signer):
@@ -89,7 +89,7 @@ class TrustFiles:
     async def sign_with(self, signer: RecordSigner | None) -> bool:
         """Put a key in force, for facts, requests and answers; False if it already is. Raises StoreError; then the key
         before stays."""
-        if _is_same(signer, self._store.signer):
+        if _is_same(self._store.signer, signer):
             return False
         await asyncio.wrap_future(self._store.set_signer(signer))
         self.judge.sign_as(*_certificates_of(signer))
@@ -158,11 +158,11 @@ def _rules(settings: NodeSettings) -> dict[str, Rule]:
     return {origin.zone: origin.signatures for origin in settings.origin}
 
 
-def _is_same(one: RecordSigner | None, other: RecordSigner | None) -> bool:
+def _is_same(before: RecordSigner | None, now: RecordSigner | None) -> bool:
     """Whether both are the same key with the same certificate, or both None."""
-    if one is None or other is None:
-        return one is other
-    return (one.key_id, _certificates_of(one)) == (other.key_id, _certificates_of(other))
+    if before is None or now is None:
+        return before is now
+    return (before.key_id, _certificates_of(before)) == (now.key_id, _certificates_of(now))
 
 
 def _certificates_of(signer: RecordSigner | None) -> tuple[bytes, ...]:

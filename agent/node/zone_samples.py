@@ -158,7 +158,7 @@ class NewestSearch:
 
     def by_tag(self) -> dict[int, Newest]:
         """What was found, the last one recorded first."""
-        found = sorted(self._newest.items(), key=lambda one: one[1][0], reverse=True)
+        found = sorted(self._newest.items(), key=lambda item: item[1][0], reverse=True)
         return {tag: Newest(sample, self._good_ns.get(tag, (None, 0))[1]) for tag, (_, sample) in found}
 
 

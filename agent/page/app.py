@@ -210,7 +210,7 @@ class Page:
         first = _integer(query.get("from"), last - _integer(query.get("span"), SPAN_MS_DEFAULT))
         first = min(max(first, last - SPAN_MS_MAX, 0), last - 1)
         trend = await self._watch.facts.trend(zone, subject, first, last)
-        row = next((one for one in await self._watch.facts.latest(zone) or () if one["subject"] == subject), None)
+        row = next((row for row in await self._watch.facts.latest(zone) or () if row["subject"] == subject), None)
         name = subject.removeprefix("tag:")
         here = {"zone": zone, "tag": subject}
         fixed = {"to": last} if "to" in query else {}  # without it the view goes on with the time
@@ -285,7 +285,7 @@ class Guard:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 named = {name for name, _ in message["headers"]}
-                message["headers"] = [*message["headers"], *(one for one in HEADERS if one[0] not in named)]
+                message["headers"] = [*message["headers"], *(header for header in HEADERS if header[0] not in named)]
             await send(message)
 
         answer: ASGIApp = self._app

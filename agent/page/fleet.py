@@ -80,9 +80,9 @@ def zone_row(health: ZoneHealth, now_unix_ms: int) -> ZoneRow:
     if health.missing:
         what, hint = health.missing, WITHHELD_HINT
         level, alert = Level.BROKEN, True
-    waiting = [words.number(one.get("oldest_unconfirmed_age_s")) for _, one in folders(found, "consumer")]
-    lags = [words.number(one.get("lag_seconds")) for _, one in folders(found, "peer")]
-    hours = [words.number(one.get("hours_until_full")) for _, one in folders(found, "stream")]
+    waiting = [words.number(consumer.get("oldest_unconfirmed_age_s")) for _, consumer in folders(found, "consumer")]
+    lags = [words.number(peer.get("lag_seconds")) for _, peer in folders(found, "peer")]
+    hours = [words.number(stream.get("hours_until_full")) for _, stream in folders(found, "stream")]
     return ZoneRow(
         health.zone,
         level,
@@ -90,8 +90,8 @@ def zone_row(health: ZoneHealth, now_unix_ms: int) -> ZoneRow:
         since,
         what,
         hint,
-        behind_s=max((one for one in (*waiting, *lags) if one is not None), default=None),
-        hold_hours=min((one for one in hours if one is not None), default=None),
+        behind_s=max((lag for lag in (*waiting, *lags) if lag is not None), default=None),
+        hold_hours=min((left for left in hours if left is not None), default=None),
         health_s=age_s,
         version=words.text(found.get("version")),
         node=health.zone,
@@ -121,13 +121,13 @@ def plant_row(plant: str, gateways: Sequence[ZoneHealth], of_nodes: Mapping[str,
     if len(gateways) == 1 and gateways[0].zone == plant and not partner_of(gateways[0]):
         return of_nodes[plant]
     is_silent = THRESHOLDS["health_age"].passed
-    silent = frozenset(one.zone for one in gateways if is_silent(of_nodes[one.zone].health_s) is not None)
+    silent = frozenset(gateway.zone for gateway in gateways if is_silent(of_nodes[gateway.zone].health_s) is not None)
     leader = leader_of(gateways, silent)
     row = of_nodes[leader.zone]
-    others = [of_nodes[one.zone] for one in gateways if one is not leader]
-    worst = max(others, key=lambda other: RANK[other.level], default=row)
-    found = sorted(gateways, key=lambda one: (one is not leader, one.zone))
-    beneath = [_gateway(one, leader, of_nodes[one.zone], is_silent=one.zone in silent) for one in found]
+    others = [of_nodes[gateway.zone] for gateway in gateways if gateway is not leader]
+    worst = max(others, key=lambda gateway: RANK[gateway.level], default=row)
+    found = sorted(gateways, key=lambda gateway: (gateway is not leader, gateway.zone))
+    beneath = [_gateway(gateway, leader, of_nodes[gateway.zone], is_silent=gateway.zone in silent) for gateway in found]
     partner = partner_of(leader)
     if partner and partner not in of_nodes:
         beneath.append(Gateway(partner, ABSENT, None, False, Level.LATE, None, "", None))
@@ -158,7 +158,7 @@ def fleet_sentence(rows: Iterable[ZoneRow]) -> str:
     first, *others = [f"{counts[level]:,} {{}}{level.value}" for level in bad]
     verb = "is " if counts[bad[0]] == 1 else "are "
     head = first.format(f"of {total:,} zones {verb}")
-    return ", ".join([head, *(one.format("") for one in others)]) + "."
+    return ", ".join([head, *(part.format("") for part in others)]) + "."
 
 
 def matching(rows: Iterable[ZoneRow], query: str) -> list[ZoneRow]:

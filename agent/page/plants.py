@@ -66,7 +66,7 @@ def leader_of(gateways: Iterable[ZoneHealth], silent: frozenset[str]) -> ZoneHea
     are silent, the one whose health is newest."""
     return max(
         gateways,
-        key=lambda one: (one.zone not in silent, _records(one), _term(one), one.at_unix_ms, one.zone),
+        key=lambda health: (health.zone not in silent, _records(health), _term(health), health.at_unix_ms, health.zone),
     )
 
 

@@ -55,7 +55,7 @@ class BoundedProtocol(H11Protocol):
         """Take a place."""
         super().connection_made(transport)
         address = str((transport.get_extra_info("peername") or ("",))[0])
-        of_address = [one for one, theirs in self.places.items() if theirs == address]
+        of_address = [protocol for protocol, theirs in self.places.items() if theirs == address]
         for oldest, limit in ((of_address, CONNECTIONS_OF_ADDRESS_MAX), (list(self.places), CONNECTIONS_MAX)):
             if len(oldest) >= limit:
                 oldest[0].transport.abort()
@@ -113,8 +113,8 @@ async def serve(settings: NodeSettings, ready: Callable[[str], None] = lambda _:
     async with TaskGroup() as group:
         await watch.look()
         looking = [group.create_task(watch.run(), name="watch")]
-        senders = [Sender(one, settings.node.name) for one in settings.notify]
-        looking += [group.create_task(one.run(watch), name="notify") for one in senders]
+        senders = [Sender(notify, settings.node.name) for notify in settings.notify]
+        looking += [group.create_task(sender.run(watch), name="notify") for sender in senders]
         serving = group.create_task(server.serve([listening]), name="serve")
         log.info("page_listening", extra={"address": address})
         notifier.ready()

@@ -94,12 +94,12 @@ class Watch:
     def view(self, name: str, gateway: str = "") -> ZoneView | None:
         """The page of a zone, or of a gateway of a zone that has two; None for one that is not known."""
         rows = self.rows()
-        plant = next((row for row in rows if name == row.zone or name in {one.node for one in row.gateways}), None)
+        plant = next((row for row in rows if name in {row.zone, *(beneath.node for beneath in row.gateways)}), None)
         if plant is not None and name == plant.zone and not gateway:
             found = self._health(plant.node)
             return None if found is None else zone_view(found, plant)
         found = self._health(gateway or name)
-        if plant is None or found is None or found.zone not in {name, *(one.node for one in plant.gateways)}:
+        if plant is None or found is None or found.zone not in {name, *(beneath.node for beneath in plant.gateways)}:
             return None
         row = self._node_row(found)
         return zone_view(found, replace(row, gateways=plant.gateways), plant.zone)
@@ -131,7 +131,7 @@ class Watch:
 def own_health(snapshot: NodeSnapshot, verdict: Verdict) -> ZoneHealth:
     """What the node would record of itself now."""
     samples = health_samples(snapshot, verdict)
-    values = {one.definition.subject.removeprefix(HEALTH_PREFIX): plain(one.value) for one in samples}
+    values = {sample.definition.subject.removeprefix(HEALTH_PREFIX): plain(sample.value) for sample in samples}
     return ZoneHealth(snapshot.name, snapshot.taken_unix_ms, values)
 
 

@@ -26,7 +26,7 @@ def text(value: object) -> str:
 
 def entries(value: object) -> list[dict[str, Any]]:
     """The objects of a list."""
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
 
 
 def count(value: object) -> str:

@@ -68,8 +68,10 @@ def zone_view(health: ZoneHealth, row: ZoneRow, plant: str = "") -> ZoneView:
     """The page of a row, from the health behind it. `plant`: the zone of its facts, if the row is not its."""
     found = health.values
     parts = {kind: _parts(found, kind) for kind in ("source", "consumer", "stream", "broker", "peer")}
-    sources = sorted(parts["source"], key=lambda one: (-_badness(one), one["name"]))
-    consumers = sorted(parts["consumer"], key=lambda one: (-(words.number(one.get("behind_facts")) or 0), one["name"]))
+    sources = sorted(parts["source"], key=lambda source: (-_badness(source), source["name"]))
+    consumers = sorted(
+        parts["consumer"], key=lambda consumer: (-(words.number(consumer.get("behind_facts")) or 0), consumer["name"])
+    )
     reasons = words.entries(found.get("reasons"))
     if row.what != told(reasons):  # the first thing to do is not in the zone's own list
         head = {
@@ -88,9 +90,9 @@ def zone_view(health: ZoneHealth, row: ZoneRow, plant: str = "") -> ZoneView:
         reasons,
         below=_links(parts["peer"], "lag_seconds", _pull),
         above=_links(consumers, "oldest_unconfirmed_age_s", _consumer),
-        sources=[one | {"level": _level_of(one)} for one in sources],
+        sources=[source | {"level": _level_of(source)} for source in sources],
         consumers=consumers,
-        streams=sorted(parts["stream"], key=lambda one: one["name"]),
+        streams=sorted(parts["stream"], key=lambda stream: stream["name"]),
         brokers=parts["broker"],
         values=found,
     )
@@ -102,7 +104,7 @@ def _sentence(row: ZoneRow, name: str) -> str:
 
 
 def _parts(found: dict[str, Any], kind: str) -> list[Part]:
-    return [one | {"name": "/".join(map(unquote, names))} for names, one in folders(found, kind)]
+    return [part | {"name": "/".join(map(unquote, names))} for names, part in folders(found, kind)]
 
 
 def _badness(source: Part) -> float:
@@ -126,13 +128,15 @@ def _more(
     """The second sentence: what works, what waits, how long the store lasts."""
     parts = list[str]()
     if sources:
-        up = sum(one.get("connected") is True for one in sources)
-        stand_by = all(one.get("state") == STANDBY for one in sources)
+        up = sum(source.get("connected") is True for source in sources)
+        stand_by = all(source.get("state") == STANDBY for source in sources)
         parts.append(f"{up:,} of {len(sources):,} sources {'stand by' if stand_by else 'deliver'}")
     if peers:
-        up = sum(one.get("connected") is True for one in peers)
+        up = sum(peer.get("connected") is True for peer in peers)
         parts.append(f"{up:,} of {len(peers):,} pulls run")
-    waiting = [one for one in consumers if (words.number(one.get("oldest_unconfirmed_age_s")) or 0) >= WAITING_S]
+    waiting = [
+        consumer for consumer in consumers if (words.number(consumer.get("oldest_unconfirmed_age_s")) or 0) >= WAITING_S
+    ]
     if waiting:
         parts.append(f"{waiting[0]['name']} has not confirmed {words.count(waiting[0].get('behind_facts'))} facts")
     if hours is not None:
@@ -145,9 +149,9 @@ def _more(
 def _links(parts: list[Part], late: str, state_of: Callable[[Part], tuple[str, str]]) -> list[Arrow]:
     """One arrow for each zone: the worst of its streams and of those the latest, the cut ones first."""
     found = list[Arrow]()
-    for one in sorted(parts, key=lambda one: words.number(one.get(late)) or 0):
-        zone, stream = re.split(r"[./]", f"{one['name']}.", maxsplit=1)
-        found.append(Arrow("programs here" if zone == LOCAL_ZONE else zone, *state_of(one), stream.rstrip(".")))
+    for part in sorted(parts, key=lambda part: words.number(part.get(late)) or 0):
+        zone, stream = re.split(r"[./]", f"{part['name']}.", maxsplit=1)
+        found.append(Arrow("programs here" if zone == LOCAL_ZONE else zone, *state_of(part), stream.rstrip(".")))
     worst = {arrow.zone: arrow for arrow in sorted(found, key=lambda arrow: STATES.index(arrow.state))}
     return sorted(worst.values(), key=lambda arrow: (-STATES.index(arrow.state), arrow.zone))
 

@@ -315,8 +315,8 @@ class Leadership:
         return None
 
     def _must_release(self, now_ns: int) -> bool:
-        other = self._other(now_ns)
-        if other is None or other.state is not ClaimState.FOLLOWS or other.fitness <= self._condition.fitness:
+        claim = self._partner_claim(now_ns)
+        if claim is None or claim.state is not ClaimState.FOLLOWS or claim.fitness <= self._condition.fitness:
             self._waits.fitter_ns = None
             return False
         if self._waits.fitter_ns is None:
@@ -360,17 +360,17 @@ class Leadership:
             return False
         if partner.claim.state is ClaimState.RELEASES:
             return True
-        own, other = self._condition.fitness, partner.claim.fitness
-        return own > other or (own == other and self.names.granter is Granter.FIRST)
+        own, partners = self._condition.fitness, partner.claim.fitness
+        return own > partners or (own == partners and self.names.granter is Granter.FIRST)
 
     def _is_willing(self, now_ns: int) -> bool:
         """Whether this node would take the lead: not just after it has released it, nor while a fitter partner
         would."""
-        other, fitness = self._other(now_ns), self._condition.fitness
-        is_fitter = other is not None and other.state is not ClaimState.RELEASES and other.fitness > fitness
+        claim, fitness = self._partner_claim(now_ns), self._condition.fitness
+        is_fitter = claim is not None and claim.state is not ClaimState.RELEASES and claim.fitness > fitness
         return now_ns >= self._waits.hold_ns and not is_fitter
 
-    def _other(self, now_ns: int) -> Claim | None:
+    def _partner_claim(self, now_ns: int) -> Claim | None:
         """What the partner claims, as it says itself, or else as it told the witness."""
         if (partner := self.partner_word(now_ns)) is not None:
             return partner.claim

@@ -105,7 +105,7 @@ class _Judge:
         self._trust = trust
         self._rule_of = cache(trust.rule_of)
         self._proven = set(trust.proven_zones)
-        self._why = [one.unreadable and f"unreadable: {one.unreadable}" for one in offered]
+        self._why = [offer.unreadable and f"unreadable: {offer.unreadable}" for offer in offered]
         self._verified = set[int]()
         self._wrong = set[int]()
         self._wrong_count: Counter[str] = Counter()
@@ -161,7 +161,7 @@ class _Judge:
         """The judgement."""
         offered, why = self._offered, self._why
         accepted = tuple(at for at, reason in enumerate(why) if not reason)
-        evidence = tuple(at for at, one in enumerate(offered) if one.unreadable or (why[at] and at in self._wrong))
+        evidence = tuple(at for at, offer in enumerate(offered) if offer.unreadable or (why[at] and at in self._wrong))
         declined = tuple(_joined(offered, why))
         return Judgement(accepted, frozenset(self._verified), declined, frozenset(self._proven), evidence)
 
@@ -192,18 +192,18 @@ def check_record(record: bytes, zone: str, resolve: Resolve, find_end: Callable[
 def _joined(offered: Sequence[Offered], why: Sequence[str]) -> Iterator[Declined]:
     """The declined batches as ranges: consecutive ones of one origin with one reason are one range."""
     last: Declined | None = None
-    for one, reason in zip(offered, why, strict=True):
+    for offer, reason in zip(offered, why, strict=True):
         if not reason:
             continue
-        header = one.batch.header
+        header = offer.batch.header
         facts = OriginRange(header.origin.zone, header.origin.life, header.first_sequence, header.last_sequence)
-        if last is not None and _continues(last, one.first_offset, facts, reason):
+        if last is not None and _continues(last, offer.first_offset, facts, reason):
             joined = facts._replace(first_sequence=last.facts.first_sequence)
-            last = Declined(last.first_offset, one.last_offset, joined, reason)
+            last = Declined(last.first_offset, offer.last_offset, joined, reason)
             continue
         if last is not None:
             yield last
-        last = Declined(one.first_offset, one.last_offset, facts, reason)
+        last = Declined(offer.first_offset, offer.last_offset, facts, reason)
     if last is not None:
         yield last
 

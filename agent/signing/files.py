@@ -104,7 +104,10 @@ def load_trust(settings: SigningSettings, origins: Iterable[OriginSettings]) -> 
     return SignerTrust(
         tuple(anchors),
         {origin.zone: origin.pins for origin in origins if origin.pins},
-        {one.key_id: round(one.since.timestamp() * 1000) for one in read_compromises(settings.compromised_file)},
+        {
+            compromise.key_id: round(compromise.since.timestamp() * 1000)
+            for compromise in read_compromises(settings.compromised_file)
+        },
     )
 
 
@@ -131,18 +134,18 @@ def read_compromises(file: Path) -> list[Compromise]:
         if not isinstance(since, datetime) or since.tzinfo is None:
             example = "2026-01-31T10:00:00Z"
             raise SigningError(f"{file}: entry {number}: since must be a time with its time zone, as {example}", hint)
-        one = Compromise(key_id, since, str(note))
-        earlier = found.get(one.key_id)
-        found[one.key_id] = one if earlier is None or one.since < earlier.since else earlier
+        compromise = Compromise(key_id, since, str(note))
+        earlier = found.get(compromise.key_id)
+        found[compromise.key_id] = compromise if earlier is None or compromise.since < earlier.since else earlier
     return list(found.values())
 
 
 def compromises_text(compromises: Iterable[Compromise]) -> str:
     """The text of a list of compromised keys."""
     return "## Signatures of these keys prove nothing from `since` on (docs/operate/certificates.md).\n" + "".join(
-        f'\n[[compromised]]\nkey_id = "{one.key_id.hex()}"\nsince = {one.since.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}\n'
-        f"note = {json.dumps(one.note)}\n"
-        for one in compromises
+        f'\n[[compromised]]\nkey_id = "{entry.key_id.hex()}"\nsince = {entry.since.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}\n'
+        f"note = {json.dumps(entry.note)}\n"
+        for entry in compromises
     )
 
 

@@ -137,8 +137,8 @@ def _parts_without_bodies(parts: Sequence[bytes]) -> list[bytes]:
     """As `_without_bodies`, for an answer in parts: its header, its batches, the rest."""
     header, *attached = parts
     lengths = _batch_lengths(memoryview(header)[_HEADER_LENGTH.size :])
-    assert [len(one) for one in attached[: len(lengths)]] == lengths, "the header lists other batches"
-    digests = [one[-DIGEST_BYTES:] for one in attached[: len(lengths)]]
+    assert [len(sealed) for sealed in attached[: len(lengths)]] == lengths, "the header lists other batches"
+    digests = [sealed[-DIGEST_BYTES:] for sealed in attached[: len(lengths)]]
     return [header, *digests, *attached[len(lengths) :]]
 
 

@@ -77,9 +77,9 @@ def fleet(config_file: Path, words: tuple[str, ...], everything: bool, as_json: 
             behind = "" if row.behind_s is None else duration(row.behind_s)
             full = "" if row.hold_hours is None else duration(row.hold_hours * 3600)
             table.append((row.level.value, row.zone, behind, full, duration(row.health_s), row.what))
-            for one in row.gateways:
-                age = "" if one.health_s is None else duration(one.health_s)
-                table.append((one.level.value, f"  {one.node}", "", "", age, one.said))
+            for gateway in row.gateways:
+                age = "" if gateway.health_s is None else duration(gateway.health_s)
+                table.append((gateway.level.value, f"  {gateway.node}", "", "", age, gateway.said))
         for line in lines(("verdict", "zone", "behind", "full in", "health", "what"), table, "table") if table else ():
             click.echo(line)
         if len(found) > len(shown):

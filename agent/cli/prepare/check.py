@@ -187,7 +187,7 @@ def check_signing(sections: Sections) -> Iterator[Finding]:
     try:
         if (identity := load_identity(sections.signing, sections.node.zone, sections.node.name)) is not None:
             signers = map(describe_signer, (identity.certificate, identity.message_certificate))
-            ends_ms = min(one.not_after_ms for one in signers if isinstance(one, Signer))
+            ends_ms = min(signer.not_after_ms for signer in signers if isinstance(signer, Signer))
             days = (ends_ms - datetime.now(UTC).timestamp() * 1000) / 86_400_000
             if days < SIGNER_WARN_DAYS:
                 why = "receivers refuse what is signed after that; bsfg pki signer request"

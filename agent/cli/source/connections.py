@@ -45,7 +45,7 @@ async def test_all(settings: NodeSettings) -> list[ConnectionResult]:
     tries = list(_tests(settings))
     done = 0
 
-    async def one(part: Awaitable[ConnectionResult]) -> ConnectionResult:
+    async def run_test(part: Awaitable[ConnectionResult]) -> ConnectionResult:
         nonlocal done
         async with places:
             found = await part
@@ -54,7 +54,7 @@ async def test_all(settings: NodeSettings) -> list[ConnectionResult]:
         return found
 
     async with TaskGroup() as group:
-        tasks = [group.create_task(one(part), name="try a connection") for part in tries]
+        tasks = [group.create_task(run_test(part), name="try a connection") for part in tries]
     progress.end()
     return [task.result() for task in tasks]
 

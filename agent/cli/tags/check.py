@@ -51,10 +51,10 @@ def check(
 def _clashes(settings: SourceSettings, found: TagMap, sources: tuple[SourceSettings, ...]) -> list[str]:
     """Tags that other sources have as well. Problems of their tag files are not reported here."""
     maps: dict[str, TagMap] = {}
-    for other in sources:
-        if other.name != settings.name:
+    for source in sources:
+        if source.name != settings.name:
             try:
-                maps[other.name] = load_tag_map(other)
+                maps[source.name] = load_tag_map(source)
             except TagMapError:
                 continue
     return [str(problem) for _, second, problem in clashes({**maps, settings.name: found}) if second == settings.name]

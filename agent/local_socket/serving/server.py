@@ -68,7 +68,7 @@ async def serve(handler: RequestHandler, state_dir: Path) -> None:
             if not is_own and lookers.locked():
                 writer.transport.abort()
                 return
-            async with places.one(writer), contextlib.nullcontext() if is_own else lookers:
+            async with places.take_place(writer), contextlib.nullcontext() if is_own else lookers:
                 while await _answer_one(handler, reader, writer, places, connection, is_own=is_own):
                     pass
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -99,7 +99,7 @@ class _Places:
         self._idle: dict[asyncio.StreamWriter, None] = {}  # the oldest first
 
     @contextlib.asynccontextmanager
-    async def one(self, writer: asyncio.StreamWriter) -> AsyncIterator[None]:
+    async def take_place(self, writer: asyncio.StreamWriter) -> AsyncIterator[None]:
         """A place, taken from the client that was idle the longest if none is free."""
         if self._free.locked() and self._idle:
             oldest = next(iter(self._idle))

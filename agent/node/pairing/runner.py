@@ -281,7 +281,7 @@ class PairRunner:
             partner_heard_ms=None if partner is None else (now_ns - partner.heard_ns) // MS,
             witness=self._pair.witness,
             witness_heard_ms=None if witness is None else (now_ns - witness.heard_ns) // MS,
-            refusals=tuple(one for one, at_ns in self._refusals.values() if now_ns - at_ns < HEARD_MS * MS),
+            refusals=tuple(refusal for refusal, at_ns in self._refusals.values() if now_ns - at_ns < HEARD_MS * MS),
         )
 
 

@@ -52,15 +52,15 @@ def parse_moment_ns(text: str, now_ns: int) -> int:
     return found
 
 
-def compare(text: str, other: str) -> int:
+def compare(first: str, second: str) -> int:
     """Compare two texts by the times that they name, or as texts if one of them names none; returns -1, 0 or 1."""
-    if _is_ours(text) and _is_ours(other):
-        left, right = text[:-1], other[:-1]
+    if _is_ours(first) and _is_ours(second):
+        left, right = first[:-1], second[:-1]
         return (left > right) - (left < right)
-    first, second = parse_time_ns(text), parse_time_ns(other)
-    if first is None or second is None:
-        return (text.encode() > other.encode()) - (text.encode() < other.encode())
-    return (first > second) - (first < second)
+    first_ns, second_ns = parse_time_ns(first), parse_time_ns(second)
+    if first_ns is None or second_ns is None:
+        return (first.encode() > second.encode()) - (first.encode() < second.encode())
+    return (first_ns > second_ns) - (first_ns < second_ns)
 
 
 def _is_ours(text: str) -> bool:

@@ -52,7 +52,7 @@ def abuses(loads: Sequence[ZoneLoad], cores: float) -> list[ZoneAbuse]:
 def zones_by_address(log: Iterable[str]) -> dict[str, str]:
     """The zone that connected last from each address and port."""
     found = (_CONNECTED.search(line) for line in log)
-    return {_address(one[1]): one[2] for one in found if one is not None}
+    return {_address(match[1]): match[2] for match in found if match is not None}
 
 
 def received_bytes(listed: str) -> dict[str, int]:
@@ -71,7 +71,7 @@ def zone_loads(
         sessions[zone] += 1
         received[zone] += count - before.get(address, 0)
     found = [ZoneLoad(zone, number, int(received[zone] / seconds)) for zone, number in sessions.items()]
-    return sorted(found, key=lambda one: (-one.bytes_per_s, -one.sessions, one.zone))
+    return sorted(found, key=lambda load: (-load.bytes_per_s, -load.sessions, load.zone))
 
 
 def _address(text: str) -> str:

@@ -128,7 +128,7 @@ class Requester:
         elif correlation or incoming.is_retained or not (named := decode_heartbeat(incoming.payload)):
             self.link.count_unsolicited()
         else:
-            for waiting in (self._open[one] for one in named if one in self._open):
+            for waiting in (self._open[name] for name in named if name in self._open):
                 waiting.on_heartbeat()
 
     def _refuses(

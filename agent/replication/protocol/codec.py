@@ -110,8 +110,8 @@ def decode_request(payload: bytes, others: Decoders = _NO_OTHERS, bytes_max: int
         raise _too_large(payload, bytes_max)
     _check_depth(payload)
     operation = _own_operation(payload, _REQUEST_START) or _decode_head(_REQUEST_HEAD, payload).operation
-    if (other := others.get(operation)) is not None:
-        return _decode(other, payload, operation)
+    if (decoder := others.get(operation)) is not None:
+        return _decode(decoder, payload, operation)
     decoder = _REQUESTS.get(operation)
     if decoder is None:
         raise MalformedMessage(f"operation {operation[:64]!r} is unknown", "unknown_operation", operation)
@@ -176,8 +176,8 @@ def decode_answer(
             # It goes into incidents, logs and the status as one line.
             error = replace(refused.error, message=printable(refused.error.message), hint=printable(refused.error.hint))
             return replace(refused, error=error), []
-    if (other := others.get(operation)) is not None:
-        return _decode(other, header, operation), []
+    if (decoder := others.get(operation)) is not None:
+        return _decode(decoder, header, operation), []
     decoder = _ANSWERS.get(operation)
     if decoder is None:
         raise MalformedMessage(f"answer to an unknown operation {operation[:64]!r}", "unknown_operation", operation)

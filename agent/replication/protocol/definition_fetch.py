@@ -41,7 +41,7 @@ class _Chain:
 
     def request(self) -> WantedDefinitions:
         known = [self.running, *self.held] if self.bodies else self.held
-        held = [one.digest[:HELD_BYTES].hex() for one in known[:HELD_NAMED_MAX]]
+        held = [definitions.digest[:HELD_BYTES].hex() for definitions in known[:HELD_NAMED_MAX]]
         return WantedDefinitions(zone=self.zone, digest=self.wanted.digest.hex(), held=held)
 
     def take(self, run: DefinitionRun, bodies: Sequence[bytes]) -> None:
@@ -62,7 +62,9 @@ class _Chain:
             raise DefinitionsUnavailable(f"{what}; they do not lead to the {self.wanted.count} that its batches name")
 
     def _named(self, start: str | None) -> Definitions:
-        known = {one.digest[:HELD_BYTES].hex(): one for one in (*reversed(self.held), self.running)}
+        known = {
+            definitions.digest[:HELD_BYTES].hex(): definitions for definitions in (*reversed(self.held), self.running)
+        }
         if start is None:
             return Definitions()
         if start not in known:
@@ -74,7 +76,7 @@ class DefinitionFetch:
     """The requests for what a store lacks."""
 
     def __init__(self, lacking: Iterable[LackingDefinitions]) -> None:
-        self._chains = {(one.zone, one.wanted.digest.hex()): _Chain(one) for one in lacking}
+        self._chains = {(missing.zone, missing.wanted.digest.hex()): _Chain(missing) for missing in lacking}
 
     def request(self, bytes_max: int = BYTES_MAX_DEFAULT) -> GetDefinitions | None:
         """The next request; None if everything has come."""

@@ -47,19 +47,19 @@ def missing(
 ) -> list[Span]:
     """The sequences of a life that they hold and we do not, from one on. Those after our last are still under way,
     unless all of the life must be here (`is_complete`)."""
-    found = subtract([one.span for one in theirs], [one.span for one in ours])
-    last = max((one.last_sequence for one in (theirs if is_complete else ours)), default=0)
+    found = subtract([held.span for held in theirs], [held.span for held in ours])
+    last = max((held.last_sequence for held in (theirs if is_complete else ours)), default=0)
     return intersect(found, [(first_sequence, last)])
 
 
 def shared(ours: Sequence[HeldRange], theirs: Sequence[HeldRange]) -> list[Span]:
     """The spans that both hold; each is part of one range on either side, so one comparison at its end is enough."""
-    return intersect([one.span for one in ours], [one.span for one in theirs])
+    return intersect([held.span for held in ours], [held.span for held in theirs])
 
 
 def known_end(held: Iterable[HeldRange], sequence: int) -> bytes | None:
     """The digest at a sequence with which a range ends. It is known even if the batch itself was released."""
-    return next((one.last_digest for one in held if one.last_sequence == sequence), None)
+    return next((held_range.last_digest for held_range in held if held_range.last_sequence == sequence), None)
 
 
 def narrow(interval: Interval, ours: Ends, theirs: Ends) -> Interval | Forked:

@@ -371,9 +371,9 @@ class FetchAnswer(OffsetsAnswer, frozen=True, kw_only=True, tag="FetchFacts", ta
         """Raise MalformedMessage unless the page begins after `after`, and `lives` cover it."""
         runs, reached = self.checked_runs(), self.after.offset
         is_right = bool(runs) == bool(self.lives)
-        for one in self.lives:
-            is_right = is_right and one.offset > reached and one.life != ""
-            reached = one.offset
+        for position in self.lives:
+            is_right = is_right and position.offset > reached and position.life != ""
+            reached = position.offset
         if not is_right or (runs and (self.after.offset, reached) != (runs[0][0] - 1, runs[-1][1])):
             raise MalformedMessage("positions of a page do not fit its offsets", operation="FetchFacts")
         for _, _, first, last, _ in self.held_runs:
@@ -455,7 +455,7 @@ class GetDigests(RequestBody, frozen=True, tag="GetDigests", tag_field="operatio
 
     def check(self) -> None:
         check_range("ends_max", self.ends_max, 1, ENDS_MAX, "GetDigests")
-        given = [one is not None for one in (self.origin, self.first_sequence, self.last_sequence)]
+        given = [bound is not None for bound in (self.origin, self.first_sequence, self.last_sequence)]
         is_wrong = any(given) and not (all(given) and self.after_zone is None and self.zone is None)
         if is_wrong or (self.zone is None) != (self.below is None) or (self.down_to is not None and self.zone is None):
             why = "origin, first_sequence and last_sequence are only valid together, and so are zone and below"

@@ -67,7 +67,9 @@ class ArtifactPull:
         retryable errors of the store."""
         lost, left = set[ArtifactReference](), set[ArtifactReference]()
         while missing := [
-            one for one in await asyncio.to_thread(self._artifacts.missing, batches) if not (one in lost or one in left)
+            reference
+            for reference in await asyncio.to_thread(self._artifacts.missing, batches)
+            if not (reference in lost or reference in left)
         ]:
             for place, reference in enumerate(missing):  # then all are checked again: a large one may have taken days
                 if len(lost) >= LOST_OF_PAGE_MAX:

@@ -100,7 +100,7 @@ class TrustedKey(NamedTuple):
 
     def joined(self, other: TrustedKey) -> TrustedKey:
         """This key with the certificates of `other` added as the newest."""
-        new = [one for one in other.certificates if one not in self.certificates]
+        new = [certificate for certificate in other.certificates if certificate not in self.certificates]
         kept = (*self.certificates, *new)[-CERTIFICATES_TRUSTED_MAX:]
         return TrustedKey(kept, self.signer.joined(other.signer))
 
@@ -137,7 +137,7 @@ class MessageJudge:
         """Replace this node's own certificates. Facts signed with an earlier key of this process still count as its
         own."""
         with self._lock:
-            before = [one for one in self._policy.own_certificates if one not in certificates]
+            before = [certificate for certificate in self._policy.own_certificates if certificate not in certificates]
             own = (*certificates, *before)[:CERTIFICATES_TRUSTED_MAX] if certificates else ()
             self._policy = replace(self._policy, own_certificates=own)
 
@@ -145,7 +145,7 @@ class MessageJudge:
         """Names of the certificates that a peer need not send."""
         until_ms = self._clock_ms() + RENEWED_BEFORE_MS
         with self._lock:
-            known = [named for named, one in self._trusted.items() if one.signer.not_after_ms > until_ms]
+            known = [named for named, key in self._trusted.items() if key.signer.not_after_ms > until_ms]
         return [signer_name(*named) for named in known][-SIGNERS_KNOWN_MAX:]
 
     def demands(self, zone: str) -> bool:
@@ -267,12 +267,12 @@ class MessageSigners:
     ) -> None:
         self._held, self._policy, self._now_ms, self.known = held, policy, now_ms, trusted
         self._received: dict[tuple[str, bytes], list[bytes]] = {}
-        for one in certificates:
-            named = _described(one)
+        for certificate in certificates:
+            named = _described(certificate)
             if isinstance(named, Signer):
                 of_key = self._received.setdefault((named.zone, named.key_id), [])
                 if len(of_key) < CERTIFICATES_OF_KEY_MAX:  # an honest peer never sends more
-                    of_key.append(one)
+                    of_key.append(certificate)
         self._resolved: dict[tuple[str, bytes], Signer | Refusal | None] = {}
         self.trusted: dict[tuple[str, bytes], TrustedKey] = {}
 

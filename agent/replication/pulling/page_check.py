@@ -100,7 +100,7 @@ def check_page(
         lease_in_force=answer.lease_in_force,
         life=answer.life,
         after=answer.after.position,
-        lives=tuple(one.position for one in answer.lives),
+        lives=tuple(life.position for life in answer.lives),
     )
     return page, PageContent(answer.batches, attachment, answer.holes, tuple(answer.signers), answer.held_runs)
 
@@ -137,10 +137,10 @@ def check_sequences(
         raise PageRefused(f"answer of {answer.node}: {answer.stream} of {answer.origin}, which was not asked for")
     content = PageContent(answer.batches, attachment, (), tuple(answer.signers))
     offered = check_batches(content, request.stream, origins)
-    for one in offered:
-        header = one.batch.header
-        if (str(header.origin), header.first_sequence) != (request.origin, one.first_offset):
-            raise PageRefused(f"batch at sequence {one.first_offset} is another than the page says")
+    for offer in offered:
+        header = offer.batch.header
+        if (str(header.origin), header.first_sequence) != (request.origin, offer.first_offset):
+            raise PageRefused(f"batch at sequence {offer.first_offset} is another than the page says")
     return offered, content
 
 
@@ -151,12 +151,12 @@ def check_digests(answer: Answer, peer_node: str, request: GetDigests) -> Digest
     if request.first_sequence is None or request.last_sequence is None:
         if answer.ends:
             raise PageRefused(f"{peer_node} sent digests of batches, asked for were ranges")
-        zones, origins = {zone for zone, _, _ in answer.before}, [origin_named(one[0]) for one in answer.ranges]
+        zones, origins = {zone for zone, _, _ in answer.before}, [origin_named(name) for name, *_ in answer.ranges]
         if request.zone is None and answer.before and answer.before[0][0] <= (request.after_zone or ""):
             raise PageRefused(f"{peer_node} named zones again")
-        if {one.zone for one in origins} - zones or (request.zone is not None and zones != {request.zone}):
+        if {origin.zone for origin in origins} - zones or (request.zone is not None and zones != {request.zone}):
             raise PageRefused(f"{peer_node} named other zones than were asked for")
-        if request.below is not None and any(one.life.hex() >= request.below for one in origins):
+        if request.below is not None and any(origin.life.hex() >= request.below for origin in origins):
             raise PageRefused(f"{peer_node} named lives of {request.zone} again")
         return answer
     first, last, count = request.first_sequence, request.last_sequence, len(answer.ends)

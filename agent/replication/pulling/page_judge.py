@@ -78,19 +78,19 @@ class PageJudge(MessageJudge):
         )
         found = judge_page(offered, trust)
         batches = [offered[at].batch for at in found.accepted]
-        kept = {(one.header.origin.zone, key_id_in(one.record)) for one in batches if one.header.is_signed}
+        kept = {(batch.header.origin.zone, key_id_in(batch.record)) for batch in batches if batch.header.is_signed}
         verified = frozenset(place for place, at in enumerate(found.accepted) if at in found.verified)
         now_ms = self._clock_ms()
         with self._lock:
             self._proven |= found.proven_zones
             remember(signers.known, signers.trusted)
             to_store = [
-                SignerCertificate(key_id, one, is_trusted, zone)
+                SignerCertificate(key_id, certificate, is_trusted, zone)
                 for zone, key_id in sorted(kept)
                 for certificates, is_trusted in [signers.of(zone, key_id)]
-                for one in certificates
+                for certificate in certificates
             ]
-            remember(self._relayed, {(one.zone, one.key_id): now_ms for one in to_store if not one.is_trusted})
+            remember(self._relayed, {(row.zone, row.key_id): now_ms for row in to_store if not row.is_trusted})
         self._keep_evidence(peer, stream, offered, found)
         return ReceivedPage(
             peer, stream, batches, verified=verified, signers=tuple(to_store), declined=_bounded(found.declined)
@@ -99,10 +99,10 @@ class PageJudge(MessageJudge):
     def _keep_evidence(self, peer: str, stream: str, offered: Sequence[Offered], found: Judgement) -> None:
         if self._evidence is not None:
             for at in found.evidence[:EVIDENCE_PER_PAGE_MAX]:
-                one = offered[at]
-                header = one.batch.header
-                name = f"{peer}-{stream}-{header.origin.zone}-{header.first_sequence}-{one.batch.digest.hex()[:8]}"
-                self._evidence.keep(name, one.batch.sealed)
+                declined = offered[at]
+                header = declined.batch.header
+                name = f"{peer}-{stream}-{header.origin.zone}-{header.first_sequence}-{declined.batch.digest.hex()[:8]}"
+                self._evidence.keep(name, declined.batch.sealed)
 
 
 class HeldProofs:
@@ -118,10 +118,13 @@ class HeldProofs:
         zone, life, end = batch.header.origin.zone, batch.header.origin.life, batch.header.last_sequence
         if zone not in self._starts:
             self._starts[zone] = self._store.reader.range_starts(self._stream, zone)
-        proofs = [(one, end + 1) for one in self._starts[zone].get((end + 1, batch.digest), ())]
+        proofs = [(known_life, end + 1) for known_life in self._starts[zone].get((end + 1, batch.digest), ())]
         if BatchEnd(end, batch.digest) in self._store.reader.batch_ends(self._stream, batch.header.origin, [end]):
             proofs.append((life, end))
-        return any(self._store.reader.is_proven(self._stream, Origin(zone, one), sequence) for one, sequence in proofs)
+        return any(
+            self._store.reader.is_proven(self._stream, Origin(zone, known_life), sequence)
+            for known_life, sequence in proofs
+        )
 
 
 def _bounded(declined: tuple[Declined, ...]) -> tuple[Declined, ...]:
@@ -156,9 +159,9 @@ class EvidenceFolder:
             self._remove_oldest()
 
     def _remove_oldest(self) -> None:
-        files = sorted(self._folder.glob("*.batch"), key=lambda one: one.stat().st_mtime_ns, reverse=True)
+        files = sorted(self._folder.glob("*.batch"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
         kept = 0
-        for number, one in enumerate(files):
-            kept += one.stat().st_size
+        for number, file in enumerate(files):
+            kept += file.stat().st_size
             if number >= EVIDENCE_FILES_MAX or (number and kept > EVIDENCE_BYTES_MAX):
-                one.unlink()
+                file.unlink()

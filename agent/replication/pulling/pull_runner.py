@@ -162,9 +162,11 @@ class PullRunner:
         except self._expected as error:
             is_retryable = bool(getattr(error, "retryable", False))
             return AppendFailed(f"{type(error).__name__}: {error}", is_retryable=is_retryable)
-        for one in result.refused:
-            where = {"first_sequence": one.first_sequence, "last_sequence": one.last_sequence}
-            _log.warning("facts_refused", extra={**self._about(), "origin": one.zone, "life": one.life.hex(), **where})
+        for refused in result.refused:
+            where = {"first_sequence": refused.first_sequence, "last_sequence": refused.last_sequence}
+            _log.warning(
+                "facts_refused", extra={**self._about(), "origin": refused.zone, "life": refused.life.hex(), **where}
+            )
         return Appended(result.stored_facts, result.duplicate_facts)
 
     # --------------------------------------------------------------------------------------------------------- internal
@@ -204,7 +206,7 @@ def fetch_request(
         bytes_max=effect.bytes_max,
         wait_ms=effect.wait_ms,
         after=None if effect.after is None else LogPosition.of(effect.after),
-        trail=None if effect.trail is None else [LogPosition.of(one) for one in effect.trail],
+        trail=None if effect.trail is None else [LogPosition.of(point) for point in effect.trail],
         confirm=None if effect.confirm is None else _confirm(effect.confirm),
         lease=effect.lease,
         lease_after=effect.lease_after,

@@ -67,7 +67,7 @@ class SharedZones:
         origin, end = Origin(zone, bytes.fromhex(life)), BatchEnd(last, bytes.fromhex(digest))
         # Two ranges of a life may meet where their digests do not: the end of a run across both proves only a part.
         ranges = self._store.held_of(self._stream, origin)
-        is_within = any(one.first_sequence <= first and last <= one.last_sequence for one in ranges)
+        is_within = any(held.first_sequence <= first and last <= held.last_sequence for held in ranges)
         if is_within and end in self._store.batch_ends(self._stream, origin, [last]):
             return ""
         return f"{first} to {last} of {origin} were left out, and are not known here to end with {digest}"

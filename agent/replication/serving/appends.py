@@ -44,8 +44,9 @@ def parse_append(request: AppendFact, *zones: str, is_local: bool = False) -> Pa
         except MessageError as error:
             return _refused(place, error)
         messages.append(message)
-    preconditions = [Precondition(one.producer, one.lease_epoch, one.base_offset) for one in request.messages]
-    return ParsedAppend(messages, preconditions if any(one != NO_PRECONDITION for one in preconditions) else [])
+    preconditions = [Precondition(asked.producer, asked.lease_epoch, asked.base_offset) for asked in request.messages]
+    is_conditional = any(precondition != NO_PRECONDITION for precondition in preconditions)
+    return ParsedAppend(messages, preconditions if is_conditional else [])
 
 
 def refuse_message(messages: Sequence[Message], error: MessageError) -> Refuse:

@@ -151,7 +151,7 @@ class ConsumerCore:
         if named is None:
             return None
         node = self.caller.node
-        resolved = yield from effects.Resolve(stream, node, tuple(one.position for one in named))
+        resolved = yield from effects.Resolve(stream, node, tuple(point.position for point in named))
         found = furthest(resolved)
         if resolved and resolved[-1][1].how != "exact":
             read = resolved[-1][0]
@@ -220,7 +220,7 @@ class ConsumerCore:
             more=read.last_offset < read.end_offset,
             lease=lease,
             after=LogPosition.of(Position(after.life, after.offset)),
-            lives=[LogPosition.of(one) for one in read.lives],
+            lives=[LogPosition.of(life) for life in read.lives],
             held_runs=list(read.held_runs),
             signers=read.signers,
         )

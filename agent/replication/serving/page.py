@@ -219,7 +219,7 @@ class _Selection:
         """Add the certificates of the batch's key; False if the page has reached a limit of certificates."""
         if (key_id := key_id_in(batch.batch.record)) in self._signers:
             sent = self._signers_sent | {key_id}
-            if len(sent) > SIGNERS_MAX or sum(self._signers.get(one, 0) for one in sent) > SIGNERS_BYTES_MAX:
+            if len(sent) > SIGNERS_MAX or sum(self._signers.get(signer, 0) for signer in sent) > SIGNERS_BYTES_MAX:
                 return False
             self._signers_sent = sent
         return True

@@ -45,7 +45,7 @@ class ReadTurns(FairQueue[T]):
 
     def _is_shared(self, node: str, now_ms: int) -> bool:
         """Whether another node has asked within SHARED_MS."""
-        return any(at_ms > now_ms - SHARED_MS for other, at_ms in self._asked_ms.items() if other != node)
+        return any(at_ms > now_ms - SHARED_MS for asking, at_ms in self._asked_ms.items() if asking != node)
 
     def _read_places(self, node: str, now_ms: int) -> int:
         return 1 if self._is_shared(node, now_ms) else READS_OF_NODE_MAX

@@ -115,7 +115,10 @@ def _select(
 ) -> PageRead | Refuse:
     """What is sent of a page of the store. `lives`: those of the log, up to the end of the page."""
     signers = _read_signers(store, page.batches, asked)
-    sizes = {key_id: sum(len(one) * 4 // 3 + 8 for one in certificates) for key_id, certificates in signers.items()}
+    sizes = {
+        key_id: sum(len(certificate) * 4 // 3 + 8 for certificate in certificates)
+        for key_id, certificates in signers.items()
+    }
     chosen = select_page(plan, page, asked.held, asked.packet_bytes_max, sizes)
     if isinstance(chosen, Refuse):
         return chosen
@@ -133,10 +136,10 @@ def _select(
         entries,
         batches,
         list(chosen.omitted),
-        [(one.first_offset, one.last_offset, one.reason) for one in chosen.holes],
+        [(hole.first_offset, hole.last_offset, hole.reason) for hole in chosen.holes],
         chosen.last_offset,
         max(page.end_offset, chosen.last_offset),
-        [one for key_id in key_ids for one in signers.get(key_id, ())],
+        [certificate for key_id in key_ids for certificate in signers.get(key_id, ())],
         _lives_read(lives, plan.after_offset, chosen.last_offset, page.batches),
         chosen.held_runs,
     )
@@ -152,7 +155,7 @@ def _lives_read(
         if after_offset >= last_offset:
             break
         after_offset = min(offset, last_offset)
-        digests = (one.batch.digest for one in batches if one.last_offset == after_offset)
+        digests = (batch.batch.digest for batch in batches if batch.last_offset == after_offset)
         found.append(Position(life, after_offset, next(digests, b"")))
     return found
 
@@ -164,8 +167,8 @@ def _read_signers(
     several; a receiver takes what it trusts."""
     if asked.signers_known is None:
         return {}
-    signed = [one.batch for one in batches if one.batch.header.is_signed and not asked.held.has(one)]
-    named = {(one.header.origin.zone, key_id_in(one.record)) for one in signed}
+    signed = [batch.batch for batch in batches if batch.batch.header.is_signed and not asked.held.has(batch)]
+    named = {(batch.header.origin.zone, key_id_in(batch.record)) for batch in signed}
     unknown = {key_id for zone, key_id in named if signer_name(zone, key_id) not in asked.signers_known}
     return {key_id: store.reader.signers([key_id]) for key_id in sorted(unknown)}
 
@@ -175,8 +178,10 @@ def read_definitions(
 ) -> tuple[list[DefinitionRun], list[bytes]]:
     """The wanted definitions, in their order, as many as the limit allows and at least one."""
     runs, bodies, left = list[DefinitionRun](), list[bytes](), bytes_max - RUN_BYTES
-    for one in wanted:
-        chain = store.reader.definitions(one.zone, bytes.fromhex(one.digest), list(map(bytes.fromhex, one.held)))
+    for definitions in wanted:
+        chain = store.reader.definitions(
+            definitions.zone, bytes.fromhex(definitions.digest), list(map(bytes.fromhex, definitions.held))
+        )
         if chain is None:
             continue
         count = 0
@@ -189,7 +194,7 @@ def read_definitions(
         if count:
             after = chain.after.digest[:HELD_BYTES].hex() if chain.after.count else None
             lengths = [len(body) for body in chain.bodies[:count]]
-            runs.append(DefinitionRun(zone=one.zone, digest=one.digest, after=after, lengths=lengths))
+            runs.append(DefinitionRun(zone=definitions.zone, digest=definitions.digest, after=after, lengths=lengths))
             left -= RUN_BYTES
         if count < len(chain.bodies) or left < 0:
             break

@@ -93,7 +93,7 @@ class LogPlace(NamedTuple):
         if not self.is_placed:
             stored = accepted = () if page.after == NOTHING_READ else (page.after,)
         names_trail = page.after[:2] != last_of(accepted)[:2]
-        is_stored = any(one.life == page.after.life and one.offset >= page.after.offset for one in stored)
+        is_stored = any(point.life == page.after.life and point.offset >= page.after.offset for point in stored)
         log_end = page.after if names_trail and is_stored else None
         return LogPlace(
             stored, accepted, names_trail=names_trail, log_end=log_end, frontier=self.frontier, more=page.more

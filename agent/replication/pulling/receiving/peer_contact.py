@@ -113,7 +113,7 @@ class AnsweringLives:
         """A process has answered. Twins are forgotten when only one has answered for `twins_ms`."""
         if life == self.last:
             return replace(self, twins="") if self.twins and now_ms >= self.twins_until_ms else self
-        former = (*(one for one in self.former if one != life), self.last)[-FORMER_LIVES_MAX:]
+        former = (*(former_life for former_life in self.former if former_life != life), self.last)[-FORMER_LIVES_MAX:]
         if life not in self.former:
             return replace(self, last=life, former=former)
         first, second = sorted((life, self.last))

@@ -85,7 +85,7 @@ class Receiver:
             self.contact.ask_at_ms if self.asking in _WAITS else None,
             self.pages.offer_at_ms,
         )
-        return min((one for one in times if one is not None), default=None)
+        return min((time_ms for time_ms in times if time_ms is not None), default=None)
 
     def handle(self, event: Event, now_ms: int, jitter: float) -> list[Effect]:
         """What to do now that `event` has happened."""

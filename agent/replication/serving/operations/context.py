@@ -111,13 +111,18 @@ class Context:
 
         def resolved() -> tuple[tuple[Position, Resolved], ...]:
             return tuple(
-                (one, Resolved("exact", one.offset) if (stream, one) in ends else self.store.resolve(stream, one))
-                for one in positions
+                (
+                    position,
+                    Resolved("exact", position.offset)
+                    if (stream, position) in ends
+                    else self.store.resolve(stream, position),
+                )
+                for position in positions
             )
 
         ends = self._page_ends
-        for one in positions:
-            if one.digest and (stream, one) not in ends and one.offset < self.store.end_offset(stream):
+        for position in positions:
+            if position.digest and (stream, position) not in ends and position.offset < self.store.end_offset(stream):
                 return await self.in_thread(node, resolved)
         return resolved()
 

@@ -87,7 +87,9 @@ async def get_digests(context: Context, caller: Caller, request: GetDigests) -> 
     targets = spread(request.first_sequence, request.last_sequence, request.ends_max)
     origin = origin_named(request.origin)
     found = await context.in_thread(caller.node, context.store.reader.batch_ends, stream, origin, targets)
-    ends = [(one.last_sequence, one.digest.hex()) for one in found if one.last_sequence <= request.last_sequence]
+    ends = [
+        (batch.last_sequence, batch.digest.hex()) for batch in found if batch.last_sequence <= request.last_sequence
+    ]
     end = context.store.log(stream).end
     named = DigestsAnswer(
         **context.store_name, stream=stream, end_offset=end.offset, end_life=end.life.hex(), ends=ends
@@ -98,7 +100,7 @@ async def get_digests(context: Context, caller: Caller, request: GetDigests) -> 
 def _zones(context: Context, stream: str, after_zone: str) -> DigestsAnswer:
     """What is held of zones, in the order of their names."""
     found, after, more = list[ZoneHeld](), after_zone, True
-    while more and sum(len(one.ranges) for one in found) < RANGES_PER_ANSWER:
+    while more and sum(len(held.ranges) for held in found) < RANGES_PER_ANSWER:
         some = context.store.reader.zones_held(stream, after, ZONES_AT_ONCE)
         found += some
         more = len(some) == ZONES_AT_ONCE
@@ -112,7 +114,7 @@ def _zones(context: Context, stream: str, after_zone: str) -> DigestsAnswer:
 def _lives(context: Context, stream: str, zone: str, below: bytes, down_to: bytes) -> DigestsAnswer:
     """What is held of lives of a zone, from one downwards."""
     ranges = context.store.reader.earlier_lives(stream, zone, below, RANGES_PER_ANSWER, down_to)
-    lowest = min((one.life for one in ranges), default=below)
+    lowest = min((origin.life for origin in ranges), default=below)
     return _answer(context, stream, ranges, [(zone, context.store.reader.held_below(stream, zone, lowest)[0])])
 
 
@@ -126,11 +128,17 @@ def _answer(
 ) -> DigestsAnswer:
     """The end is read last, so every range is before it."""
     ranges = [
-        (str(origin), one.first_sequence, one.last_sequence, one.first_previous_digest.hex(), one.last_digest.hex())
+        (
+            str(origin),
+            held_range.first_sequence,
+            held_range.last_sequence,
+            held_range.first_previous_digest.hex(),
+            held_range.last_digest.hex(),
+        )
         for origin, those in sorted(held.items(), key=lambda of: str(of[0]))
-        for one in those
+        for held_range in those
     ]
-    sums = [(zone, one.ranges, one.digest_hex) for zone, one in before]
+    sums = [(zone, total.ranges, total.digest_hex) for zone, total in before]
     end = context.store.log(stream).end
     return DigestsAnswer(
         **context.store_name,
