@@ -99,12 +99,12 @@ def run(
 @contextmanager
 def _signals(stop: threading.Event) -> Iterator[None]:
     """SIGTERM and Ctrl-C set `stop` in this block; the handlers before are restored."""
-    before = {one: signal.signal(one, lambda *_: stop.set()) for one in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

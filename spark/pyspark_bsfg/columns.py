@@ -303,8 +303,8 @@ class _SampleColumns:
         if pruning.names_tags:
             tests.append(self._dictionary.wanted().take(self._once("entry")))
         passed = tests[0]
-        for one in tests[1:]:
-            passed = pc.and_(passed, one)
+        for test in tests[1:]:
+            passed = pc.and_(passed, test)
         if places is not None:
             return places.filter(passed.take(places))
         found = pc.indices_nonzero(passed)
@@ -363,16 +363,16 @@ def picked(column: Any, places: Any) -> Any:
 
 def _message_columns(messages: Sequence[Message]) -> Makers:
     count = len(messages)
-    unix_ns = array("q", [one.envelope.produced_at_unix_ms * 1_000_000 for one in messages])
+    unix_ns = array("q", [message.envelope.produced_at_unix_ms * 1_000_000 for message in messages])
     times_ns = pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(unix_ns)])
 
     def texts(found: Sequence[str | None]) -> Callable[[], Any]:
         return lambda: pa.array(found, pa.string())
 
     return {
-        "message_id": texts([one.envelope.message_id for one in messages]),
-        "tag": texts([one.fact.subject for one in messages]),
-        "predicate": texts([one.fact.predicate for one in messages]),
+        "message_id": texts([message.envelope.message_id for message in messages]),
+        "tag": texts([message.fact.subject for message in messages]),
+        "predicate": texts([message.fact.predicate for message in messages]),
         "unit": lambda: pa.nulls(count, pa.string()),
         "ts": lambda: packed.microseconds(times_ns),
         "source_time_ns": lambda: times_ns,
@@ -382,7 +382,7 @@ def _message_columns(messages: Sequence[Message]) -> Makers:
         "value_type": lambda: pa.repeat(pa.scalar("message"), count),
         "quality": lambda: pa.nulls(count, pa.int64()),
         "is_good": lambda: pa.nulls(count, pa.bool_()),
-        "object_json": texts([str(one.fact.object_json, "utf-8") for one in messages]),
-        "labels": lambda: pa.array([list(one.envelope.labels.items()) for one in messages], LABELS),
-        **{name: texts([getattr(one.envelope, name) for one in messages]) for name in ENVELOPE},
+        "object_json": texts([str(message.fact.object_json, "utf-8") for message in messages]),
+        "labels": lambda: pa.array([list(message.envelope.labels.items()) for message in messages], LABELS),
+        **{name: texts([getattr(message.envelope, name) for message in messages]) for name in ENVELOPE},
     }

@@ -17,9 +17,9 @@ from agent.batch import DEFINITIONS_MAX, Definitions
 from agent.message import TagDefinition
 
 _COLUMNS: dict[str, Callable[[TagDefinition], str | None]] = {
-    "tag": lambda one: one.subject,
-    "predicate": lambda one: one.predicate,
-    "unit": lambda one: one.unit or None,
+    "tag": lambda definition: definition.subject,
+    "predicate": lambda definition: definition.predicate,
+    "unit": lambda definition: definition.unit or None,
 }
 
 
@@ -59,9 +59,9 @@ class Dictionary:
         base = len(self._definitions) - 1  # the first number is 1
         wanted, first_wanted = list[bool](), DEFINITIONS_MAX + 1
         for body in definitions:
-            one = _definition(body)
-            wanted.append(self._is_wanted(one))
-            self._definitions.append(one)
+            definition = _definition(body)
+            wanted.append(self._is_wanted(definition))
+            self._definitions.append(definition)
             running = running.extended(body)
             if wanted[-1] and first_wanted > len(wanted):
                 first_wanted = len(wanted)

@@ -159,7 +159,7 @@ def _nodes(texts: Mapping[str, str]) -> tuple[NodeOptions, ...]:
         peer, _, address = named.partition("=")
         host, _, port = address.partition(":")
         found.append(_node({**texts, "peer": peer, "host": host, **({"port": port} if port else {})}))
-    if len({one.peer for one in found}) < max(len(found), 1):
+    if len({node.peer for node in found}) < max(len(found), 1):
         raise OptionError(f"nodes {texts['nodes']!r}", "name one or several zones, each once: ZONE=HOST[:PORT]")
     return tuple(found)
 
@@ -170,7 +170,7 @@ def by_node(given: Mapping[str, str]) -> dict[str, dict[str, str]]:
     if "nodes" not in texts:
         return {"": dict(given)}
     rest = {key: value for key, value in given.items() if key.lower() != "nodes"}
-    return {one.peer: rest | {"peer": one.peer, "host": one.host, "port": str(one.port)} for one in _nodes(texts)}
+    return {node.peer: rest | {"peer": node.peer, "host": node.host, "port": str(node.port)} for node in _nodes(texts)}
 
 
 def _node(texts: Mapping[str, str]) -> NodeOptions:

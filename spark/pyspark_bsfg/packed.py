@@ -32,42 +32,42 @@ Piece = tuple["array[int] | None", int]  # integers, and their number; None: tha
 def tag_numbers(samples: Sequence[Unpacked]) -> Any:
     """The tag number of every fact."""
     steps: list[Piece] = []
-    for one in samples:
-        _, step, each = one.tags
-        rest = one.frame.facts - 1
+    for batch in samples:
+        _, step, each = batch.tags
+        rest = batch.frame.facts - 1
         steps += [(None, 1), (_constant(step, rest) if each is None else each, rest)]
     total = pc.cumulative_sum(_integers(steps))
-    counts = [one.frame.facts for one in samples]
+    counts = [batch.frame.facts for batch in samples]
     starts = pa.array([0, *accumulate(counts[:-1])], pa.int64())
-    bases = pc.subtract(pa.array([one.tags[0] for one in samples], pa.int64()), total.take(starts))
+    bases = pc.subtract(pa.array([batch.tags[0] for batch in samples], pa.int64()), total.take(starts))
     return pc.add(total, spread(bases, counts))
 
 
 def times_ns(samples: Sequence[Unpacked]) -> Any:
     """The source time of every fact, ns since 1970."""
-    counts = [one.frame.facts for one in samples]
-    above = _integers([(one.times_above, one.frame.facts) for one in samples])
-    units = [one.unit for one in samples]
+    counts = [batch.frame.facts for batch in samples]
+    above = _integers([(batch.times_above, batch.frame.facts) for batch in samples])
+    units = [batch.unit for batch in samples]
     if set(units) != {1}:
         above = pc.multiply(above, spread(units, counts))
-    return pc.add(above, spread([one.frame.time_min_ns for one in samples], counts))
+    return pc.add(above, spread([batch.frame.time_min_ns for batch in samples], counts))
 
 
 def qualities(samples: Sequence[Unpacked]) -> Any:
     """The quality of every fact."""
-    return _on_top([(*one.qualities, one.frame.facts) for one in samples])
+    return _on_top([(*batch.qualities, batch.frame.facts) for batch in samples])
 
 
 def integers(samples: Sequence[Unpacked], counts: Sequence[int]) -> Any:
     """The integers among the values, one after another; `counts` are how many each batch has."""
-    return _on_top([(*one.ints, count) for one, count in zip(samples, counts, strict=True) if count])
+    return _on_top([(*batch.ints, count) for batch, count in zip(samples, counts, strict=True) if count])
 
 
 def doubles(samples: Sequence[Unpacked], counts: Sequence[int]) -> Any:
     """The doubles among the values, one after another, bit for bit."""
     data = b"".join(
-        one.floats if len(one.floats) == 8 * count else one.floats * count
-        for one, count in zip(samples, counts, strict=True)
+        batch.floats if len(batch.floats) == 8 * count else batch.floats * count
+        for batch, count in zip(samples, counts, strict=True)
         if count
     )
     return over(pa.float64(), data, len(data) // 8)
@@ -75,17 +75,17 @@ def doubles(samples: Sequence[Unpacked], counts: Sequence[int]) -> Any:
 
 def chosen(samples: Sequence[Unpacked], places: Sequence[int]) -> Unpacked:
     """The facts at a few places of these batches, in order, as one batch without tags."""
-    ends = list(accumulate(one.frame.facts for one in samples))
+    ends = list(accumulate(batch.frame.facts for batch in samples))
     times_ns, qualities, kinds = array("q"), array("q"), bytearray()
     values: list[list[Any]] = [[], [], [], []]
     for at, group in groupby(places, lambda place: bisect_right(ends, place)):
-        one = samples[at]
-        inside = [place - ends[at] + one.frame.facts for place in group]
-        times_ns.extend(one.times_ns_at(inside))
-        qualities.extend(one.qualities_at(inside))
-        for place, value in zip(inside, one.values_at(inside), strict=True):
-            kinds.append(one.kinds[place])
-            values[one.kinds[place]].append(value)
+        batch = samples[at]
+        inside = [place - ends[at] + batch.frame.facts for place in group]
+        times_ns.extend(batch.times_ns_at(inside))
+        qualities.extend(batch.qualities_at(inside))
+        for place, value in zip(inside, batch.values_at(inside), strict=True):
+            kinds.append(batch.kinds[place])
+            values[batch.kinds[place]].append(value)
     return Unpacked(
         Frame(len(places), 0, 0, 0),
         (0, 0, None),
@@ -131,7 +131,7 @@ def _on_top(parts: Iterable[tuple[int, array[int] | None, int]]) -> Any:
     leasts, above, counts = zip(*parts, strict=True)
     total = sum(counts)
     base = spread(list(leasts), counts)
-    if not any(one is not None for one in above):
+    if not any(differences is not None for differences in above):
         return pa.repeat(base, total) if isinstance(base, pa.Scalar) else base
     return pc.add(_integers(list(zip(above, counts, strict=True))), base)
 

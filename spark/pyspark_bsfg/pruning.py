@@ -61,21 +61,21 @@ class Pruning:
         """The pruning by the filters that Spark pushes down."""
         offsets = times_ns = ANY
         origin, definition, quality = list[tuple[str, Filter]](), list[tuple[str, Filter]](), list[Filter]()
-        for one in filters:
-            column = _column(one)
+        for condition in filters:
+            column = _column(condition)
             match column:
                 case "offset":
-                    offsets = _both(offsets, _span(one, 1))
+                    offsets = _both(offsets, _span(condition, 1))
                 case "source_time_ns":
-                    times_ns = _both(times_ns, _span(one, 1))
+                    times_ns = _both(times_ns, _span(condition, 1))
                 case "ts":
-                    times_ns = _both(times_ns, _span(one, _NS_PER_US))
-                case "zone" | "life" if _is_usable(one, str):
-                    origin.append((column, one))
-                case "tag" | "predicate" | "unit" if _is_usable(one, str):
-                    definition.append((column, one))
-                case "quality" if _is_usable(one, int):
-                    quality.append(one)
+                    times_ns = _both(times_ns, _span(condition, _NS_PER_US))
+                case "zone" | "life" if _is_usable(condition, str):
+                    origin.append((column, condition))
+                case "tag" | "predicate" | "unit" if _is_usable(condition, str):
+                    definition.append((column, condition))
+                case "quality" if _is_usable(condition, int):
+                    quality.append(condition)
         return cls(offsets, times_ns, tuple(origin), tuple(definition), tuple(quality))
 
     @property
@@ -107,12 +107,12 @@ class Pruning:
     def may_match(self, samples: Unpacked) -> bool:
         """Whether an opened batch may hold a matching fact; decided before any column of it is built."""
         least, above = samples.qualities
-        return above is not None or all(passes(one, least) for one in self.of_quality)
+        return above is not None or all(passes(condition, least) for condition in self.of_quality)
 
     def wants(self, definition: TagDefinition) -> bool:
         """Whether facts of a tag may match."""
         values = {"tag": definition.subject, "predicate": definition.predicate, "unit": definition.unit or None}
-        return all(passes(one, values[column]) for column, one in self.of_definition)
+        return all(passes(condition, values[column]) for column, condition in self.of_definition)
 
     def row_tests(self) -> Iterator[tuple[str, Callable[[Any], Any]]]:
         """Columns, each with a test from an Arrow column to flags. For tags see `wants`."""
@@ -127,64 +127,68 @@ class Pruning:
 
     def _wanted_qualities(self, qualities: Any) -> Any:
         # A column of thousands has a handful of distinct qualities.
-        wanted = [one for one in pc.unique(qualities).to_pylist() if all(passes(test, one) for test in self.of_quality)]
+        wanted = [
+            quality
+            for quality in pc.unique(qualities).to_pylist()
+            if all(passes(test, quality) for test in self.of_quality)
+        ]
         return pc.is_in(qualities, pa.array(wanted, pa.int64()))
 
     def _wants_origin(self, origin: Origin) -> bool:
         values = {"zone": origin.zone, "life": origin.life.hex()}
-        return all(passes(one, values[column]) for column, one in self.of_origin)
+        return all(passes(condition, values[column]) for column, condition in self.of_origin)
 
     def _wants_messages(self) -> bool:
         """Messages have neither quality nor unit."""
-        is_without_unit = all(passes(one, None) for column, one in self.of_definition if column == "unit")
-        return is_without_unit and all(passes(one, None) for one in self.of_quality)
+        is_without_unit = all(passes(condition, None) for column, condition in self.of_definition if column == "unit")
+        return is_without_unit and all(passes(condition, None) for condition in self.of_quality)
 
 
-def passes(one: Filter, value: Any) -> bool:
+def passes(condition: Filter, value: Any) -> bool:
     """Whether a filter is true of a value, None being NULL. As in SQL a comparison with NULL is not true, nor is its
     negation."""
-    match one:
+    match condition:
         case IsNull():
             return value is None
         case IsNotNull():
             return value is not None
         case EqualNullSafe():
-            return bool(value == one.value)
+            return bool(value == condition.value)
         case Not():
-            is_of_null = isinstance(one.child, IsNull | IsNotNull | EqualNullSafe)
-            return (value is not None or is_of_null) and not passes(one.child, value)
+            is_of_null = isinstance(condition.child, IsNull | IsNotNull | EqualNullSafe)
+            return (value is not None or is_of_null) and not passes(condition.child, value)
     if value is None:
         return False
-    match one:
+    match condition:
         case In():
-            return value in one.value
+            return value in condition.value
         case EqualTo():
-            return bool(value == one.value)
+            return bool(value == condition.value)
         case GreaterThan():
-            return bool(value > one.value)
+            return bool(value > condition.value)
         case GreaterThanOrEqual():
-            return bool(value >= one.value)
+            return bool(value >= condition.value)
         case LessThan():
-            return bool(value < one.value)
+            return bool(value < condition.value)
         case LessThanOrEqual():
-            return bool(value <= one.value)
+            return bool(value <= condition.value)
         case StringStartsWith():
-            return bool(value.startswith(one.value))
+            return bool(value.startswith(condition.value))
         case StringEndsWith():
-            return bool(value.endswith(one.value))
+            return bool(value.endswith(condition.value))
         case StringContains():
-            return one.value in value
-    raise AssertionError(f"{one} was not checked by _is_usable")
+            return condition.value in value
+    raise AssertionError(f"{condition} was not checked by _is_usable")
 
 
-def _column(one: Filter) -> str:
+def _column(condition: Filter) -> str:
     """The column that a filter is about, in lower case."""
-    path: Sequence[str] = _column_path(one.child if isinstance(one, Not) else one)
+    path: Sequence[str] = _column_path(condition.child if isinstance(condition, Not) else condition)
     return path[0].lower() if len(path) == 1 else ""
 
 
-def _column_path(one: Filter) -> Sequence[str]:
-    path: Sequence[str] = getattr(one, "attribute", ())
+def _column_path(condition: Filter) -> Sequence[str]:
+    path: Sequence[str] = getattr(condition, "attribute", ())
     return path
 
 
@@ -192,28 +196,28 @@ _OF_ONE = (EqualTo, EqualNullSafe, GreaterThan, GreaterThanOrEqual, LessThan, Le
 _OF_TEXT = (StringStartsWith, StringEndsWith, StringContains)
 
 
-def _is_usable(one: Filter, kind: type) -> bool:
+def _is_usable(condition: Filter, kind: type) -> bool:
     """Whether `passes` can decide this filter about values of one type, or NULL."""
-    match one:
+    match condition:
         case Not():
-            return not isinstance(one.child, Not) and _is_usable(one.child, kind)
+            return not isinstance(condition.child, Not) and _is_usable(condition.child, kind)
         case IsNull() | IsNotNull():
             return True
         case In():
-            return all(type(value) is kind for value in one.value)
-    if isinstance(one, _OF_TEXT):
-        return kind is str and type(one.value) is str
-    return isinstance(one, _OF_ONE) and type(one.value) is kind
+            return all(type(value) is kind for value in condition.value)
+    if isinstance(condition, _OF_TEXT):
+        return kind is str and type(condition.value) is str
+    return isinstance(condition, _OF_ONE) and type(condition.value) is kind
 
 
-def _span(one: Filter, unit: int) -> Span:
+def _span(condition: Filter, unit: int) -> Span:
     """The numbers that a filter allows, `unit` of them for one of the filter's; all if the filter is not understood."""
-    if isinstance(one, In):
-        spans = [_span(EqualTo(one.attribute, value), unit) for value in one.value]
+    if isinstance(condition, In):
+        spans = [_span(EqualTo(condition.attribute, value), unit) for value in condition.value]
         return (min(span[0] for span in spans), max(span[1] for span in spans)) if spans else ANY
-    if not isinstance(one, _OF_ONE) or (number := _number(one.value)) is None:
+    if not isinstance(condition, _OF_ONE) or (number := _number(condition.value)) is None:
         return ANY
-    match one:
+    match condition:
         case EqualTo() | EqualNullSafe():
             return number * unit, number * unit + unit - 1
         case GreaterThan():
@@ -233,6 +237,6 @@ def _number(value: Any) -> int | None:
     return value if type(value) is int else None
 
 
-def _both(one: Span, other: Span) -> Span:
+def _both(first: Span, second: Span) -> Span:
     """The intersection, within int64."""
-    return min(max(one[0], other[0]), INT64_MAX), max(min(one[1], other[1]), INT64_MIN)
+    return min(max(first[0], second[0]), INT64_MAX), max(min(first[1], second[1]), INT64_MIN)

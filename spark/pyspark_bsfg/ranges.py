@@ -72,13 +72,13 @@ def recorded(
 def joined(ranges: Iterable[OffsetRange]) -> Iterator[OffsetRange]:
     """Ranges in order, with those that touch joined."""
     last: OffsetRange | None = None
-    for one in ranges:
-        if last is not None and one.first == last.last + 1:
-            last = OffsetRange(last.first, one.last)
+    for span in ranges:
+        if last is not None and span.first == last.last + 1:
+            last = OffsetRange(last.first, span.last)
             continue
         if last is not None:
             yield last
-        last = one
+        last = span
     if last is not None:
         yield last
 

@@ -73,10 +73,10 @@ class BsfgReader(DataSourceReader):
         total = sum(facts)
         tasks = task_count(total, usual_tasks(options), options.partitions, options.partition_facts_max)
         found: list[InputPartition] = [
-            Offsets(place, life, *one)
+            Offsets(place, life, *span)
             for place, (life, spans), share in zip(stores, parts, facts, strict=True)
             # Each store gets its share of the tasks, rounded up.
-            for one in split(spans, -(-tasks * share // total) if total else 0)
+            for span in split(spans, -(-tasks * share // total) if total else 0)
         ]
         # Spark turns an empty list into one partition of its own kind; an empty range is clearer.
         return found or [Offsets(stores[0], "", 1, 0)]

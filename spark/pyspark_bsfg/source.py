@@ -49,6 +49,6 @@ class BsfgDataSource(DataSource):
             options = StreamOptions.of(dict(self.options))
             if len(options.read.nodes) < 2:
                 return BsfgStreamReader(options, schema)
-            return SeveralReader({name: BsfgStreamReader(one, schema) for name, one in options.by_node().items()})
+            return SeveralReader({name: BsfgStreamReader(given, schema) for name, given in options.by_node().items()})
         except SparkError as error:  # Spark 4.3 would end in an UnboundLocalError
             return Refused(error)

@@ -37,8 +37,8 @@ class Values:
 
     def __init__(self, samples: Sequence[Unpacked]) -> None:
         self._samples = samples
-        self._count = sum(one.frame.facts for one in samples)
-        self._counts = [[one.kinds.count(kind) for one in samples] for kind in (FLOAT, INT, BOOL, OTHER)]
+        self._count = sum(batch.frame.facts for batch in samples)
+        self._counts = [[batch.kinds.count(kind) for batch in samples] for kind in (FLOAT, INT, BOOL, OTHER)]
         self._found = [kind for kind in (FLOAT, INT, BOOL, OTHER) if any(self._counts[kind])]
 
     @property
@@ -91,7 +91,7 @@ class Values:
 
     @cached_property
     def _kinds(self) -> bytes:
-        return b"".join(one.kinds for one in self._samples)
+        return b"".join(batch.kinds for batch in self._samples)
 
     @cached_property
     def _kind_column(self) -> Any:
@@ -103,14 +103,14 @@ class Values:
 
     @cached_property
     def _bools(self) -> Any:
-        data = b"".join(one.bools for one in self._samples)
+        data = b"".join(batch.bools for batch in self._samples)
         return packed.over(pa.uint8(), data, len(data))
 
     @cached_property
     def _others(self) -> list[Value]:
         found: list[Value] = []
-        for one, count in zip(self._samples, self._counts[OTHER], strict=True):
-            found += one.others if len(one.others) == count else one.others * count
+        for batch, count in zip(self._samples, self._counts[OTHER], strict=True):
+            found += batch.others if len(batch.others) == count else batch.others * count
         return found
 
     def _placed(self, columns: dict[int, Any], kind: Any, base: Any = None) -> Any:
@@ -118,8 +118,8 @@ class Values:
         if len(self._found) == 1 and self._found[0] in columns:
             return columns[self._found[0]]
         base = pa.nulls(self._count, kind) if base is None else base
-        for one, column in columns.items():
-            base = pc.replace_with_mask(base, pc.equal(self._kind_column, one), column)
+        for code, column in columns.items():
+            base = pc.replace_with_mask(base, pc.equal(self._kind_column, code), column)
         return base
 
 

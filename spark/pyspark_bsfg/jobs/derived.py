@@ -244,8 +244,8 @@ def _publish(folder: Path, key: Key) -> None:
         return
     [file] = made
     publish_file(file, target)
-    for one in (target.parent.parent, folder):
-        sync_folder(one)
+    for changed in (target.parent.parent, folder):
+        sync_folder(changed)
 
 
 def publish_file(file: Path, target: Path) -> None:
@@ -259,7 +259,7 @@ def publish_file(file: Path, target: Path) -> None:
 
 def _record(folder: Path, table: Source) -> None:
     parts = sorted(table.parts.items())
-    write_json(folder / RECORD, {" ".join(key): [one.facts, one.landed, one.state] for key, one in parts})
+    write_json(folder / RECORD, {" ".join(key): [part.facts, part.landed, part.state] for key, part in parts})
 
 
 def _forget(step: Step, table: Source, key: Key) -> None:

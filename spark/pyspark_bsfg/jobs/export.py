@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
 SCHEMA = pa.schema([
-    *(one for one in FACTS_SCHEMA if one.name not in {"date", "zone"}),
+    *(field for field in FACTS_SCHEMA if field.name not in {"date", "zone"}),
     pa.field("problem", pa.string()),
     pa.field("number", pa.float64()),
     *(FACTS_SCHEMA.field(name) for name in ("date", "zone")),

@@ -52,8 +52,8 @@ _SECOND_NS = 1_000_000_000
 def expected_s(default_s: float, tags: Sequence[Expected]) -> Column:
     """How far apart the facts of a tag may be; the first setting that matches decides."""
     found = F.lit(float(default_s))
-    for one in reversed(tags):
-        found = F.when(tag_is(one.tag), F.lit(float(one.expected_s))).otherwise(found)
+    for expected in reversed(tags):
+        found = F.when(tag_is(expected.tag), F.lit(float(expected.expected_s))).otherwise(found)
     return found
 
 
@@ -120,7 +120,7 @@ def _across_dates(within: DataFrame, kind: str, edge: str, limit_s: Column) -> D
 
 def _open_ended(within: DataFrame, limit_s: Column, as_of_ns: int) -> DataFrame:
     """Gaps that last until now: tags without a fact, or without a usable one."""
-    unknown = (F.lit(None).cast(one.dataType).alias(one.name) for one in END.fields[1:])
+    unknown = (F.lit(None).cast(field.dataType).alias(field.name) for field in END.fields[1:])
     now = F.struct(F.lit(as_of_ns).cast("long").alias("ns"), *unknown)
 
     def last(whole: str, *gaps: str) -> Column:
@@ -149,7 +149,7 @@ def _open_ended(within: DataFrame, limit_s: Column, as_of_ns: int) -> DataFrame:
 
 def _never(within: DataFrame, named: Sequence[str]) -> DataFrame:
     """Tags that the settings name and that have no fact at all."""
-    tags = within.sparkSession.createDataFrame([(one,) for one in named], "tag string")
+    tags = within.sparkSession.createDataFrame([(tag,) for tag in named], "tag string")
     absent = tags.join(within.select("tag").distinct(), "tag", "left_anti")
     nothing = (F.lit(None).cast(END).alias(name) for name in ("begin", "end"))
     return absent.select(F.lit(None).cast("string").alias("zone"), "tag", F.lit("silent").alias("kind"), *nothing)
@@ -237,7 +237,7 @@ def _nanoseconds(text: Column) -> Column:
 
 def _from_to(earlier: Column | str, later: Column | str) -> Column:
     """The ns between two times, at most the largest long: clocks may be centuries wrong."""
-    begin, end = (F.col(one) if isinstance(one, str) else one for one in (earlier, later))
+    begin, end = (F.col(time) if isinstance(time, str) else time for time in (earlier, later))
     between = F.coalesce(F.try_subtract(end, begin), F.lit(2**63 - 1))
     return F.when(begin.isNotNull() & end.isNotNull(), between)
 

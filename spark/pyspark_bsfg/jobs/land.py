@@ -107,18 +107,18 @@ def run_all(
             between(_sum(latest.values()))
     failed = [
         f"{order.options['peer']}: {error}"
-        for order, one in zip(orders, running, strict=True)
-        if (error := one.exception())
+        for order, job in zip(orders, running, strict=True)
+        if (error := job.exception())
     ]
     if failed:
         raise JobRefused("; ".join(failed), "the facts of the other nodes are landed")
-    return _sum(one.result()[0] for one in running), sum(one.result()[1] for one in running)
+    return _sum(job.result()[0] for job in running), sum(job.result()[1] for job in running)
 
 
 def _sum(totals: Iterable[Totals]) -> Totals:
     found = Totals()
-    for one in totals:
-        found = Totals(**{name: value + getattr(one, name) for name, value in asdict(found).items()})
+    for addend in totals:
+        found = Totals(**{name: value + getattr(addend, name) for name, value in asdict(found).items()})
     return found
 
 

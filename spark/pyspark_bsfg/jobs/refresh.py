@@ -67,10 +67,10 @@ class Refresh:
         found: dict[str, Any] = {}
         if "land" in self._only and landing.compact_files:
             self._report("land: small files")
-            tables = [one for one in (landing.table, declared_of(landing.table)) if one.exists()]
+            tables = [folder for folder in (landing.table, declared_of(landing.table)) if folder.exists()]
             found["compacted"] = sum(
-                table(one, landing.format, FACTS_SCHEMA, ("date", "zone")).compact(landing.compact_files)
-                for one in tables
+                table(folder, landing.format, FACTS_SCHEMA, ("date", "zone")).compact(landing.compact_files)
+                for folder in tables
             )
         if asked.clean and "clean" in self._only:
             outcome = self._derive(clean_step(asked.clean), landing.table, is_landed=True)
@@ -104,7 +104,7 @@ class Refresh:
             of_sources = incidents(self._spark, declared_of(self._settings.land.table))
             # Other declarations name offsets of their own stream, not of the facts.
             known = known.unionAll(of_sources.where(F.col("what") == gaps.SAMPLES_LOST))
-        named = [one.tag for one in asked.tag if "*" not in one.tag]
+        named = [expected.tag for expected in asked.tag if "*" not in expected.tag]
         as_of_ns = newest_ns(source, round(datetime.now(UTC).timestamp() * 1000) * 1_000_000)
         rows = gaps.report(within, known, limit_s, as_of_ns, named)
         aside = asked.table / "_aside"
@@ -147,7 +147,7 @@ def clean_step(asked: Clean) -> Step:
 
 def rollup_steps(asked: Rollup) -> list[Step]:
     """The tables of `[rollup]`, each from the one before."""
-    settings = [rollup.VERSION, asked.hold_s, *(asdict(one) for one in asked.counter)]
+    settings = [rollup.VERSION, asked.hold_s, *(asdict(counter) for counter in asked.counter)]
     minutes = Step(
         "rollup 1m", asked.table / "1m", _some(clean.CLEAN, rollup.COLUMNS),
         lambda facts: rollup.by_minute(facts, asked.hold_s, asked.counter),
@@ -166,7 +166,7 @@ def rollup_steps(asked: Rollup) -> list[Step]:
 def within_step(asked: Gaps) -> Step:
     """The table from which gaps are reported."""
     limit_s = gaps.expected_s(asked.expected_s, asked.tag)
-    settings = [gaps.VERSION, asked.expected_s, *(asdict(one) for one in asked.tag)]
+    settings = [gaps.VERSION, asked.expected_s, *(asdict(expected) for expected in asked.tag)]
     return Step(
         "gaps", asked.table / WITHIN, _some(clean.CLEAN, gaps.COLUMNS), lambda facts: gaps.found_within(facts, limit_s),
         settings, ("tag", "kind", "begin"),

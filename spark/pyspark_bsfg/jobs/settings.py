@@ -154,18 +154,20 @@ def _contradictions(made: Settings) -> list[str]:
         found.append(f"export.table = {made.export.table!r}: it is namespace.name")
     rules = made.clean.rule if made.clean else ()
     found += [
-        f"clean.rule {one.name!r}: neither min nor max; name one"
-        for one in rules
-        if one.min is None and one.max is None
+        f"clean.rule {rule.name!r}: neither min nor max; name one"
+        for rule in rules
+        if rule.min is None and rule.max is None
     ]
     tables = {"land.table": made.land.table, "land.checkpoint": made.land.checkpoint}
-    tables |= {f"{name}.table": one.table for name in ("clean", "rollup", "gaps") if (one := getattr(made, name))}
+    tables |= {
+        f"{name}.table": section.table for name in ("clean", "rollup", "gaps") if (section := getattr(made, name))
+    }
     taken: dict[Path, str] = {}
     for name, folder in tables.items():
-        for other in (folder, *folder.parents, *(one for one in taken if folder in one.parents)):
-            if other in taken:
+        for near in (folder, *folder.parents, *(known for known in taken if folder in known.parents)):
+            if near in taken:
                 found.append(
-                    f"{name} = {str(folder)!r}: it is inside {taken[other]} or contains it; name another folder"
+                    f"{name} = {str(folder)!r}: it is inside {taken[near]} or contains it; name another folder"
                 )
                 break
         taken[folder] = name
@@ -174,7 +176,11 @@ def _contradictions(made: Settings) -> list[str]:
 
 def _record(kind: Any, given: Mapping[str, Any], path: str, problems: list[str]) -> Any:
     """A record from a table of TOML; None if something was wrong."""
-    known, hints, before = {one.name: one for one in fields(kind)}, get_type_hints(kind), len(problems)
+    known, hints, before = (
+        {attribute.name: attribute for attribute in fields(kind)},
+        get_type_hints(kind),
+        len(problems),
+    )
     values: dict[str, Any] = {}
     for key, value in given.items():
         if key in known:
@@ -183,19 +189,19 @@ def _record(kind: Any, given: Mapping[str, Any], path: str, problems: list[str])
         near = get_close_matches(key, known, 1, 0.5)
         hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
         problems.append(f"{path}{key}: unknown key; {hint}")
-    for name, one in known.items():
-        if name not in given and one.default is MISSING and one.default_factory is MISSING:
+    for name, attribute in known.items():
+        if name not in given and attribute.default is MISSING and attribute.default_factory is MISSING:
             problems.append(f"{path}{name}: missing")
     return kind(**values) if len(problems) == before else None
 
 
 def _value(kind: Any, value: Any, path: str, problems: list[str], limits: Mapping[str, Any]) -> Any:
     if get_origin(kind) in {Union, UnionType}:
-        kind = next(one for one in get_args(kind) if one is not type(None))
+        kind = next(choice for choice in get_args(kind) if choice is not type(None))
     if get_origin(kind) is tuple:
         if isinstance(value, list):
-            one = get_args(kind)[0]
-            return tuple(_value(one, each, f"{path}[{n}]", problems, {}) for n, each in enumerate(value, 1))
+            of_each = get_args(kind)[0]
+            return tuple(_value(of_each, each, f"{path}[{n}]", problems, {}) for n, each in enumerate(value, 1))
         problems.append(f"{path} = {value!r}: write [[{path}]]")
     elif hasattr(kind, "__dataclass_fields__"):
         if isinstance(value, dict):
@@ -206,8 +212,8 @@ def _value(kind: Any, value: Any, path: str, problems: list[str], limits: Mappin
             return value
         problems.append(f"{path} = {value!r}: it is {' or '.join(get_args(kind))}")
     elif kind == Mapping[str, str]:
-        if isinstance(value, dict) and not any(isinstance(one, dict | list) for one in value.values()):
-            return {name: str(one).lower() if isinstance(one, bool) else str(one) for name, one in value.items()}
+        if isinstance(value, dict) and not any(isinstance(part, dict | list) for part in value.values()):
+            return {name: str(part).lower() if isinstance(part, bool) else str(part) for name, part in value.items()}
         problems.append(f"{path}: a table of texts, numbers and booleans")
     else:
         return _plain(kind, value, path, problems, limits)

@@ -32,7 +32,9 @@ PARTITIONS = ("date", "zone")
 def file_schema(facts: StructType) -> Any:
     """The columns in a file: all except date and zone, which are in its path. What may be null is as in a read; a
     column that is added later may be."""
-    return pa.schema([one for one in arrow_schema(projection(facts.fieldNames())) if one.name not in PARTITIONS])
+    return pa.schema(
+        [column for column in arrow_schema(projection(facts.fieldNames())) if column.name not in PARTITIONS]
+    )
 
 
 @dataclass
@@ -79,7 +81,7 @@ class FileWriter(DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Runs in a process of the driver's host, after all tasks."""
-        lines = [line for one in messages if isinstance(one, Lines) for line in one.lines]
+        lines = [line for report in messages if isinstance(report, Lines) for line in report.lines]
         Path(self.manifest).write_text("\n".join(lines), "utf-8")
 
     def _take(self, batch: Any, done: Manifest, files: Files) -> None:
@@ -99,7 +101,7 @@ class FileWriter(DataSourceArrowWriter):
         if self.known:
             is_known = self.known.has(*(facts[name].to_pylist() for name in ("stream", "zone", "life", "sequence")))
             done.known += sum(is_known)
-            facts = facts.filter(pa.array([not one for one in is_known], pa.bool_()))
+            facts = facts.filter(pa.array([not known for known in is_known], pa.bool_()))
         done.declared += _declared(facts)
         for day, zone, part in _by_day_and_zone(facts):
             files.write(day, zone, part)
@@ -163,29 +165,29 @@ class Files:
 
     def write(self, day: date, zone: str, facts: Any) -> None:
         key = (day, zone)
-        one = self._open.pop(key, None) or self._opened(day, zone)
-        self._open[key] = one  # moved to the end of the order in which files are closed
-        one.writer.write_table(facts.select(self._schema.names).cast(self._schema))
-        one.rows += facts.num_rows
+        file = self._open.pop(key, None) or self._opened(day, zone)
+        self._open[key] = file  # moved to the end of the order in which files are closed
+        file.writer.write_table(facts.select(self._schema.names).cast(self._schema))
+        file.rows += facts.num_rows
         times_us = pc.cast(facts["ts"], pa.int64())
         for name, column in (("offset", facts["offset"]), ("sequence", facts["sequence"]), ("ts", times_us)):
             least, most = (bound.as_py() for bound in pc.min_max(column).values())
-            before = one.spans.get(name, (least, most))
-            one.spans[name] = (min(least, before[0]), max(most, before[1]))
+            before = file.spans.get(name, (least, most))
+            file.spans[name] = (min(least, before[0]), max(most, before[1]))
 
     def close(self) -> list[File]:
         """Close all files. They are then durable, and so are their names and the names of their folders."""
         while self._open:
             self._close(next(iter(self._open)))
-        written = [(self._root / one.path).parent for one in self._done]
-        for folder in {self._root, *written, *(one.parent for one in written)}:
+        written = [(self._root / file.path).parent for file in self._done]
+        for folder in {self._root, *written, *(path.parent for path in written)}:
             sync_folder(folder)
         return self._done
 
     def abandon(self) -> None:
         """Close what is open after an error; its files are in no manifest."""
-        for one in self._open.values():
-            one.writer.close()
+        for file in self._open.values():
+            file.writer.close()
         self._open.clear()
 
     def _opened(self, day: date, zone: str) -> _Open:
@@ -197,12 +199,12 @@ class Files:
 
     def _close(self, key: tuple[date, str]) -> None:
         day, zone = key
-        one = self._open.pop(key)
-        one.writer.close()
-        with one.path.open("rb") as written:
+        file = self._open.pop(key)
+        file.writer.close()
+        with file.path.open("rb") as written:
             os.fsync(written.fileno())
-        where, size = str(one.path.relative_to(self._root)), one.path.stat().st_size
-        spans = one.spans
+        where, size = str(file.path.relative_to(self._root)), file.path.stat().st_size
+        spans = file.spans
         self._done.append(
-            File(where, day.isoformat(), zone, one.rows, size, spans["offset"], spans["sequence"], spans["ts"])
+            File(where, day.isoformat(), zone, file.rows, size, spans["offset"], spans["sequence"], spans["ts"])
         )

@@ -116,11 +116,11 @@ class Lander:
         batch again, and the store may have begun another life since."""
         both = self._facts, self._incidents
         ends = [written.landed(f"{app}-{life}") for written in both]
-        for other in [known for known in self._lives if known != life]:
+        for earlier in [known for known in self._lives if known != life]:
             for at, written in enumerate(both):
-                if offset := written.landed(f"{app}-{other}"):
+                if offset := written.landed(f"{app}-{earlier}"):
                     with self._place.opened() as source:
-                        here = source.bounds(self._stream, StreamOffset(other, offset).position).resolved
+                        here = source.bounds(self._stream, StreamOffset(earlier, offset).position).resolved
                     ends[at] = max(ends[at], here or 0)
         return ends[0], ends[1]
 
@@ -152,12 +152,12 @@ class Lander:
             raise JobRefused(f"{span} gave {found.rows} facts, {found.known} known, {lost} missing", "report this")
         # A run that died at this point has landed the incidents of its batch, which may have ended elsewhere than this
         # one.
-        if fresh := [one for one in incidents if one.offset > incidents_end]:
+        if fresh := [incident for incident in incidents if incident.offset > incidents_end]:
             rest = OffsetRange(max(span.first, incidents_end + 1), span.last)
             self._incidents.commit(key, rest, [_written(self._incidents.root(key, rest), fresh)])
         self._facts.commit(key, span, found.files)
         if self._is_shared:
-            self._files_known |= {Path(one.path).name for one in found.files}
+            self._files_known |= {Path(file.path).name for file in found.files}
         self.totals.facts_landed += found.rows
         self.totals.facts_known += found.known
         self.totals.facts_missing += lost
@@ -230,7 +230,8 @@ def _written(root: Path, incidents: list[Incident]) -> File:
     """Write one file of incidents, durably."""
     names = INCIDENTS_SCHEMA.names
     rows: list[dict[str, Any]] = [
-        {name: one.time_us if name == "ts" else getattr(one, name) for name in names} for one in incidents
+        {name: incident.time_us if name == "ts" else getattr(incident, name) for name in names}
+        for incident in incidents
     ]
     path = root / f"part-{uuid.uuid4().hex}.parquet"
     with path.open("wb") as out:

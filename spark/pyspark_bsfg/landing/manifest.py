@@ -80,15 +80,15 @@ class Manifest:
     @property
     def rows(self) -> int:
         """Facts in the files."""
-        return sum(one.rows for one in self.files)
+        return sum(file.rows for file in self.files)
 
     def lines(self) -> list[str]:
         """The manifest as texts, which Spark collects."""
-        made: list[tuple[str, Any]] = [("file", asdict(one)) for one in self.files]
-        made += [("seen", list(one)) for one in self.seen]
-        made += [("declared", asdict(one)) for one in self.declared]
+        made: list[tuple[str, Any]] = [("file", asdict(file)) for file in self.files]
+        made += [("seen", list(span)) for span in self.seen]
+        made += [("declared", asdict(incident)) for incident in self.declared]
         made += [("known", self.known)] if self.known else []
-        return [json.dumps(one) for one in made]
+        return [json.dumps(line) for line in made]
 
     @classmethod
     def of(cls, lines: Iterable[str]) -> Manifest:
@@ -113,10 +113,10 @@ class Manifest:
 def missing(whole: OffsetRange, seen: Iterable[OffsetRange]) -> list[OffsetRange]:
     """The parts of a range that no task saw, in order."""
     found, at = [], whole.first
-    for one in sorted(seen):
-        if one.first > at:
-            found.append(OffsetRange(at, min(one.first - 1, whole.last)))
-        at = max(at, one.last + 1)
+    for span in sorted(seen):
+        if span.first > at:
+            found.append(OffsetRange(at, min(span.first - 1, whole.last)))
+        at = max(at, span.last + 1)
         if at > whole.last:
             return found
     return [*found, OffsetRange(at, whole.last)] if at <= whole.last else found

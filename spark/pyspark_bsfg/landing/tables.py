@@ -148,8 +148,8 @@ class _Delta:
             DeltaTable.create(str(folder), wanted, partition_by=self._partitions or None, name="bsfg facts")
         self._table = DeltaTable(str(folder))
         self._schema = self._table.schema()
-        if {one.name: str(one.type) for one in self._schema.fields} != {
-            one.name: str(one.type) for one in wanted.fields
+        if {field.name: str(field.type) for field in self._schema.fields} != {
+            field.name: str(field.type) for field in wanted.fields
         }:
             raise JobRefused(f"{folder} has other columns: {self._schema}", "name another folder")
         self._sync(self._table.version() - 1)  # a job that died may not have done this
@@ -167,7 +167,8 @@ class _Delta:
 
         now_ms = round(datetime.now(UTC).timestamp() * 1000)
         added: list[AddAction | RemoveAction] = [
-            AddAction(one.path, one.size_bytes, self._values(one), now_ms, True, self._statistics(one)) for one in files
+            AddAction(file.path, file.size_bytes, self._values(file), now_ms, True, self._statistics(file))
+            for file in files
         ]
         done, before = CommitProperties(app_transactions=[Transaction(key, span.last)]), self._table.version()
         try:
@@ -191,22 +192,22 @@ class _Delta:
         self._table.update_incremental()
         added = pa.table(self._table.get_add_actions(flatten=True)).to_pylist()
         parts: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-        for one in added:
-            if one["size_bytes"] < SMALL_BYTES:
-                parts.setdefault(tuple(str(one[f"partition.{name}"]) for name in self._partitions), []).append(one)
+        for file in added:
+            if file["size_bytes"] < SMALL_BYTES:
+                parts.setdefault(tuple(str(file[f"partition.{name}"]) for name in self._partitions), []).append(file)
         many = {key: files for key, files in parts.items() if len(files) >= max(files_min, 2)}
         if not many:
             return 0
-        old = [one for files in many.values() for one in files]
-        merged = merge(self._folder, [str(self._folder / one["path"]) for one in old])
+        old = [file for files in many.values() for file in files]
+        merged = merge(self._folder, [str(self._folder / file["path"]) for file in old])
         now_ms = round(datetime.now(UTC).timestamp() * 1000)
         actions: list[AddAction | RemoveAction] = [
-            AddAction(one.path, one.size_bytes, self._values(one), now_ms, False, self._statistics(one))
-            for one in merged
+            AddAction(file.path, file.size_bytes, self._values(file), now_ms, False, self._statistics(file))
+            for file in merged
         ]
         for key, files in many.items():
             values: dict[str, str | None] = dict(zip(self._partitions, key, strict=True))
-            actions += [RemoveAction(one["path"], False, now_ms, one["size_bytes"], values) for one in files]
+            actions += [RemoveAction(file["path"], False, now_ms, file["size_bytes"], values) for file in files]
         before = self._table.version()
         try:
             self._table.create_write_transaction(actions, "append", self._schema, self._partitions or None)
@@ -277,7 +278,7 @@ class _Folders:
 
     def commit(self, key: str, span: OffsetRange, files: Sequence[File]) -> None:
         aside = self._folder / _ASIDE / f"{key}.{span.first}"
-        listed = {aside / one.path for one in files}
+        listed = {aside / file.path for file in files}
         if self.landed(key) >= span.first or not all(path.exists() for path in listed):
             raise JobRefused(f"{self._folder}: another writer lands facts of {key}", "one land job for each checkpoint")
         strangers = [path for path in aside.rglob("*.parquet") if path not in listed]  # of a task that ran twice
@@ -318,7 +319,7 @@ class _Folders:
         runs: list[tuple[str, list[tuple[OffsetRange, Path]]]] = []
         for found, path in self._batches():
             span = OffsetRange(int(found["first"]), int(found["last"]))
-            if sum(one.stat().st_size for one in path.rglob("*.parquet")) >= SMALL_BYTES:
+            if sum(file.stat().st_size for file in path.rglob("*.parquet")) >= SMALL_BYTES:
                 runs.append((found["key"], []))
                 continue
             if not runs or runs[-1][0] != found["key"] or (runs[-1][1] and runs[-1][1][-1][0].last + 1 != span.first):
@@ -342,7 +343,9 @@ class _Folders:
         held: list[tuple[re.Match[str], Path]] = []
         enclosed: list[Path] = []
         names = [(found, path) for path in self._folder.iterdir() if (found := _BATCH.fullmatch(path.name))]
-        for found, path in sorted(names, key=lambda one: (one[0]["key"], int(one[0]["first"]), -int(one[0]["last"]))):
+        for found, path in sorted(
+            names, key=lambda pair: (pair[0]["key"], int(pair[0]["first"]), -int(pair[0]["last"]))
+        ):
             before = held[-1][0] if held else None
             if before and before["key"] == found["key"] and int(found["last"]) <= int(before["last"]):
                 enclosed.append(path)
@@ -357,7 +360,7 @@ def merge(root: Path, files: Sequence[str]) -> list[File]:
         return []
     parts: dict[tuple[date, str], list[str]] = {}
     for path in files:
-        on, of = (one.name.partition("=")[2] for one in (Path(path).parents[1], Path(path).parent))
+        on, of = (folder.name.partition("=")[2] for folder in (Path(path).parents[1], Path(path).parent))
         parts.setdefault((date.fromisoformat(on), of), []).append(path)
     made = Files(root, pq.read_schema(files[0]))
     try:
@@ -366,7 +369,7 @@ def merge(root: Path, files: Sequence[str]) -> list[File]:
             waiting: list[Any] = []
             for batch in ds.dataset(own, format="parquet").to_batches(batch_size=ROW_GROUP, batch_readahead=1):
                 waiting += [batch] if batch.num_rows else []
-                if sum(one.num_rows for one in waiting) >= ROW_GROUP:
+                if sum(batch.num_rows for batch in waiting) >= ROW_GROUP:
                     made.write(day, zone, pa.Table.from_batches(waiting))
                     waiting = []
             if waiting:

@@ -123,7 +123,7 @@ def check_either(given: Mapping[str, str]) -> None:
     without saying for which."""
     if {"location", "owner"} & {key.lower() for key in given}:  # of CREATE TABLE, whose options Spark does not pass on
         return
-    for key in sorted(one.lower() for one in given):
+    for key in sorted(key.lower() for key in given):
         if key not in NAMES | OURS:
             raise unknown(key, NAMES | OURS)
     problems = []

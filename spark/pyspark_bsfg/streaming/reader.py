@@ -184,7 +184,7 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         shares = parts(
             begin, until, usual_tasks(options.read), options.partitions_min, options.read.partition_facts_max
         )
-        found: list[InputPartition] = [StreamPart(self.place, until.life, *one) for one in shares]
+        found: list[InputPartition] = [StreamPart(self.place, until.life, *share) for share in shares]
         # Spark turns an empty list into one partition of its own kind; an empty range is clearer.
         return found or [StreamPart(self.place, until.life, 1, 0)]
 

@@ -90,11 +90,11 @@ def confirming(spark: SparkSession, options: Mapping[str, str]) -> Iterator[Sequ
         Receipts(place, asked.consumer, Path(asked.checkpoint), name)
         for place, name in zip(places(asked.read), names, strict=True)
     ]
-    for one in receipts:
-        spark.streams.addListener(one)
+    for receipt in receipts:
+        spark.streams.addListener(receipt)
     try:
         yield receipts
     finally:
-        for one in receipts:
-            spark.streams.removeListener(one)
-            one.confirm()
+        for receipt in receipts:
+            spark.streams.removeListener(receipt)
+            receipt.confirm()

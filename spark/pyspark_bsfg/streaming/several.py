@@ -66,7 +66,7 @@ class SeveralReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """That of each node."""
         found = {name: reader.reportLatestOffset() for name, reader in self.readers.items()}
-        return {name: one for name, one in found.items() if one is not None} or None
+        return {name: offset for name, offset in found.items() if offset is not None} or None
 
     @briefly
     def partitions(self, start: Offsets, end: Offsets) -> list[InputPartition]:

@@ -207,7 +207,7 @@ class MqttNodeSource:
             case "stream_not_exported":
                 answer = self._ask(ListStreams()).answer
                 assert isinstance(answer, StreamsAnswer), answer
-                names = ", ".join(one.name for one in answer.streams) or "nothing"
+                names = ", ".join(stream.name for stream in answer.streams) or "nothing"
                 return StreamUnknown(f"{what}; exported to {self._zone}: {names}", error.hint)
             case "life_unknown":
                 return FactsGone(what, "plan the read again: the store was put back to an older copy")

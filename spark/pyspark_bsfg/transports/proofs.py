@@ -30,11 +30,11 @@ class Signers:
 
     def add(self, certificates: Sequence[bytes]) -> None:
         """Take the certificates of a page (DER)."""
-        for one in certificates:
-            named = describe_signer(one)
+        for certificate in certificates:
+            named = describe_signer(certificate)
             if isinstance(named, Signer):
                 self._received.add((named.zone, named.key_id))
-                found = signer_of(one, self._trust, self._now_ms)
+                found = signer_of(certificate, self._trust, self._now_ms)
                 if isinstance(found, Signer):
                     before = self._trusted.get((found.zone, found.key_id), found)
                     self._trusted[found.zone, found.key_id] = before.joined(found)

@@ -76,19 +76,19 @@ class RangePages:
 
     def _page(self, answer: RangeAnswer, attachment: Sequence[bytes]) -> Page:
         asked = self._asked.offsets
-        batches = [self._parsed(entry, one) for entry, one in zip(answer.batches, attachment, strict=True)]
+        batches = [self._parsed(entry, sealed) for entry, sealed in zip(answer.batches, attachment, strict=True)]
         placed = [PlacedBatch(first, batch) for (first, _, _), batch in zip(answer.batches, batches, strict=True)]
         if self._signers is not None:
             self._signers.add(answer.signers)
             proven = self._signers.verified(batches)
-            placed = [one._replace(verified=how) for one, how in zip(placed, proven, strict=True)]
+            placed = [batch._replace(verified=how) for batch, how in zip(placed, proven, strict=True)]
         spans = [(max(first, asked.first), min(last, asked.last), why) for first, last, why in answer.holes]
         holes = [
             Hole(first, last, "expired" if why == "expired" else "damaged")
             for first, last, why in spans
             if first <= last
         ]
-        return Page([one for one in placed if one.first_offset <= asked.last], holes)
+        return Page([batch for batch in placed if batch.first_offset <= asked.last], holes)
 
     def _parsed(self, entry: tuple[int, int, int], sealed: bytes) -> Batch:
         first, last, _ = entry

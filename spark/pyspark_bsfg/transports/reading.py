@@ -81,7 +81,7 @@ def _summary(placed: PlacedBatch) -> BatchSummary:
 def _definitions(batches: Iterable[PlacedBatch]) -> Iterable[Named]:
     """The most definitions of each zone that batches name, which nearly always include its others."""
     found = dict[str, Definitions]()
-    for header in (one.batch.header for one in batches):
+    for header in (batch.batch.header for batch in batches):
         if header.definitions.count > found.get(header.origin.zone, Definitions()).count:
             found[header.origin.zone] = header.definitions
     return found.items()
@@ -113,13 +113,13 @@ class HoleLog:
         """Log the sum, if there were too many holes to log each. Raises FactsGone, whose text names all of them."""
         if self._holes > HOLES_LOGGED_MAX:
             log.warning("%s: %s are missing in this task", self._name, extent(self._spans, self._stream))
-        if refused := [one for one in self._spans if one.reason in self._refused]:
+        if refused := [hole for hole in self._spans if hole.reason in self._refused]:
             raise FactsGone(f"{self._name}: {extent(refused, self._stream)} are no longer in the store", self._hint)
 
 
 def extent(holes: Sequence[Hole], stream: str) -> str:
     """Some holes in words: how many facts, where, and why."""
-    facts = sum(one.last_offset - one.first_offset + 1 for one in holes)
-    spans = ", ".join(f"{one.first_offset} to {one.last_offset} {one.reason}" for one in holes[:SPANS_NAMED_MAX])
+    facts = sum(hole.last_offset - hole.first_offset + 1 for hole in holes)
+    spans = ", ".join(f"{hole.first_offset} to {hole.last_offset} {hole.reason}" for hole in holes[:SPANS_NAMED_MAX])
     more = f" and {len(holes) - SPANS_NAMED_MAX} more ranges" if len(holes) > SPANS_NAMED_MAX else ""
     return f"{facts} facts of {stream} ({spans}{more})"

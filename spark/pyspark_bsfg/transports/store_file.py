@@ -75,7 +75,7 @@ class StoreFileSource:
         return self.reader.zone
 
     def bounds(self, stream: str, read: Position | None = None) -> Bounds:
-        streams = {one.name: one for one in self.reader.streams()}
+        streams = {known.name: known for known in self.reader.streams()}
         if stream not in streams:
             names = ", ".join(sorted(streams)) or "none yet"
             raise StreamUnknown(f"{self.name} holds no stream {stream!r}", f"it holds: {names}")
@@ -142,13 +142,16 @@ class StoreFileSource:
             page = self.reader.read(asked.stream, after, PAGE_FACTS, PAGE_BYTES, until_offset=last)
             verified: list[Verified] = ["no"] * len(page.batches)
             if needs_proofs:
-                places = [(one.origin, one.batch.header.first_sequence) for one in page.batches]
+                places = [(batch.origin, batch.batch.header.first_sequence) for batch in page.batches]
                 verified = self.reader.verified(asked.stream, places)
             placed = [
-                PlacedBatch(one.first_offset, one.batch, how) for one, how in zip(page.batches, verified, strict=True)
+                PlacedBatch(batch.first_offset, batch.batch, how)
+                for batch, how in zip(page.batches, verified, strict=True)
             ]
             yield Page(placed, page.holes)
-            reached = max([after, *(one.last_offset for one in page.batches), *(one.last_offset for one in page.holes)])
+            reached = max(
+                [after, *(batch.last_offset for batch in page.batches), *(hole.last_offset for hole in page.holes)]
+            )
             if reached == after:  # the range was held when the read was planned: the file was replaced
                 raise StoreUnreadable(f"{self.name}: {asked.stream} ends at {after}, not at {last}", "read again")
             after = reached
@@ -175,13 +178,13 @@ class StoreFileSource:
         )
 
     def cursor(self, consumer: str) -> int | None:
-        return next((one.confirmed.frontier for one in self.reader.consumers() if one.name == consumer), None)
+        return next((known.confirmed.frontier for known in self.reader.consumers() if known.name == consumer), None)
 
     def register(self, consumer: str, stream: str, start: Start, claim: LeaseClaim) -> Registration:
         from pyspark_bsfg.transports.registration import first_fetch, registration_of
 
         found = registration_of(self._ask(first_fetch(consumer, stream, start, claim), consumer, claim))
-        holders = [one.lease.holder for one in self.reader.consumers() if one.name == consumer]
+        holders = [known.lease.holder for known in self.reader.consumers() if known.name == consumer]
         return found._replace(holder="".join(holders))
 
     def confirm(self, consumer: str, offset: int, life: str, claim: LeaseClaim) -> None:
