@@ -174,11 +174,11 @@ class DifferenceSearch:
         """Compare a span that both hold. If the last digests differ, find the first batch that differs."""
         first, last = span
         mine = known_end(ours, last) or (await self._our_ends(origin, [last])).get(last)
-        other = known_end(theirs, last) or (await self._peer.batch_ends(origin, (last, last), 1)).get(last)
-        if mine is None or other is None:
+        their_end = known_end(theirs, last) or (await self._peer.batch_ends(origin, (last, last), 1)).get(last)
+        if mine is None or their_end is None:
             return  # released on one side: it can neither be compared nor fetched
         self._found.compared_facts += last - first + 1
-        if mine == other:
+        if mine == their_end:
             return
         interval: Interval | Forked = Interval(first - 1, last)
         for _ in range(NARROWINGS_MAX):
