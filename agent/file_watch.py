@@ -91,7 +91,7 @@ async def watch_files(
                 if await hints.wait(min(left_s, patience_s)):
                     await _settle(hints, times)
         finally:
-            await asyncio.to_thread(hints.end)
+            await asyncio.to_thread(hints.stop_observer)
 
 
 async def _settle(hints: _Hints, times: WatchTimes) -> None:
@@ -156,9 +156,9 @@ class _Hints(FileSystemEventHandler):
             self._observer = observer
             is_over = self._is_over
         if is_over:
-            self.end()
+            self.stop_observer()
 
-    def end(self) -> None:
+    def stop_observer(self) -> None:
         """Stop the observer; no hints follow."""
         with self._lock:
             self._is_over = True

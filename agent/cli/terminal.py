@@ -158,7 +158,7 @@ class Progress:
             self._has_written = True
             redraw(text)
 
-    def end(self) -> None:
+    def remove_line(self) -> None:
         """Remove the line."""
         if self._has_written:
             redraw("")

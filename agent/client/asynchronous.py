@@ -249,7 +249,7 @@ class AsyncClient:
             while (request := fetch.request()) is not None:
                 reply = await self._ask(request, 0)
                 try:
-                    complete = fetch.take(reply.answer, reply.batches)  # type: ignore[arg-type]
+                    complete = fetch.take_answer(reply.answer, reply.batches)  # type: ignore[arg-type]
                 except DefinitionsUnavailable:
                     break
                 for found in complete:

@@ -107,9 +107,9 @@ class ConsumerRegistry:
         confirming.add_done_callback(partial(self._confirmed, consumer))
         return confirming
 
-    def hasten(self) -> None:
+    def commit_deferred(self) -> None:
         """Commit at once, because a caller now waits for a confirmation that was not awaited."""
-        self._writer.queue.hasten()
+        self._writer.queue.commit_deferred()
 
     def _confirmed(self, name: str, confirming: Future[int]) -> None:
         """Record in the writer's thread that a consumer is active, and whether it has confirmed everything up to the

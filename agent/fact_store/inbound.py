@@ -111,9 +111,9 @@ class Inbound:
 
         return self._writer.submit(f"compared with {peer}", run)
 
-    def note(self, kind: str, stream: str, peer: str, why: str) -> Future[None]:
+    def note_incident(self, kind: str, stream: str, peer: str, why: str) -> Future[None]:
         """Record an incident about a peer's stream."""
-        return self._writer.note(kind, f"{stream} from {peer}", why)
+        return self._writer.note_incident(kind, f"{stream} from {peer}", why)
 
 
 def _assert_whole(stream: str, batches: Sequence[Batch]) -> None:

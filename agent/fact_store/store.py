@@ -75,7 +75,7 @@ class FactStore:
         self.consumers = ConsumerRegistry(writer)
         self.reader = reader
         """What is stored and held, in any thread; closed with the store."""
-        self.statistics, self.on_commit, self.note = writer.statistics, writer.subscribe, writer.note
+        self.statistics, self.on_commit, self.note_incident = writer.statistics, writer.subscribe, writer.note_incident
         self.times_restored = 0
         """How often a peer has shown in this life that the store was put back."""
         self._writer = writer
@@ -367,7 +367,7 @@ class FactStore:
         once."""
         self.times_restored += 1
         with contextlib.suppress(StoreError):
-            self.note("restored", f"peer {peer}", why)
+            self.note_incident("restored", f"peer {peer}", why)
 
 
 def _save_last_seen(writer: Writer) -> None:

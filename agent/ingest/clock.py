@@ -114,7 +114,7 @@ class ClockBelief:
             return [*self._past]
         return [*self._past, (self._open.first_ns, boot_ns + self._offset_ns + JUMP_NS)]
 
-    def take(self, now: ClockReading) -> ClockChange | None:
+    def take_reading(self, now: ClockReading) -> ClockChange | None:
         """Take in a reading. Returns what to record."""
         jump_ns, before, last = now.offset_ns - self._offset_ns, self._open, self._last
         self._last = now

@@ -48,7 +48,7 @@ class Standby:
         """Whether recording has begun, even if the source does not record yet."""
         return self._begun.is_set()
 
-    def begin(self) -> None:
+    def begin_recording(self) -> None:
         """Recording begins."""
         self._begun.set()
 
@@ -62,9 +62,9 @@ class Standby:
                 await self._begun.wait()
         except TimeoutError:
             return
-        await self.end()
+        await self.end_standby()
 
-    async def end(self) -> None:
+    async def end_standby(self) -> None:
         """Recording has begun: the source records from now on."""
         if not self.is_over:
             await self._on_begin()

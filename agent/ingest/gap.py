@@ -86,7 +86,7 @@ class GapLog:
         known = self._open.get(key)
         self._open[key] = gap if known is None else known.merged(gap)
 
-    def take(self) -> list[Gap]:
+    def take_gaps(self) -> list[Gap]:
         """Remove and return all gaps."""
         gaps = list(self._open.values())
         self._open.clear()

@@ -92,7 +92,7 @@ class Failures:
         self.count = 0
         self._first_value_s: float | None = None
 
-    def begin(self) -> None:
+    def begin_life(self) -> None:
         """A life begins."""
         self._first_value_s = None
 
@@ -100,7 +100,7 @@ class Failures:
         """The life gave its first good value."""
         self._first_value_s = now_s
 
-    def end(self, alive_s: float) -> int:
+    def end_life(self, alive_s: float) -> int:
         """A life has ended with its last sign of life at `alive_s`. Returns the failures in a row, this one
         included."""
         delivered_s = 0.0 if self._first_value_s is None else alive_s - self._first_value_s

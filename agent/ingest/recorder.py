@@ -199,7 +199,7 @@ class Recorder:
         if not self._gaps or (time.monotonic() < self._gaps_due_s and not at_once):
             return
         self._gaps_due_s = time.monotonic() + GAP_INTERVAL_S
-        for gap in self._gaps.take():
+        for gap in self._gaps.take_gaps():
             message = gap_message(gap, self.zone, time.time_ns() // 1_000_000, self._gap_predicate)
             append = partial(self._store.append_message, self._operational_stream, message)
             flight = _Flight(append, 0, 1, [gap.last_time_ns], gap)
@@ -227,7 +227,7 @@ class Recorder:
             with suppress(*self._refusals):
                 self._complete.store(changed, self._store.set_completeness(self.source, changed))
 
-    async def end(self) -> None:
+    async def end_recording(self) -> None:
         """Wait until everything handed in is committed. Then store up to when the source is complete by what was noted
         last."""
         await self.drain()

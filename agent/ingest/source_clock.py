@@ -164,7 +164,7 @@ class SourceClock:
         """A lower bound of a reading from now on, unless it is set back."""
         return self._clock.least_ns(time.monotonic_ns())
 
-    def note(self, server_ns: int, least_ns: int | None) -> None:
+    def note_reading(self, server_ns: int, least_ns: int | None) -> None:
         """Take in a reading that arrived now."""
         self._clock.read(server_ns, time.monotonic_ns(), least_ns, time.time_ns())
 
@@ -181,5 +181,5 @@ class SourceClock:
         least_ns = self.least_ns()
         server_ns = await session.clock_ns()
         if server_ns is not None:
-            self.note(server_ns, least_ns)
+            self.note_reading(server_ns, least_ns)
         return self.now()

@@ -264,8 +264,8 @@ class SourceSupervisor:
                         _, *before = self._source.clock.spans(self._source.complete, self._source.clock.now())
                         self._declare_as_it_was(before)
                     if self._source.events is not None:
-                        await self._source.events.end()
-                await self._recorder.end()
+                        await self._source.events.end_recording()
+                await self._recorder.end_recording()
         except TimeoutError:
             extra = {"action": "source_not_drained", "source": self.settings.name}
             log.warning("the store took too long to accept the last samples", extra=extra)
@@ -281,7 +281,7 @@ class SourceSupervisor:
         recorded until now, known or not."""
         if not self._standby.has_begun:
             self._led_ns, self._has_stood_by = since_ns, has_stood_by
-            self._standby.begin()
+            self._standby.begin_recording()
             self._failures.forget()
             self._retry.set()
 
@@ -373,7 +373,7 @@ class SourceSupervisor:
         backoff = Backoff(self.settings.reconnect_delay_ms, self.settings.reconnect_delay_max_ms)
         while True:
             self._become(Event.START)
-            self._failures.begin()
+            self._failures.begin_life()
             error = await self._error_of(self._one_life())
             assert error is not None, "a life ends only by an exception"
             self._become(Event.DOWN)
@@ -381,7 +381,7 @@ class SourceSupervisor:
             outage = self._outage = self._outage or Outage()
             self._log_loss(outage, error)
             await self._error_of(self._finish_life(outage))
-            failures = self._failures.end(0.0 if self._source is None else self._source.alive_s)
+            failures = self._failures.end_life(0.0 if self._source is None else self._source.alive_s)
             wait_s = backoff.wait_ms(failures, random.random()) / 1000  # noqa: S311 jitter
             await self._pause(min(wait_s, BUSY_WAIT_S) if isinstance(_innermost(error), SourceBusy) else wait_s)
 
@@ -415,7 +415,7 @@ class SourceSupervisor:
         assert self._delivery is not None, "made with the source"
         self._delivery.expect_value(self._got_value)
         if self._standby.has_begun:
-            await self._standby.end()
+            await self._standby.end_standby()
         await self._source.run(self._came_up)
 
     async def _prepare(self) -> Source:

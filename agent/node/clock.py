@@ -86,7 +86,7 @@ class NodeClock:
         """Follow the clock. Samples are many: a believed clock that goes on is not asked about further for them."""
         if not is_complete and self._belief.is_settled(time.time_ns(), _boot_ns()):
             return
-        change = self._belief.take(self._read())
+        change = self._belief.take_reading(self._read())
         if change is not None:
             self._changes.append(change)
             doubt, offset_ns = change.doubt, change.offset_ns
@@ -124,7 +124,7 @@ class NodeClock:
             log.warning("clock_not_kept", extra={"file": str(self._file), "why": str(error)})
 
 
-class _Found(NamedTuple):
+class _ZoneChange(NamedTuple):
     changed_ns: int
     status: ClockChangeStatus
 
@@ -134,7 +134,7 @@ class ClockChanges:
 
     def __init__(self, reader: StoreReader) -> None:
         self._reader, self._end_offset = reader, 0
-        self._found: dict[str, _Found] = {}
+        self._found: dict[str, _ZoneChange] = {}
 
     def read(self, now_ns: int) -> tuple[ClockChangeStatus, ...]:
         """As of now. Reads what was recorded since the last call. Raises StoreError."""
@@ -170,7 +170,7 @@ class _Content(msgspec.Struct):
     offset_ms: int | None
 
 
-def _change_of(zone: str, body: bytes) -> _Found | None:
+def _change_of(zone: str, body: bytes) -> _ZoneChange | None:
     """A change as a fact says it; None for other content, because applications may append such facts too."""
     try:
         content = msgspec.json.decode(body, type=_Content)
@@ -191,7 +191,7 @@ def _change_of(zone: str, body: bytes) -> _Found | None:
     if not content.believed:
         text += "; not believed since then"
     was_believed = content.doubted_since is None and not content.believed
-    return _Found(before_ns if was_believed else after_ns, ClockChangeStatus(zone, text))
+    return _ZoneChange(before_ns if was_believed else after_ns, ClockChangeStatus(zone, text))
 
 
 def _boot_ns() -> int:

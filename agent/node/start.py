@@ -42,7 +42,7 @@ class Start:
         for what, why, subject in found:
             log.error("started_without", extra={"what": what, "subject": subject, "why": why})
             with contextlib.suppress(StoreBusy):
-                store.note("settings", subject, why)
+                store.note_incident("settings", subject, why)
 
 
 def read_start(file: ConfigFile) -> Start:

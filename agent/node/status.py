@@ -366,12 +366,12 @@ class StatusCollector:
             self._from_disk.own_ends = dict(_own_ends(self._store))
             space = self._store.space()
         except StoreError as error:
-            self._note("space", error)
+            self._note_unreadable("space", error)
             return None
-        self._note("space", None)
+        self._note_unreadable("space", None)
         return space
 
-    def _note(self, what: str, error: Exception | None) -> None:
+    def _note_unreadable(self, what: str, error: Exception | None) -> None:
         """Log once what cannot be read."""
         why = "" if error is None else str(error)
         if why and self._unreadable.get(what) != why:

@@ -146,7 +146,7 @@ class TrustFiles:
         """Report files that cannot be used. The node goes on: facts that must be signed wait at the peer."""
         kept = "no signer is trusted" if self._trust is None else "the previous signers stay trusted"
         log.warning("signers_not_read", extra={"reason": f"{error}. {error.hint}", "in_force": kept})
-        self._store.note("signing", str(self.files[-1]), f"{kept}: {error}. {error.hint}")
+        self._store.note_incident("signing", str(self.files[-1]), f"{kept}: {error}. {error.hint}")
 
     async def _check_files(self) -> float:
         with contextlib.suppress(StoreBusy):  # the next check does it

@@ -113,7 +113,7 @@ class Columns:
         elif header.kind is Kind.MESSAGES or not self._opens_samples:
             if self._group.samples:
                 yield from self.flush()
-            yield from self._take(run)
+            yield from self._take_run(run)
         else:
             yield from self._add_samples(batch, first_offset, start, stop, verified)
 
@@ -137,11 +137,11 @@ class Columns:
         if is_part or text > TEXT_BYTES_MAX or (self._group.count and not self._group.samples):
             yield from self.flush()
         if not is_part:
-            yield from self._take(run, samples, text)
+            yield from self._take_run(run, samples, text)
             return
         yield from self._built_group(Group([run], [samples], header.count, text), start, stop)
 
-    def _take(self, run: Run, samples: Unpacked | None = None, text: int = 0) -> Iterator[Any]:
+    def _take_run(self, run: Run, samples: Unpacked | None = None, text: int = 0) -> Iterator[Any]:
         group = self._group
         _extend(group.runs, run)
         if samples is not None:

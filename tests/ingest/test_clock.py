@@ -83,18 +83,18 @@ def test_a_doubt_about_a_start_ends() -> None:
         (60 * S + DOUBTED_NS_MAX, 0, False, None),
     ):
         found = belief(wall_ns=NOW + 5 * S, boot_ns=60 * S, memory=known)
-        assert found.take(ClockReading(NOW + 34 * S, 89 * S)) is None
+        assert found.take_reading(ClockReading(NOW + 34 * S, 89 * S)) is None
         wall_ns = NOW - 55 * S + boot_ns + moved_ns
-        change = found.take(ClockReading(wall_ns, boot_ns, is_synchronised))
+        change = found.take_reading(ClockReading(wall_ns, boot_ns, is_synchronised))
         assert change == ClockChange(NOW - 55 * S, wall_ns - moved_ns, wall_ns, offset_ns, None)
         assert found.spans(boot_ns) == [(NOW - 55 * S, wall_ns - moved_ns)]
         assert found.memory == ClockMemory(wall_ns, wall_ns - boot_ns, has_server=True)
     behind = belief(wall_ns=NOW - HOUR, boot_ns=60 * S, memory=known)
-    assert behind.take(ClockReading(NOW - 1, 60 * S + HOUR - 1)) is None
-    assert behind.take(ClockReading(NOW, 60 * S + HOUR)) is not None
+    assert behind.take_reading(ClockReading(NOW - 1, 60 * S + HOUR - 1)) is None
+    assert behind.take_reading(ClockReading(NOW, 60 * S + HOUR)) is not None
     assert behind.doubt is None
     never = belief(wall_ns=S, boot_ns=S)
-    assert never.take(ClockReading(2 * DOUBTED_NS_MAX, 2 * DOUBTED_NS_MAX, is_synchronised=True)) is None
+    assert never.take_reading(ClockReading(2 * DOUBTED_NS_MAX, 2 * DOUBTED_NS_MAX, is_synchronised=True)) is None
     assert never.doubt is Doubt.BEFORE_BUILD
 
 
@@ -102,16 +102,16 @@ def test_a_clock_that_is_set_while_the_node_runs_is_one_change() -> None:
     """Forwards it is believed; back it is behind, until a time server says that it is right: then the former clock was
     wrong, and this one is followed after the next start. A second of correction is no change."""
     found = belief()
-    assert found.take(ClockReading(NOW + 2 * S, RUN + S)) is None
+    assert found.take_reading(ClockReading(NOW + 2 * S, RUN + S)) is None
     assert found.is_settled(NOW + 2 * S, RUN + S)
     assert not found.is_settled(NOW + HOUR, RUN + S)
-    change = found.take(ClockReading(NOW + HOUR, RUN + S))
+    change = found.take_reading(ClockReading(NOW + HOUR, RUN + S))
     assert change == ClockChange(None, NOW + S, NOW + HOUR, HOUR - S, None)
-    assert found.take(ClockReading(NOW - HOUR, RUN + S)) == ClockChange(
+    assert found.take_reading(ClockReading(NOW - HOUR, RUN + S)) == ClockChange(
         None, NOW + HOUR, NOW - HOUR, -2 * HOUR, Doubt.BEHIND
     )
     assert found.spans(RUN + S) == [(NOW - HOUR, NOW - HOUR + 2 * S)]
-    change = found.take(ClockReading(NOW - HOUR + S, RUN + 2 * S, is_synchronised=True))
+    change = found.take_reading(ClockReading(NOW - HOUR + S, RUN + 2 * S, is_synchronised=True))
     assert change == ClockChange(NOW - HOUR, NOW - HOUR + S, NOW - HOUR + S, 0, None)
     assert belief(wall_ns=NOW - HOUR + 2 * S, boot_ns=RUN + 3 * S, memory=found.memory).doubt is None
 
@@ -119,14 +119,14 @@ def test_a_clock_that_is_set_while_the_node_runs_is_one_change() -> None:
 def test_samples_between_two_looks_at_the_clock_are_doubted() -> None:
     """They have been read since it was set."""
     found = belief()
-    found.take(ClockReading(9 * S, RUN + 3 * S))
+    found.take_reading(ClockReading(9 * S, RUN + 3 * S))
     assert found.spans(RUN + 3 * S) == [(6 * S, 11 * S)]
 
 
 def test_a_restart_before_the_time_arrives_keeps_what_was_believed() -> None:
     """The times that a doubted clock gave do not count as believed at the next start."""
     first = belief(wall_ns=NOW - HOUR, boot_ns=STARTING_NS_MAX, memory=KNOWN)
-    first.take(ClockReading(NOW - HOUR + S, STARTING_NS_MAX + S))
+    first.take_reading(ClockReading(NOW - HOUR + S, STARTING_NS_MAX + S))
     second = belief(wall_ns=NOW - HOUR + 2 * S, boot_ns=STARTING_NS_MAX + 2 * S, memory=first.memory)
     assert second.doubt is Doubt.BEHIND
     assert second.spans(0)[0][0] == NOW - HOUR - STARTING_NS_MAX, "the samples of the first process are among them"
@@ -166,7 +166,7 @@ def test_no_good_sample_has_a_time_that_is_not_believed(start_s: int, steps: lis
                 found = ClockBelief(found.memory, ClockReading(boot_ns + offset_ns, boot_ns), newest_ns)
                 is_looked_at = True
             case "deliver":
-                found.take(ClockReading(boot_ns + offset_ns, boot_ns))
+                found.take_reading(ClockReading(boot_ns + offset_ns, boot_ns))
                 is_looked_at = True
                 rows = SampleColumns.of([Sample(1, time_ns, 1) for time_ns in taken])
                 taken.clear()
@@ -176,7 +176,7 @@ def test_no_good_sample_has_a_time_that_is_not_believed(start_s: int, steps: lis
                         assert time_ns >= max(BUILT_NS, newest_ns - BEHIND_NS)
                         newest_ns = max(newest_ns, time_ns)
         if is_looked_at and boot_ns + offset_ns > max(high_ns, BUILT_NS + DOUBTED_NS_MAX):
-            found.take(ClockReading(boot_ns + offset_ns, boot_ns))
+            found.take_reading(ClockReading(boot_ns + offset_ns, boot_ns))
             assert found.doubt in (None, Doubt.UNCONFIRMED)
 
 

@@ -124,9 +124,9 @@ async def test_a_stop_right_after_the_clock_was_set_declares_the_time_as_it_was(
 
     async def run(source: ModbusSource, on_up: Callable[[], None]) -> None:
         on_up()
-        source.clock.note(3_600 * 10**9, None)
+        source.clock.note_reading(3_600 * 10**9, None)
         source.complete = source.clock.now()
-        source.clock.note(10**9, source.clock.least_ns())
+        source.clock.note_reading(10**9, source.clock.least_ns())
         is_set.set()
         await asyncio.Event().wait()
 

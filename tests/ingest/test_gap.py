@@ -22,10 +22,10 @@ def test_outages_are_not_merged_over_the_values_between_them() -> None:
     gaps = GapLog()
     for first, last in ((5, 6), (5, 9), (20, 22)):
         gaps.add(Gap("plc", SOURCE_LOST, first, last, 0, count_exact=False))
-    assert [(gap.first_time_ns, gap.last_time_ns) for gap in gaps.take()] == [(5, 9), (20, 22)]
+    assert [(gap.first_time_ns, gap.last_time_ns) for gap in gaps.take_gaps()] == [(5, 9), (20, 22)]
     for n in range(1, 1001):
         gaps.add(Gap("plc", SOURCE_LOST, n, n + 1, 0, count_exact=False))
-    found = gaps.take()
+    found = gaps.take_gaps()
     assert len(found) == OUTAGES_OPEN_MAX + 1
     assert max(gap.last_time_ns for gap in found) == 1001
 

@@ -51,19 +51,19 @@ def test_failures_are_forgotten_after_some_seconds_of_values() -> None:
     """A life that never gave a value, or gave values for a moment, is one more failure; one that gave them for longer
     is forgotten with all before it, and so is everything when a person asks for it."""
     failures = Failures()
-    assert failures.end(alive_s=1000.0) == 1  # connected for long, no value
-    failures.begin()
+    assert failures.end_life(alive_s=1000.0) == 1  # connected for long, no value
+    failures.begin_life()
     failures.note_value(1000.0)
-    assert failures.end(alive_s=1000.0 + FORGET_S / 2) == 2
-    failures.begin()
-    assert failures.end(alive_s=1000.0 + FORGET_S) == 3  # not connected: the sign of life is an old one
-    failures.begin()
+    assert failures.end_life(alive_s=1000.0 + FORGET_S / 2) == 2
+    failures.begin_life()
+    assert failures.end_life(alive_s=1000.0 + FORGET_S) == 3  # not connected: the sign of life is an old one
+    failures.begin_life()
     failures.note_value(2000.0)
-    assert failures.end(alive_s=2000.0 + FORGET_S) == 1
-    failures.begin()
-    assert failures.end(alive_s=2000.0 + FORGET_S) == 2
+    assert failures.end_life(alive_s=2000.0 + FORGET_S) == 1
+    failures.begin_life()
+    assert failures.end_life(alive_s=2000.0 + FORGET_S) == 2
     failures.forget()
-    assert failures.end(alive_s=2000.0 + FORGET_S) == 1
+    assert failures.end_life(alive_s=2000.0 + FORGET_S) == 1
 
 
 def test_an_outage_logs_each_reason_once() -> None:

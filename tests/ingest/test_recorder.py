@@ -335,5 +335,5 @@ async def test_a_source_is_complete_when_everything_before_is_committed(monkeypa
     store.refusing = False
     assert await noted(7, 8) == {"part 0": 7, "part 1": 8}
     await one.note_complete({"part 0": Stored(9)})
-    await one.end()
+    await one.end_recording()
     assert {part: known.complete_ns for (_, part), known in store.complete.items()} == {"part 0": 9}

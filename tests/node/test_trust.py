@@ -140,7 +140,7 @@ async def test_a_store_on_a_full_disk_gets_the_compromised_keys_later(tmp_path: 
         files = Files(tmp_path, store)
         async with files.watched():
             if not is_start:
-                await asyncio.wrap_future(store.note("test", "x", "everything before is recorded"))
+                await asyncio.wrap_future(store.note_incident("test", "x", "everything before is recorded"))
                 faults.arm("COMMIT", 1, full_error)
                 files.replace(files.compromised, listed)
             await wait_until_async(in_store, "the list in the store")
@@ -205,7 +205,7 @@ async def test_files_that_cannot_be_used_change_nothing(
             case "list gone":
                 files.compromised.unlink()
         await wait_until_async(lambda: logged(caplog, "signers_not_read"), "the reason")
-        await asyncio.wrap_future(files.store.note("test", "x", "everything before is recorded"))
+        await asyncio.wrap_future(files.store.note_incident("test", "x", "everything before is recorded"))
         assert files.trusts(PLANT)
         assert len(files.trust._trust.compromised_since_ms) == 1
         (line,) = logged(caplog, "signers_not_read")

@@ -38,9 +38,12 @@ def test_pages_follow_one_another_to_the_end_of_the_range() -> None:
     """Each request begins behind the page before; holes are cut to the range."""
     reading = pages(2, 5)
     assert reading.request().first_offset == 2
-    assert [one.first_offset for one in reading.take(*answer([(2, BATCHES[1]), (3, BATCHES[2])])).batches] == [2, 3]
+    assert [one.first_offset for one in reading.take_answer(*answer([(2, BATCHES[1]), (3, BATCHES[2])])).batches] == [
+        2,
+        3,
+    ]
     assert (reading.request().first_offset, reading.request().life) == (4, LIFE)
-    assert reading.take(*answer([], holes=[(4, 6, "expired")])).holes == [Hole(4, 5, "expired")]
+    assert reading.take_answer(*answer([], holes=[(4, 6, "expired")])).holes == [Hole(4, 5, "expired")]
     assert reading.is_done
 
 
@@ -62,7 +65,7 @@ def test_an_answer_that_cannot_be_right_is_refused(
     """Another stream or zone, a gap, facts before the range, a foreign batch, too early an end, and facts that are left
     out."""
     with pytest.raises(error, match=said):
-        pages(2, 5).take(*answer(batches, **fields))
+        pages(2, 5).take_answer(*answer(batches, **fields))
 
 
 def test_a_changed_byte_is_refused() -> None:
@@ -70,7 +73,7 @@ def test_a_changed_byte_is_refused() -> None:
     page, sealed = answer([(2, BATCHES[1])])
     sealed[0] = sealed[0][:-40] + bytes([sealed[0][-40] ^ 1]) + sealed[0][-39:]
     with pytest.raises(StoreUnreadable, match="batch at offset 2: digest"):
-        pages(2, 2).take(page, sealed)
+        pages(2, 2).take_answer(page, sealed)
 
 
 def test_a_record_proves_its_chain_and_nothing_else() -> None:
@@ -97,6 +100,6 @@ def test_whole_batches_are_requested_to_prove_them() -> None:
     page, sealed = answer(list(enumerate(batches, 1)), signers=[made.der])
     reading = pages(2, 3, signers_trusted)
     assert reading.request().whole_batches
-    taken = reading.take(page, sealed).batches
+    taken = reading.take_answer(page, sealed).batches
     assert [(one.first_offset, one.verified) for one in taken] == [(1, "yes"), (2, "yes"), (3, "yes")]
     assert reading.is_done

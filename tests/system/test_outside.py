@@ -122,7 +122,7 @@ def a_consumer_has_holes(given: Told) -> None:
 def a_store_has_an_incident(given: Told) -> None:
     """Of any kind."""
     with FactStore.open(given[0]["plant"], "plant", settings=AT_ONCE) as store:
-        done(store.note("settings", "node.toml", "a test says so"))
+        done(store.note_incident("settings", "node.toml", "a test says so"))
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ async def _look(target: Target, places: Sequence[RegisterRange], times: int, int
                 look.words.append(words)
                 look.refusals[:] = refusals
             progress("looks", number + 1)
-    progress.end()
+    progress.remove_line()
     if not any(look.words[-1] for look in looks):
         whys = {f"{look.place.table.value}: {refusal.why}" for look in looks for refusal in look.refusals}
         raise NothingRead(f"unit {target.settings.unit_id} gives none of these registers ({'; '.join(sorted(whys))})")

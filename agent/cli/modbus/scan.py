@@ -79,7 +79,7 @@ def _numbers(text: str) -> list[int]:
 def _units(target: Target, unit_ids: Sequence[int], *, as_json: bool) -> None:
     progress = Progress()
     found: list[FoundUnit] = asyncio.run(find_units(target.settings, unit_ids, progress))
-    progress.end()
+    progress.remove_line()
     if as_json:
         units = [{"unit_id": unit.unit_id, "how": unit.how, "is_answer": not unit.is_garbled} for unit in found]
         print_json({"asked": list(unit_ids), "units": units})
@@ -124,7 +124,7 @@ async def _scan(
                     raise
                 scan.why_cut = str(error)
                 break
-    progress.end()
+    progress.remove_line()
     return scans
 
 

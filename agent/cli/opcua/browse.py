@@ -108,7 +108,7 @@ async def _browse(
         await explorer.walk(walk, progress)
         wanted = [variable for variable in walk.variables() if is_wanted(variable, text, pattern)]
         found = await explorer.rows(wanted, connection.settings.name, prefix, walk.failures, progress)
-    progress.end()
+    progress.remove_line()
     return walk, [(variable, row) for variable, row in found if not is_excluded(variable, row.tag, exclude)]
 
 

@@ -55,7 +55,7 @@ async def test_all(settings: NodeSettings) -> list[ConnectionResult]:
 
     async with TaskGroup() as group:
         tasks = [group.create_task(run_test(part), name="try a connection") for part in tries]
-    progress.end()
+    progress.remove_line()
     return [task.result() for task in tasks]
 
 

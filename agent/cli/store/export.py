@@ -63,7 +63,7 @@ def export(
         try:
             done = write(scanner, bounds, target, form, force=force, progress=_progress(scanner, line))
         finally:
-            line.end()
+            line.remove_line()
         size = f" ({done.bytes / 1e6:,.1f} MB)" if target != STDOUT else ""
         click.echo(f"{done.facts:,} facts to {target}{size}", err=target == STDOUT)
         sys.exit(report_holes(scanner.counters))

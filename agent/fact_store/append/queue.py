@@ -195,7 +195,7 @@ class WriteQueue:
                 self._deferred_ns = call.queued_ns
             self._changed.notify()
 
-    def hasten(self) -> None:
+    def commit_deferred(self) -> None:
         """Commit deferred calls at once, because a caller now waits for one."""
         with self._changed:
             if self._deferred_ns is not None:
@@ -225,7 +225,7 @@ class WriteQueue:
                     is_last=self.refusing is not None,
                 ):
                     case Commit(streams):
-                        return self._take(streams)
+                        return self._take_group(streams)
                     case Wait(until_ns):
                         if alarm_ns <= now_ns:
                             return CommitGroup()
@@ -235,7 +235,7 @@ class WriteQueue:
     def take_all(self) -> CommitGroup:
         """Everything that is queued. Its room stays reserved until `release`."""
         with self._changed:
-            return self._take(tuple(self._waiting))
+            return self._take_group(tuple(self._waiting))
 
     def release(self, works: Iterable[Work]) -> None:
         """Release the room of work that is answered."""
@@ -244,7 +244,7 @@ class WriteQueue:
                 room, count, size = self._room(work)
                 room.release(count, size)
 
-    def _take(self, streams: tuple[str, ...]) -> CommitGroup:
+    def _take_group(self, streams: tuple[str, ...]) -> CommitGroup:
         """All work except samples, and the samples of these streams."""
         group, self._other, self._urgent_count, self._deferred_ns = self._other, CommitGroup(), 0, None
         for stream in streams:

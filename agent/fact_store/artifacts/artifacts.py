@@ -65,7 +65,7 @@ class Artifacts:
 
     def unavailable(self, peer: str, digest: str, why: str) -> None:
         """Record the incident that an artifact of a peer's fact cannot be fetched. Raises StoreUnavailable."""
-        self._writer.note("artifact_missing", digest, f"a fact from {peer} refers to it: {why}")
+        self._writer.note_incident("artifact_missing", digest, f"a fact from {peer} refers to it: {why}")
 
     def sweep(self) -> int:
         """Remove artifacts to which no held fact refers and that are older than `artifact_orphan_hours`, or

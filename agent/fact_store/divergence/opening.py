@@ -72,7 +72,7 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _StoreFiles:
     """What an opening finds beside the tables."""
 
     path: Path
@@ -169,7 +169,7 @@ def _open(
         is_cut = _has_commits_behind(path, header, frames)
         witness = read_witness(path) if is_unattended else None
         left = NO_LOG if header is None or frames is None else LogEnd(header.salts, frames)
-        found = _Found(
+        found = _StoreFiles(
             *(path, names, now_unix_ms, is_unattended, header is not None, is_cut, left, witness, quarantined)
         )
         _migrate(connection, path)
@@ -209,7 +209,7 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
         raise opening_error(path, error) from error
 
 
-def _load(connection: sqlite3.Connection, found: _Found, signer: RecordSigner | None) -> Opened:
+def _load(connection: sqlite3.Connection, found: _StoreFiles, signer: RecordSigner | None) -> Opened:
     """Load the catalog and record what was found, in one transaction."""
     path = found.path
     connection.execute(QUERIES["begin"])
@@ -264,7 +264,7 @@ def _roll_back(connection: sqlite3.Connection) -> None:
         connection.execute(QUERIES["rollback"])
 
 
-def _lost(found: _Found, openings: int, ends: Mapping[str, int], *, was_open: bool) -> _Lost:
+def _lost(found: _StoreFiles, openings: int, ends: Mapping[str, int], *, was_open: bool) -> _Lost:
     """What of the last life is missing, unless an opening since has recorded it. Raises StoreDamaged if the log proves
     it, unless the opening is unattended.
 
@@ -292,7 +292,7 @@ def _ends(catalog: Catalog) -> dict[str, int]:
     return {name: state.end_offset for name, state in catalog.streams.items()}
 
 
-def _record_losses(transaction: Transaction, found: _Found, lost: _Lost) -> None:
+def _record_losses(transaction: Transaction, found: _StoreFiles, lost: _Lost) -> None:
     """Say that the store has less than it acknowledged. What is missing comes back from peers by comparison."""
     catalog, name, missing = transaction.catalog, found.path.name, lost.streams
     ends = ", ".join(f"{stream} ends at {end}, {known} was acknowledged" for stream, (end, known) in missing.items())
@@ -315,7 +315,7 @@ def _record_losses(transaction: Transaction, found: _Found, lost: _Lost) -> None
         append_notice(transaction, None, "store_restored", about, catalog.life.hex())
 
 
-def _record_predecessor(transaction: Transaction, found: _Found) -> None:
+def _record_predecessor(transaction: Transaction, found: _StoreFiles) -> None:
     """Record in a new store the fate of its predecessor: quarantined, or missing except for its witness."""
     files = quarantined_files(found.path) if found.is_unattended else []
     reported = [quarantined for quarantined in files if quarantined.file == found.quarantined] or files[-1:]

@@ -129,7 +129,7 @@ class LiveWitness:
 
     def _log_end(self) -> LogEnd:
         try:
-            return NO_LOG if self._follower is None else self._follower.end()
+            return NO_LOG if self._follower is None else self._follower.read_end()
         except OSError:
             return NO_LOG
 

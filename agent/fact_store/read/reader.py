@@ -150,7 +150,7 @@ class StoreReader:
                 return Page([], 0)  # the stream is newer than this read transaction
             page = PageAssembly(stream, after_offset, facts_max, bytes_max, last, released[0])
             is_all = read_rows(connection, number, page)
-            end_offset = self._end(connection, number, page, end_offset, is_all=is_all)
+            end_offset = self._end_of(connection, number, page, end_offset, is_all=is_all)
             if is_all:
                 page.finish(end_offset)
             for hole in page.damaged():
@@ -210,7 +210,7 @@ class StoreReader:
             number, of = self._stream(connection, stream), self._number(connection, origin)
             return batch_ends_at(connection, number or 0, of or 0, sequences)
 
-    def _end(
+    def _end_of(
         self, connection: sqlite3.Connection, stream: int, page: PageAssembly, known: int | None, *, is_all: bool
     ) -> int:
         """The end of a stream: as known to the caller, otherwise from the last row. If the page has no batches, the end

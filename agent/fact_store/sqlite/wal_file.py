@@ -68,7 +68,7 @@ class LogFollower:
         """Know no end of this log from now on: a transaction has failed."""
         self._passed_over, _ = self._header()
 
-    def end(self) -> LogEnd:
+    def read_end(self) -> LogEnd:
         """The end of the log now; NO_LOG if it is empty, or its end is not known."""
         salts, frame_bytes = self._header()
         if salts == self._passed_over:

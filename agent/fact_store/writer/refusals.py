@@ -29,7 +29,7 @@ class Refusals:
         self.zones: dict[str, Refusal] = {}
         """Why facts of a zone are refused."""
 
-    def note(self, work: Work, outcome: Any, now_ns: int) -> None:
+    def note_outcome(self, work: Work, outcome: Any, now_ns: int) -> None:
         """Note the outcome of a piece of work."""
         zone = "" if isinstance(work, AppendSamples) else work.zone
         if isinstance(outcome, ShareFull):
@@ -47,18 +47,18 @@ class Refusals:
                         "appends_refused", extra={"stream": stream, "reason": outcome.why, "hint": outcome.hint}
                     )
             elif is_stored:
-                self._end(stream)
+                self._end_refusal(stream)
 
     def look(self, now_ns: int, is_full: Callable[[str], bool]) -> None:
         """End refusals of streams that have room again, and of zones that have not tried for a while."""
         for stream, refusal in [*self.streams.items()]:
             if now_ns - refusal.last_ns >= REFUSED_NS and not is_full(stream):
-                self._end(stream)
+                self._end_refusal(stream)
         for zone, refusal in [*self.zones.items()]:
             if now_ns - refusal.last_ns >= SHARE_REFUSED_NS:
                 self._end_share(zone)
 
-    def _end(self, stream: str) -> None:
+    def _end_refusal(self, stream: str) -> None:
         if (refusal := self.streams.pop(stream, None)) is not None:
             log.info("appends_stored_again", extra={"stream": stream, "refused": refusal.appends})
 

@@ -102,7 +102,7 @@ class Writer:
         self.queue.put_call(call)
         return call.future
 
-    def note(self, kind: str, subject: str, detail: str) -> Future[None]:
+    def note_incident(self, kind: str, subject: str, detail: str) -> Future[None]:
         """Record an incident; raises as `submit`."""
         return self.submit(kind, lambda transaction: transaction.add_incident(kind, subject, detail))
 
@@ -170,7 +170,7 @@ class Writer:
                         "its traceback is in the log; report it",
                     )
                 )
-            self._end(group)
+            self._end_group(group)
 
     def _run_timers(self) -> None:
         """Run timers: appends that have timed out, consumers that are lost or expired."""
@@ -215,7 +215,7 @@ class Writer:
         self.queue.release(work for work, _ in outcomes)
         for work, outcome in outcomes:
             self.meter.done(work, outcome, now_ns)
-            self._refusals.note(work, outcome, now_ns)
+            self._refusals.note_outcome(work, outcome, now_ns)
             if isinstance(outcome, StoreError):
                 work.future.set_exception(outcome)
             elif isinstance(work, AppendMessages):
@@ -228,7 +228,7 @@ class Writer:
         self.failure = why
         self.queue.refuse(why)
 
-    def _end(self, group: CommitGroup) -> None:
+    def _end_group(self, group: CommitGroup) -> None:
         """Fail what still waits, close the connection, set `ended`."""
         error = self.failure or StoreClosed(f"{self.committer.path}: the writer ended")
         self.acks.close(error.why)

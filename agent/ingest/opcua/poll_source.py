@@ -165,7 +165,7 @@ class OpcuaPollSource:
         except DecodeError:
             return asked
         if clock.read_ns:
-            self.clock.note(clock.read_ns, least_ns)
+            self.clock.note_reading(clock.read_ns, least_ns)
         return Moment(clock.shown_ns, self.clock.set_back_ns) if clock.shown_ns else asked
 
     async def _deliver(self, tags: Sequence[int], found: Sequence[Change]) -> None:

@@ -36,7 +36,7 @@ class Route(NamedTuple):
     never came."""
 
     decode: Callable[[Header, bytes], Awaitable[Any]]
-    take: Callable[[Header, Any], Awaitable[None]]
+    take_publication: Callable[[Header, Any], Awaitable[None]]
     missing: Callable[[Missing], Awaitable[None]]
 
 
@@ -61,7 +61,7 @@ class Publisher:
         self._begun = 0  # subscriptions begun so far
         self.has_too_large = False  # a notification was too large to arrive, since the caller cleared this
 
-    def begin(self, subscription_id: int, route: Route | None = None) -> None:
+    def begin_subscription(self, subscription_id: int, route: Route | None = None) -> None:
         """A subscription was created, or is kept: publish for it. Without a route it is one of values."""
         self.adopt(subscription_id, route)
         self._begun += 1
@@ -78,7 +78,7 @@ class Publisher:
         """A subscription belongs to this session. Nothing is published for it yet."""
         if route is not None:
             self._routes[subscription_id] = route
-        self._sequencer.begin(subscription_id)
+        self._sequencer.begin_subscription(subscription_id)
 
     def forget(self, subscription_id: int) -> None:
         """A subscription has ended. What still arrives from it is dropped."""
@@ -150,7 +150,7 @@ class Publisher:
             if isinstance(step, Missing):
                 await self._recover(step)
                 continue
-            await self._route(step.header.subscription_id).take(step.header, step.content)
+            await self._route(step.header.subscription_id).take_publication(step.header, step.content)
             self._sequencer.done(step)
 
     async def _recover(self, missing: Missing) -> None:

@@ -89,7 +89,7 @@ class Sequencer:
         self._ready: deque[Arrived] = deque()  # bounded by the number of requests that are open at once
         self._acks: list[tuple[int, int]] = []
 
-    def begin(self, subscription_id: int) -> None:
+    def begin_subscription(self, subscription_id: int) -> None:
         """A subscription belongs to this session from now on. One that is known continues with its next number."""
         self._forgotten.discard(subscription_id)
         self._orders.setdefault(subscription_id, _Order())

@@ -154,7 +154,7 @@ class OpcuaSource:
         numbers = {tag.definition.subject: number for number, tag in self._delivery.tags.items()}
         for part, state in stored.items():
             if part in numbers:
-                self._subscriptions.absences.begin([numbers[part]], Moment(state.complete_ns))
+                self._subscriptions.absences.begin_absence([numbers[part]], Moment(state.complete_ns))
         if self.events is not None:
             self.events.continue_from(stored, reason)
 
@@ -172,7 +172,7 @@ class OpcuaSource:
             async with open_session(replace(self._settings, url=self._servers.url), key=key) as session:
                 self._is_away, session.is_publishing = False, not self._delivery.is_standby
                 try:
-                    await self._begin(session)
+                    await self._begin_life(session)
                     await self._live(session, on_up)
                 except asyncio.CancelledError:  # a stop: the clock may have been set since it was read last
                     with suppress(SourceError, TimeoutError):
@@ -180,7 +180,7 @@ class OpcuaSource:
                             await self.clock.read(session)
                     raise
                 finally:
-                    self._end(session)
+                    self._end_life(session)
         except SourceLost:
             if key is not None and key.was_refused:  # and then the connection broke
                 self._step = next_step(Step.REACTIVATE, Outcome.REFUSED)
@@ -194,7 +194,7 @@ class OpcuaSource:
             group.create_permanent(self._build_and_maintain(session, on_up), name=f"{self._settings.name} tend")
             raise await session.lost
 
-    async def _begin(self, session: Session) -> None:
+    async def _begin_life(self, session: Session) -> None:
         """Find the step of this life, and take over the subscriptions or forget them."""
         started, kept = await session.server_start(), self._kept
         is_other = kept is None or started != kept.server_start
@@ -214,7 +214,7 @@ class OpcuaSource:
             self._step = next_step(self._step, Outcome.REFUSED)
         if self._step is Step.REBUILD:
             self._sequencer, self._has_missed = Sequencer(), True
-        decode, take = partial(self._decode, session), partial(self._take, session)
+        decode, take = partial(self._decode, session), partial(self._take_publication, session)
         values = Route(decode, take, self._note_missing)
         self._publisher = Publisher(
             session, self._settings.publish_requests, values, self._subscriptions.note_none_left, self._sequencer
@@ -237,7 +237,7 @@ class OpcuaSource:
             self.events.note_transfer(statuses[-1])
         return self._subscriptions.note_transfer(statuses[: len(ids)])
 
-    def _end(self, session: Session) -> None:
+    def _end_life(self, session: Session) -> None:
         """Note what the next life can begin with, and what becomes of this session."""
         # Another server is read from now on, or nothing of this session was recorded.
         if session.url != self._servers.url or self._delivery.is_standby:
@@ -274,7 +274,7 @@ class OpcuaSource:
             if self._delivery.is_standby:
                 await self._stand_by(session)
             if self.events is not None:
-                await self.events.begin(session, self._publisher, group, is_kept=self._step is not Step.REBUILD)
+                await self.events.begin_life(session, self._publisher, group, is_kept=self._step is not Step.REBUILD)
             if session.is_reactivated and self._kept is not None and self._kept.has_unknown:
                 await self._publisher.seek(SEEK_S)  # each shows itself by its first notification, and is deleted
             if self._step is not Step.REBUILD:
@@ -368,7 +368,7 @@ class OpcuaSource:
         """The values of a publication."""
         return await session.decode(body, self._subscriptions.elements)
 
-    async def _take(self, session: Session, header: Header, publication: Publication) -> None:
+    async def _take_publication(self, session: Session, header: Header, publication: Publication) -> None:
         """Called for each publication in order. It is acknowledged when this returns."""
         if publication.values_lost and time.monotonic() >= self._unreadable_due_s:
             self._unreadable_due_s = time.monotonic() + UNREADABLE_EVERY_S
@@ -419,7 +419,7 @@ class OpcuaSource:
         server_ns = change.source_time_ns or change.server_time_ns
         if not server_ns:
             return None
-        self.clock.note(read_ns(server_ns, publish_ns), subscription.clock_least_ns)
+        self.clock.note_reading(read_ns(server_ns, publish_ns), subscription.clock_least_ns)
         subscription.clock_least_ns = server_ns
         return self.clock.moment(server_ns, subscription.liveness.seen)
 
@@ -473,7 +473,7 @@ class OpcuaSource:
             self._declare_until(await self.clock.read(session))
 
     def _declare_until(self, now: Moment) -> None:
-        for gap in self._losses.take(now, self.clock.spans):
+        for gap in self._losses.take_gaps(now, self.clock.spans):
             self._delivery.add_gap(gap.reason, gap.first_time_ns, gap.last_time_ns, 0, gap.tags, exact=False)
 
     async def _deliver_due(self) -> None:
@@ -558,6 +558,6 @@ class OpcuaSource:
         that repeat a recorded loss."""
         absences = self._subscriptions.absences
         gone = {change for change in changes if change.quality & quality.CODE_BITS in _NO_VALUE_YET}
-        absences.end(back - {change.handle for change in gone}, self._losses, self.clock.now())
+        absences.end_absence(back - {change.handle for change in gone}, self._losses, self.clock.now())
         known = {change for change in gone if self._delivery.sampler.is_lost(change.handle, change.quality)}
         return Changes.of(change for change in changes if change not in known) if known else changes

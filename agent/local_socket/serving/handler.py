@@ -122,7 +122,7 @@ def _opened(settings: NodeSettings) -> Iterator[FactStore]:
             problems.append(f"the list of compromised keys stays as it was: {error}. {error.hint}")
         for problem in problems:
             log.error("signing_impaired", extra={"reason": problem})
-            store.note("signing", str(settings.signing.key_file), problem)
+            store.note_incident("signing", str(settings.signing.key_file), problem)
         yield store
 
 

@@ -63,7 +63,7 @@ class Store(Protocol):
     @property
     def next_life_number(self) -> int: ...
     def take_lead(self, term: int) -> Future[bytes]: ...
-    def note(self, kind: str, subject: str, detail: str) -> object: ...
+    def note_incident(self, kind: str, subject: str, detail: str) -> object: ...
 
 
 class Sources(Protocol):
@@ -181,14 +181,14 @@ class PairRunner:
             decision = self._leadership.step(now_ns, fitness, ports.store.next_life_number, unix_ms)
             match decision:
                 case Begin():
-                    if not await self._begin(decision) and was_recording:
+                    if not await self._begin_lead(decision) and was_recording:
                         await ports.sources.end_recording()
                 case Stop(why):
                     self._note_ended(why)
                     await ports.sources.end_recording()
         self._note_role()
 
-    async def _begin(self, decision: Begin) -> bool:
+    async def _begin_lead(self, decision: Begin) -> bool:
         """Whether the lead has begun."""
         ports, since_ns = self._ports, decision.since_ns
         try:
@@ -214,7 +214,7 @@ class PairRunner:
     def _note_lead(self, subject: str, why: str) -> None:
         """An incident; a store that takes none now is no reason to end."""
         with contextlib.suppress(*self._ports.store_errors):
-            self._ports.store.note("lead", subject, why)
+            self._ports.store.note_incident("lead", subject, why)
 
     def _note_role(self) -> None:
         shown = self._leadership.role, self._leadership.leader(time.monotonic_ns())

@@ -113,7 +113,7 @@ def _check_link(session: Session, node: str, link: PeerLink) -> Iterator[Diagnos
     if isinstance(refused, PeerAbsent):
         yield note(f"no node of {link.serving} is connected, so no request was tried")
     elif refused is None:
-        if session.take(responses, correlation, WAIT_S):
+        if session.take_message(responses, correlation, WAIT_S):
             yield good(f"{link.serving} answered a request")
         else:
             what = f"a node of {link.serving} is connected but did not answer within {WAIT_S:g} s"
@@ -124,7 +124,7 @@ def _check_link(session: Session, node: str, link: PeerLink) -> Iterator[Diagnos
     # the request to us before its acknowledgement, because both arrive over this connection in order.
     session.subscribe(request)
     session.publish(request, payload, responses, correlation)
-    if session.take(request, correlation, 0):
+    if session.take_message(request, correlation, 0):
         yield bad(f"{node} may read requests made to {link.serving}", ADD_LINK)
     else:
         yield good(f"{node} may not read requests made to {link.serving}")

@@ -146,7 +146,7 @@ def _ask(session: Session, own_node: str, peer: Peer) -> Iterator[Diagnostic]:
         yield bad(f"may not send requests to {peer.node}: {reason_text(refused)}", hint, step="rights")
         return
     yield good(f"may send requests to {peer.node}, which is connected", step="rights")
-    arrived = session.take(responses, correlation, WAIT_S)
+    arrived = session.take_message(responses, correlation, WAIT_S)
     if arrived is None:
         yield judge_timeout(peer.node, own_node, WAIT_S)
         return
@@ -170,7 +170,7 @@ def _round_trip(session: Session, node: str, request: str, responses: str) -> Ro
     payload = encode_request(ListStreams())
     sent_s, sent_unix_ms = time.monotonic(), time.time() * 1000
     session.publish(request, payload, responses, correlation)
-    arrived = session.take(responses, correlation, WAIT_S)
+    arrived = session.take_message(responses, correlation, WAIT_S)
     if arrived is None:
         return None
     took_ms = 1000 * (arrived.at_s - sent_s)

@@ -197,9 +197,9 @@ class Session:
         topics too. Raises ConnectionLost."""
         return not self._runner.run(self._open().subscribe([topic]))
 
-    def take(self, topic: str, correlation: bytes, wait_s: float) -> Received | None:
+    def take_message(self, topic: str, correlation: bytes, wait_s: float) -> Received | None:
         """The message with this topic and correlation, if it arrives within `wait_s` seconds."""
-        return self._runner.run(self._take(topic, correlation, wait_s))
+        return self._runner.run(self._take_message(topic, correlation, wait_s))
 
     def close(self) -> None:
         if self._connection is not None:
@@ -218,7 +218,7 @@ class Session:
         except TimeoutError:
             raise TransportError(topic, "no acknowledgement") from None
 
-    async def _take(self, topic: str, correlation: bytes, wait_s: float) -> Received | None:
+    async def _take_message(self, topic: str, correlation: bytes, wait_s: float) -> Received | None:
         with contextlib.suppress(TimeoutError):
             async with timeout(wait_s):
                 while (found := self._find(topic, correlation)) is None:

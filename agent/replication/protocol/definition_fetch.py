@@ -44,7 +44,7 @@ class _Chain:
         held = [definitions.digest[:HELD_BYTES].hex() for definitions in known[:HELD_NAMED_MAX]]
         return WantedDefinitions(zone=self.zone, digest=self.wanted.digest.hex(), held=held)
 
-    def take(self, run: DefinitionRun, bodies: Sequence[bytes]) -> None:
+    def take_run(self, run: DefinitionRun, bodies: Sequence[bytes]) -> None:
         """Add what has come."""
         if not self.bodies:
             self.after = self.running = self._named(run.after)
@@ -83,7 +83,7 @@ class DefinitionFetch:
         wanted = [chain.request() for chain in list(self._chains.values())[:CHAINS_MAX]]
         return GetDefinitions(wanted=wanted, bytes_max=bytes_max) if wanted else None
 
-    def take(self, answer: Answer, attachment: Sequence[bytes]) -> list[DefinitionChain]:
+    def take_answer(self, answer: Answer, attachment: Sequence[bytes]) -> list[DefinitionChain]:
         """The chains that an answer completes. Raises DefinitionsUnavailable."""
         if not isinstance(answer, DefinitionsAnswer):
             raise DefinitionsUnavailable("an answer to another operation than GetDefinitions")
@@ -95,7 +95,7 @@ class DefinitionFetch:
             chain = self._chains.get((run.zone, run.digest))
             if chain is None:
                 raise DefinitionsUnavailable(f"definitions of {run.zone} came that were not requested")
-            chain.take(run, [next(bodies) for _ in run.lengths])
+            chain.take_run(run, [next(bodies) for _ in run.lengths])
             if chain.running == chain.wanted:
                 complete.append(DefinitionChain(chain.zone, chain.wanted, chain.after, chain.bodies))
                 del self._chains[run.zone, run.digest]

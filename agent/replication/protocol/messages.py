@@ -307,7 +307,7 @@ class PageAnswer(AnswerBody, frozen=True):
     more: bool = False
     signers: Annotated[list[Certificate], msgspec.Meta(max_length=CERTIFICATES_MAX)] = []
 
-    def end(self) -> int:
+    def upper_bound(self) -> int:
         """Upper bound of all positions in the page."""
         raise NotImplementedError
 
@@ -338,8 +338,8 @@ class PageAnswer(AnswerBody, frozen=True):
             if not reached + 1 == first <= last:
                 raise MalformedMessage(f"page not contiguous at offset {reached}", operation=operation)
             reached = last
-        if runs and reached > self.end():
-            raise MalformedMessage(f"page to {reached}, beyond its end {self.end()}", operation=operation)
+        if runs and reached > self.upper_bound():
+            raise MalformedMessage(f"page to {reached}, beyond its end {self.upper_bound()}", operation=operation)
         return runs
 
 
@@ -348,7 +348,7 @@ class OffsetsAnswer(PageAnswer, frozen=True, kw_only=True):
 
     end_offset: ClaimedOffset
 
-    def end(self) -> int:
+    def upper_bound(self) -> int:
         return self.end_offset
 
 
@@ -392,7 +392,7 @@ class SequencesAnswer(PageAnswer, frozen=True, kw_only=True, tag="FetchSequences
 
     origin: OriginName
 
-    def end(self) -> int:
+    def upper_bound(self) -> int:
         return CLAIM_MAX
 
 

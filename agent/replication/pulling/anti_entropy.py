@@ -187,7 +187,9 @@ class AntiEntropy:
         search = DifferenceSearch(peer, self._store, zones, found, self._tools.store_errors, is_begun_late=late)
         await search.run()
         for origin, why in found.forks[:REFUSED_MAX]:  # each incident is a commit; of each life there is one
-            await asyncio.wrap_future(inbound.note("fork", f"{stream} of {origin}", self._settings.peer_node, why))
+            await asyncio.wrap_future(
+                inbound.note_incident("fork", f"{stream} of {origin}", self._settings.peer_node, why)
+            )
         if not task.is_repaired:
             found.missing_artifacts = sum([len(some) async for some in self._tools.artifacts.absent(stream)])
             return found

@@ -55,7 +55,7 @@ class DefinitionPull:
                 if error.retryable:
                     raise TransportError(error.node, error.message, error.hint) from error
                 raise
-            if complete := fetch.take(reply.answer, reply.batches):
+            if complete := fetch.take_answer(reply.answer, reply.batches):
                 await take(complete)
 
     async def _store(self, chains: list[DefinitionChain]) -> None:

@@ -129,7 +129,7 @@ class PullRunner:
             self.spans.carried_out(effect)
             match effect:
                 case Note():
-                    self._note(effect)
+                    self._record_note(effect)
                 case Check(PageContent() as content):
                     content.judged = self._begin_check(content)
         return [effect for effect in effects if isinstance(effect, Fetch | Append)]
@@ -177,13 +177,13 @@ class PullRunner:
         # Certificates count too: a page of few facts may contain hundreds to parse.
         return self._start_check(check, sum(map(len, [*content.sealed, *content.signers])))
 
-    def _note(self, note: Note) -> None:
+    def _record_note(self, note: Note) -> None:
         level = logging.INFO if note.kind in _INFORMATIVE else logging.WARNING
         _log.log(level, note.kind.value, extra={**self._about(), "reason": note.reason})
         if note.kind in _FOR_OPERATOR:
             with contextlib.suppress(*self._expected):  # the store is full: log and status still report it
                 settings = self.settings
-                self._store.inbound.note("pull_stands", settings.stream, settings.peer_node, note.reason)
+                self._store.inbound.note_incident("pull_stands", settings.stream, settings.peer_node, note.reason)
 
     def _about(self) -> dict[str, object]:
         return {"peer": self.settings.peer_node, "stream": self.settings.stream}

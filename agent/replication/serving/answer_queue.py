@@ -85,9 +85,9 @@ class AnswerQueue:
             self._call_later(SEND_AGAIN_S, self._send)
 
     def _send(self) -> None:
-        while not self._is_connection_full() and (answer := self._waiting.take()) is not None:
+        while not self._is_connection_full() and (answer := self._waiting.take_work()) is not None:
             node, _, payload, _ = answer
-            self._waiting.end(node)
+            self._waiting.end_work(node)
             self._bytes[node] -= len(payload)
             self._publish(answer)
         if not self._waiting.is_empty():

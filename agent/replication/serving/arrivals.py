@@ -51,7 +51,7 @@ class Arrivals:
 
     def begun(self, node: str) -> None:
         """A request of a node runs: the next may begin."""
-        self._queue.end(node)
+        self._queue.end_work(node)
         if not self._queue.is_empty():
             self._dispatcher.begin_due()
 

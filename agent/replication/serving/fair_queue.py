@@ -39,7 +39,7 @@ class FairQueue(Generic[T]):
             queue = self._queues[node] = deque()  # tidy: bounded by the open requests of a node
         queue.append(work)
 
-    def take(self, now_ms: int = 0) -> T | None:
+    def take_work(self, now_ms: int = 0) -> T | None:
         """The next piece of work to begin; None if none may begin now."""
         if not self._queues or self._under_way.total() >= self._places:
             return None
@@ -65,7 +65,7 @@ class FairQueue(Generic[T]):
         due = [at_ms for node in self._queues if (at_ms := self._ready_ms(node, now_ms)) is not None]
         return min((at_ms for at_ms in due if at_ms > now_ms), default=None)
 
-    def end(self, node: str) -> None:
+    def end_work(self, node: str) -> None:
         """Work of a node that was taken has ended."""
         self._under_way[node] -= 1
         assert self._under_way[node] >= 0
@@ -78,7 +78,7 @@ class FairQueue(Generic[T]):
         """End a piece of work, or withdraw it if it was not taken yet; whether it was taken."""
         queue = self._queues.get(node)
         if queue is None or work not in queue:
-            self.end(node)
+            self.end_work(node)
             return True
         queue.remove(work)
         if not queue:
@@ -111,6 +111,6 @@ class Dispatcher(Generic[T]):
         """Begin all work that has its turn."""
         # One time for turns and alarm: a node that becomes ready in between would otherwise get no alarm.
         now_ms = self._now_ms()
-        while (work := self._queue.take(now_ms)) is not None:
+        while (work := self._queue.take_work(now_ms)) is not None:
             self._begin(work)
         self._alarm.set(self._queue.due_ms(now_ms), now_ms)

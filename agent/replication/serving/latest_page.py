@@ -67,7 +67,7 @@ class LatestQuery(NamedTuple):
         return (not self.subjects or tag[1] in self.subjects) and tag[1].startswith(self.prefix)
 
 
-class Search(NamedTuple):
+class CachedSearch(NamedTuple):
     """The result of a search, the end of the stream at that time, and the time."""
 
     found: LatestValues
@@ -80,14 +80,14 @@ class SearchCache:
     which would have to search again for each page."""
 
     def __init__(self) -> None:
-        self._searches: dict[str, dict[LatestQuery, Search]] = {}
+        self._searches: dict[str, dict[LatestQuery, CachedSearch]] = {}
 
-    def get(self, zone: str, query: LatestQuery, now_ms: int) -> Search | None:
+    def get(self, zone: str, query: LatestQuery, now_ms: int) -> CachedSearch | None:
         """The search for this query of the zone, if it is still kept."""
         self.forget(now_ms)
         return self._searches.get(zone, {}).get(query)
 
-    def put(self, zone: str, query: LatestQuery, searched: Search) -> None:
+    def put(self, zone: str, query: LatestQuery, searched: CachedSearch) -> None:
         """Keep a search; beyond the limit it replaces the zone's oldest."""
         kept = self._searches.setdefault(zone, {})
         kept.pop(query, None)

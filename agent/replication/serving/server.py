@@ -108,7 +108,7 @@ class Server:
         )
         self._context.answers.on_lost = self._not_sent
         self._arrivals = Arrivals(
-            *(len(exported), self._context.pacer, self._context.now_ms, self._context.call_later, self._begin)
+            *(len(exported), self._context.pacer, self._context.now_ms, self._context.call_later, self._begin_work)
         )
         self._consumers = Consumers(self._context)
         self._handlers = handlers(self._context, self._consumers, look_up, claim_lead)
@@ -153,7 +153,7 @@ class Server:
         else:
             self._arrivals.add(Arrival(caller, incoming))
 
-    def _begin(self, arrival: Arrival) -> None:
+    def _begin_work(self, arrival: Arrival) -> None:
         if self._group is not None:  # else the server is being stopped
             self._group.create_task(self._handle(*arrival), name=f"serve {arrival.caller.node}")
 

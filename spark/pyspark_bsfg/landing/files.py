@@ -73,7 +73,7 @@ class FileWriter(DataSourceArrowWriter):
         done, files = Manifest(), Files(Path(self.root), file_schema(self.schema))
         try:
             for batch in iterator:
-                self._take(batch, done, files)
+                self._take_batch(batch, done, files)
             done.files = files.close()
         finally:
             files.abandon()
@@ -84,7 +84,7 @@ class FileWriter(DataSourceArrowWriter):
         lines = [line for report in messages if isinstance(report, Lines) for line in report.lines]
         Path(self.manifest).write_text("\n".join(lines), "utf-8")
 
-    def _take(self, batch: Any, done: Manifest, files: Files) -> None:
+    def _take_batch(self, batch: Any, done: Manifest, files: Files) -> None:
         facts = pa.table(batch)
         offsets = facts["offset"]
         if facts.num_rows and pc.min(offsets).as_py() <= self.after:

@@ -52,7 +52,7 @@ class SeveralReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if isinstance(limit, ReadMaxRows):
             limit = ReadMaxRows(max(limit.max_rows // len(self.readers), 1))
         while True:
-            end = dict(sorted((start | {name: self._end(name, start, limit) for name in self.readers}).items()))
+            end = dict(sorted((start | {name: self._end_of_node(name, start, limit) for name in self.readers}).items()))
             end = {name: offset for name, offset in end.items() if offset is not None}
             if end != start or self._ends or time.monotonic() >= deadline:
                 return end
@@ -87,7 +87,7 @@ class SeveralReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for name in self.readers.keys() & end.keys():
             self.readers[name].commit(end[name])
 
-    def _end(self, name: str, start: Offsets, limit: ReadLimit) -> dict[str, Any] | None:
+    def _end_of_node(self, name: str, start: Offsets, limit: ReadLimit) -> dict[str, Any] | None:
         """The end of the next batch for one node; None for a new one that was not reached."""
         reader, now_s = self.readers[name], time.monotonic()
         if now_s < self._asked_again_s[name]:

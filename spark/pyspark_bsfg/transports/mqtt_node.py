@@ -145,7 +145,7 @@ class MqttNodeSource:
         fetched = None if pages.is_done else self._conversation.ask(pages.request())
         while fetched is not None:
             reply = self._answer_of(fetched)
-            page = pages.take(reply.answer, reply.batches)
+            page = pages.take_answer(reply.answer, reply.batches)
             fetched = None if pages.is_done else self._conversation.ask(pages.request())  # while this one is decoded
             yield page
 
@@ -162,7 +162,7 @@ class MqttNodeSource:
         while (request := fetch.request()) is not None:
             reply = self._ask(request)
             try:
-                complete = fetch.take(reply.answer, reply.batches)
+                complete = fetch.take_answer(reply.answer, reply.batches)
             except DefinitionsUnavailable as error:
                 raise StoreUnreadable(f"{self.name}: {error}", "run bsfg store verify on the node") from error
             for chain in complete:

@@ -53,7 +53,7 @@ class RangePages:
             signers_known=None if self._signers is None else self._signers.known()[:SIGNERS_KNOWN_MAX],
         )
 
-    def take(self, answer: Answer, attachment: Sequence[bytes]) -> Page:
+    def take_answer(self, answer: Answer, attachment: Sequence[bytes]) -> Page:
         """The page of an answer. Raises SparkError."""
         asked = self._asked
         if not isinstance(answer, RangeAnswer) or (answer.store_zone, answer.stream) != (self._zone, asked.stream):

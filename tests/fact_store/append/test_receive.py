@@ -538,11 +538,11 @@ def test_a_chain_has_no_more_definitions_than_a_new_receiver_takes(
 def test_incidents_of_a_kind_have_a_limit(store: FactStore) -> None:
     """A peer decides the content of some incidents. So of each kind the first and the newest are kept, and the others
     counted. No kind displaces another."""
-    store.note("clock", "at opening", "why").result()
-    notes = [store.note("declined", f"range {number}", "why") for number in range(3 * INCIDENTS_OF_KIND_MAX)]
+    store.note_incident("clock", "at opening", "why").result()
+    notes = [store.note_incident("declined", f"range {number}", "why") for number in range(3 * INCIDENTS_OF_KIND_MAX)]
     for one in notes:
         one.result()
-    store.note("declined", "range 0", "again").result()
+    store.note_incident("declined", "range 0", "again").result()
     kept = store.reader.incidents(10 * INCIDENTS_OF_KIND_MAX)
     declined = {one.subject: one for one in kept if one.kind == "declined"}
     assert len(declined) <= INCIDENTS_OF_KIND_MAX + 1

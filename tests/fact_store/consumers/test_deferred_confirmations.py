@@ -35,7 +35,7 @@ def plant(folder: Path, settings: StoreSettings = NEVER) -> Iterator[FactStore]:
         if not store.end_offset(TELEMETRY):
             appending = store.appends.append_samples(TELEMETRY, samples(FACTS))
             done(store.consumers.register(NAME, "idmz", TELEMETRY))
-            store.consumers.hasten()  # nothing is deferred: it hastens nothing
+            store.consumers.commit_deferred()  # nothing is deferred: it commits nothing
             done(store.appends.append_samples(TELEMETRY, samples(settings.batch_facts_target, FACTS + 1)))
             done(appending)
         yield store
@@ -81,13 +81,13 @@ def test_it_has_a_commit_where_none_comes(tmp_path: Path) -> None:
         assert time.monotonic_ns() - began_ns >= CommitPace(5_000_000, 20).deferred_ns
 
 
-def test_a_call_that_waits_hastens_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_waits_has_it_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A caller that begins to wait causes the commit."""
     monkeypatch.setattr(housekeeping, "LOOK_EVERY_NS", 60_000_000_000)  # so that no timer wakes the writer
     with plant(tmp_path, SMALL) as store:
         riding = ride(store, 10)
         writer_sleeps(store)
-        store.consumers.hasten()
+        store.consumers.commit_deferred()
         assert done(riding) == 10
 
 
@@ -99,7 +99,7 @@ def test_an_awaited_one_does_not_wait(tmp_path: Path) -> None:
         assert riding.done()
 
 
-def test_an_append_that_waits_for_consumers_hastens_them(tmp_path: Path) -> None:
+def test_an_append_that_waits_for_consumers_has_them_committed(tmp_path: Path) -> None:
     """With acks = all a producer waits for the confirmation, so it is committed at once."""
     with plant(tmp_path, SMALL) as store:
         name = "idmz.ops"
@@ -137,7 +137,7 @@ def test_whatever_was_answered_is_durable(tmp_path: Path) -> None:
 
 def _ask(store: FactStore, rng: random.Random, step: int, asked: Asked) -> None:
     """Append or confirm one thing, awaited or not."""
-    match rng.choice(["samples", "message", "confirm", "ride", "ride", "hasten", "wait"]):
+    match rng.choice(["samples", "message", "confirm", "ride", "ride", "commit", "wait"]):
         case "samples":
             rows = samples(rng.randint(1, 9), 1000 * step)
             asked.append(("samples", 0, store.appends.append_samples(TELEMETRY, rows)))
@@ -147,8 +147,8 @@ def _ask(store: FactStore, rng: random.Random, step: int, asked: Asked) -> None:
             last = rng.randint(1, store.end_offset(TELEMETRY))
             confirming = store.consumers.confirm(NAME, last, is_awaited=how == "confirm")
             asked.append(("confirm", last, confirming))
-        case "hasten":
-            store.consumers.hasten()
+        case "commit":
+            store.consumers.commit_deferred()
         case _:
             for _, _, future in asked[-2:]:
                 done(future)

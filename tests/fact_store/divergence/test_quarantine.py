@@ -155,8 +155,8 @@ def test_the_witness_leaves_out_a_log_in_which_a_commit_has_failed(tmp_path: Pat
 def test_losses_are_shown_for_a_day(tmp_path: Path) -> None:
     """The status names facts that an opening found missing, for a day: later the incident remains."""
     with node(tmp_path) as store:
-        store.note("missing", "facts.db", "a new store began").result(LIMIT_S)
-        store.note("log_lost", "facts.db", "gone").result(LIMIT_S)
+        store.note_incident("missing", "facts.db", "a new store began").result(LIMIT_S)
+        store.note_incident("log_lost", "facts.db", "gone").result(LIMIT_S)
     with closing(sqlite3.connect(tmp_path / "facts.db")) as outside:
         outside.execute("UPDATE incident SET last_unix_ms = last_unix_ms - 86401000 WHERE kind = 'missing'")
         outside.commit()

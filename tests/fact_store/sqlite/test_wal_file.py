@@ -143,7 +143,7 @@ def test_the_end_of_a_log_is_followed(tmp_path: Path, seed: int) -> None:
                     database.execute("ROLLBACK")
                     continue
                 database.execute("COMMIT")
-                end = follower.end()
+                end = follower.read_end()
                 logs.add(end.salts)
                 # It copies the log, so that the next commit may begin it again, unless a reader needs it.
                 assert database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()[1] == end.frames
@@ -179,10 +179,10 @@ def test_no_end_is_known_of_a_log_with_frames_of_another_commit_behind_it(tmp_pa
                 follower = LogFollower(path, frames)
             database.execute("INSERT INTO log VALUES (1)")
             assert database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()[1] == frames + 1
-            assert follower.end() == NO_LOG
+            assert follower.read_end() == NO_LOG
             reader.execute("END")
             database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
             database.execute("INSERT INTO log VALUES (2)")
-            assert follower.end() == (header_of(path).salts, 1)
+            assert follower.read_end() == (header_of(path).salts, 1)
             if follower is not before:
                 follower.close()

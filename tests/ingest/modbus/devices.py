@@ -75,7 +75,7 @@ class PlayedConnection:
     def __init__(self) -> None:
         self.is_open, self.answers_total, self.answered_s, self.ended_s = True, 0, math.inf, 0.0
 
-    def end(self) -> None:
+    def abort(self) -> None:
         self.is_open = False
 
 

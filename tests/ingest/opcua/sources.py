@@ -74,4 +74,4 @@ def publication(*changes: Change) -> Publication:
 
 async def take(source: OpcuaSource, *changes: Change) -> None:
     """A publication comes."""
-    await source._take(cast("Session", FakeSession()), HEADER, publication(*changes))
+    await source._take_publication(cast("Session", FakeSession()), HEADER, publication(*changes))

@@ -63,9 +63,9 @@ def test_an_answer_for_a_subscription_that_began_anew_is_dropped() -> None:
     """While a notification was requested again, the subscription ended and another one began under its number: the
     values of the old one must not come as those of the new one."""
     one = Sequencer()
-    one.begin(1)
+    one.begin_subscription(1)
     one.forget(1)
-    one.begin(1)
+    one.begin_subscription(1)
     one.settle(data(5), "of the old one")
     assert drained(one) == []
     request, _ = one.sent()

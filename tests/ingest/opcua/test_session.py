@@ -378,6 +378,6 @@ async def test_a_publication_that_cannot_be_read_ends_the_session() -> None:
         raise AssertionError("nothing is missing")
 
     publisher = Publisher(session, 1, Route(decode, take, missing), lambda: None, Sequencer())  # type: ignore[arg-type]
-    publisher.begin(1)
+    publisher.begin_subscription(1)
     with pytest.RaisesGroup(pytest.RaisesExc(SourceLost, match="cannot be read")):
         await publisher.run()

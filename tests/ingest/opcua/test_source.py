@@ -196,7 +196,7 @@ async def test_history_and_events_run_within_the_life(monkeypatch: pytest.Monkey
     told: list[object] = []
 
     class Work:
-        async def begin(self, *_: object, **__: object) -> None:
+        async def begin_life(self, *_: object, **__: object) -> None:
             assert not session.subscriptions
 
         async def run(self, *given: object) -> None:

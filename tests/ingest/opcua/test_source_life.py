@@ -82,7 +82,9 @@ async def test_a_value_proves_life_where_the_clock_is_not_notified() -> None:
     (subscription,) = source._subscriptions
     for sent_s in (12, 13):
         header = HEADER._replace(publish_time_ns=sent_s * S)
-        await source._take(cast("Session", FakeSession()), header, publication(Change(1, 1.0, 0, 10 * S, 10 * S)))
+        await source._take_publication(
+            cast("Session", FakeSession()), header, publication(Change(1, 1.0, 0, 10 * S, 10 * S))
+        )
     assert source.complete == Moment(12 * S)
     subscription.liveness = Liveness(0.0)
     await take(source)
@@ -110,7 +112,7 @@ async def test_a_clock_is_as_new_as_the_publication_that_brings_it() -> None:
     source, _ = await made(FakeStore())
     gaps = gaps_of(source)
     (subscription,) = source._subscriptions
-    source.clock.note(100 * S, None)
+    source.clock.note_reading(100 * S, None)
     subscription.clock_least_ns = source.clock.least_ns()
     shown = Change(HEARTBEAT_HANDLE, "99.2", 0, 99_200_000_000, 99_200_000_000)
     source._note_publication(HEADER._replace(publish_time_ns=100 * S + 1), publication(shown))
@@ -159,7 +161,7 @@ async def test_what_is_complete_keeps_its_clock_when_a_reading_shows_first_that_
     await shown(100)
     await shown(101)
     before = source.clock.set_back_ns
-    source.clock.note(3_702 * S, source.clock.least_ns())  # a reading: it was set an hour ahead
+    source.clock.note_reading(3_702 * S, source.clock.least_ns())  # a reading: it was set an hour ahead
     await shown(102)
     await shown(3_703)
     assert one.since == Moment(102 * S, before)
@@ -171,7 +173,7 @@ async def test_a_loss_in_which_the_clock_was_set_twice_is_declared_in_all_its_ti
     source, _ = await made(FakeStore())
     gaps = gaps_of(source)
     for shown_s in (101, 3_701, 101):
-        source.clock.note(shown_s * S, source.clock.least_ns())
+        source.clock.note_reading(shown_s * S, source.clock.least_ns())
     source._losses.add(NOT_DELIVERED, Moment(100 * S), [1], source.clock.now())
     source._declare_until(source.clock.now())
     assert {gap.reason for gap in gaps} == {NOT_DELIVERED, CLOCK_SET_BACK}

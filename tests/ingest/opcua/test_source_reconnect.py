@@ -169,6 +169,6 @@ async def test_a_stop_reads_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
         await wait_until_async(lambda: len(store.good("a/1")) == 3, "values")
         session.shows_ns = 100 * S
     await source.finish()
-    await recorder.end()
+    await recorder.end_recording()
     (stored,) = store.complete.values()
     assert stored.complete_ns < 110 * S

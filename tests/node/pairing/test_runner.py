@@ -85,7 +85,7 @@ class Box:
     def fitness(self) -> int:
         return self.reaches
 
-    def note(self, kind: str, subject: str, detail: str) -> None:
+    def note_incident(self, kind: str, subject: str, detail: str) -> None:
         if self.error is not None:
             raise self.error
         self.notes.append(f"{kind} {subject}: {detail}")

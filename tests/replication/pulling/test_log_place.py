@@ -44,8 +44,8 @@ def test_a_pull_without_a_place_takes_it_from_the_newest_answer() -> None:
     first = page(Position(ONE, 40), 50)
     assert (place.after, place.trail) == (None, None)
     assert [place.fits(first, fetch) for fetch in (None, NEWEST)] == [False, True]
-    assert place.accept(first).stored == place.end(page(Position(ONE, 40))).stored == (Position(ONE, 40),)
-    assert place.end(page(NOTHING_READ)).accepted == ()
+    assert place.accept(first).stored == place.accept_end(page(Position(ONE, 40))).stored == (Position(ONE, 40),)
+    assert place.accept_end(page(NOTHING_READ)).accepted == ()
 
 
 def test_what_is_stored_is_confirmed_and_no_more() -> None:
@@ -61,8 +61,8 @@ def test_what_is_stored_is_confirmed_and_no_more() -> None:
 def test_a_log_that_ends_before_the_place_is_confirmed_to_its_end() -> None:
     """The peer was put back: the trail is named until it has more. What was never stored here is not confirmed."""
     place = LogPlace(READ, READ, names_trail=False)
-    put_back = place.end(page(Position(ONE, 80)))
+    put_back = place.accept_end(page(Position(ONE, 80)))
     assert (put_back.trail, put_back.confirm) == (READ, Position(ONE, 80))
-    assert place.end(page(Position(ONE, 120))).confirm == Position(ONE, 100)
+    assert place.accept_end(page(Position(ONE, 120))).confirm == Position(ONE, 100)
     assert place.parts(page(Position(ONE, 80), 90))
     assert not place.parts(page(Position(ONE, 100), 110))

@@ -114,7 +114,7 @@ class HandStore:
         self.put.append(Put(page))
         return self.put[-1].future
 
-    def note(self, kind: str, stream: str, peer: str, why: str) -> Future[None]:
+    def note_incident(self, kind: str, stream: str, peer: str, why: str) -> Future[None]:
         assert (peer, stream) == ("plant", TELEMETRY)
         self.notes.append((kind, why))
         return Future()
@@ -611,10 +611,10 @@ async def test_an_answer_in_another_version_is_final_and_a_damaged_one_is_not() 
 async def test_an_incident_that_is_not_taken_ends_no_pull() -> None:
     """A store that is full refuses incidents too: log and status have the reason all the same."""
     store = HandStore()
-    store.note = Mock(side_effect=StoreFull("disk", "make room"))  # type: ignore[method-assign]
+    store.note_incident = Mock(side_effect=StoreFull("disk", "make room"))  # type: ignore[method-assign]
     async with pulling(store) as scene:
         await scene.answer(encode_error("plant", ONE, "FetchFacts", "stream_not_exported", "not for you"))
-        assert store.note.called
+        assert store.note_incident.called
         assert scene.puller.statistics().asking is Asking.BLOCKED
 
 

@@ -106,11 +106,11 @@ class Store:
         is_awaited: bool,
     ) -> Future[Any]:
         assert (life, digest) == (self.life, b"")
-        assert not is_awaited, "who waits hastens it"
+        assert not is_awaited, "who waits has it committed"
         return self._later("confirm", name, last, first, claim)
 
-    def hasten(self) -> None:
-        self.asked.append(("hasten",))
+    def commit_deferred(self) -> None:
+        self.asked.append(("commit",))
 
     def peer_reads_more(self, zone: str, why: str) -> None:
         self.asked.append(("peer_reads_more", zone, why))
@@ -180,7 +180,7 @@ async def test_a_confirmation_is_answered_when_it_is_durable() -> None:
     async with play() as (store, consumers):
         task = asyncio.create_task(consumers.confirm(ONE, receipt()))
         assert await stands(task)
-        assert store.asked == [("confirm", NAME, 10, 4, LeaseClaim("one", 3)), ("hasten",)]
+        assert store.asked == [("confirm", NAME, 10, 4, LeaseClaim("one", 3)), ("commit",)]
         store.futures["confirm"].set_result(12)
         outcome = await task
         assert isinstance(outcome, Reply)
@@ -256,13 +256,13 @@ async def test_confirmations_that_wait_together_share_a_commit() -> None:
         tasks = [asyncio.create_task(consumers.confirm(ONE, receipt())) for _ in range(2 * saved)]
         await wait_until_async(lambda: store.names().count("confirm") == 2 * saved, "the confirmations")
         assert await stands(tasks[-1])
-        assert store.names().count("hasten") == saved
-        consumers._hasten("cloud")
-        assert store.names().count("hasten") == saved + 1
+        assert store.names().count("commit") == saved
+        consumers._commit_awaited("cloud")
+        assert store.names().count("commit") == saved + 1
         now_ms = 1_000 // CONFIRM_COMMITS_PER_SECOND
-        await wait_until_async(lambda: store.names().count("hasten") == saved + 2, "the commit that they share")
+        await wait_until_async(lambda: store.names().count("commit") == saved + 2, "the commit that they share")
         assert await stands(tasks[-1])
-        assert store.names().count("hasten") == saved + 2
+        assert store.names().count("commit") == saved + 2
         for task in tasks:
             task.cancel()
 

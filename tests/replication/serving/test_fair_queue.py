@@ -20,9 +20,9 @@ def test_zones_take_turns() -> None:
     for work in ("evil 1", "evil 2", "evil 3", "idmz 1", "cloud 1", "idmz 2"):
         queue.add(work.split()[0], work)
     order = []
-    while (work := queue.take()) is not None:
+    while (work := queue.take_work()) is not None:
         order.append(work)
-        queue.end(work.split()[0])
+        queue.end_work(work.split()[0])
     assert order == ["evil 1", "idmz 1", "cloud 1", "evil 2", "idmz 2", "evil 3"]
 
 
@@ -30,11 +30,11 @@ def test_a_zone_that_was_just_served_goes_behind_those_that_came_meanwhile() -> 
     """Even if its own next piece came before theirs."""
     queue = FairQueue[str](1)
     queue.add("evil", "evil 1")
-    assert queue.take() == "evil 1"
+    assert queue.take_work() == "evil 1"
     for work in ("evil 2", "idmz 1"):
         queue.add(work.split()[0], work)
-    queue.end("evil")
-    assert queue.take() == "idmz 1"
+    queue.end_work("evil")
+    assert queue.take_work() == "idmz 1"
 
 
 def test_a_zone_takes_only_its_places() -> None:
@@ -42,13 +42,13 @@ def test_a_zone_takes_only_its_places() -> None:
     queue = FairQueue[str](3, lambda *_: 2)
     for number in range(5):
         queue.add("evil", f"evil {number}")
-    assert [queue.take(), queue.take(), queue.take()] == ["evil 0", "evil 1", None]
+    assert [queue.take_work(), queue.take_work(), queue.take_work()] == ["evil 0", "evil 1", None]
     queue.add("idmz", "idmz 0")
-    assert queue.take() == "idmz 0"
+    assert queue.take_work() == "idmz 0"
     queue.add("cloud", "cloud 0")
-    assert queue.take() is None, "all places are taken"
-    queue.end("evil")
-    assert queue.take() == "cloud 0", "it has nothing under way, evil has"
+    assert queue.take_work() is None, "all places are taken"
+    queue.end_work("evil")
+    assert queue.take_work() == "cloud 0", "it has nothing under way, evil has"
 
 
 def test_a_zone_that_may_not_begin_delays_no_other() -> None:
@@ -58,9 +58,9 @@ def test_a_zone_that_may_not_begin_delays_no_other() -> None:
     queue = FairQueue[str](4, ready_ms=lambda node, _: ready[node])
     for zone in ready:
         queue.add(zone, zone)
-    assert [queue.take(0), queue.take(0)] == ["idmz", None]
+    assert [queue.take_work(0), queue.take_work(0)] == ["idmz", None]
     assert (queue.due_ms(0), queue.due_ms(1_000), queue.due_ms(60_000)) == (1_000, 60_000, None)
-    assert [queue.take(60_000), queue.take(60_000), queue.take(60_000)] == ["evil", "erp", None]
+    assert [queue.take_work(60_000), queue.take_work(60_000), queue.take_work(60_000)] == ["evil", "erp", None]
 
 
 def test_no_work_is_left_waiting_while_time_passes() -> None:
@@ -91,10 +91,10 @@ def test_work_that_is_not_wanted_any_more_is_withdrawn() -> None:
     queue.add("evil", "a")
     queue.add("evil", "b")
     assert not queue.leave("evil", "a"), "it had no place"
-    assert (queue.waiting("evil"), queue.take()) == (1, "b")
+    assert (queue.waiting("evil"), queue.take_work()) == (1, "b")
     queue.add("evil", "c")
     assert queue.leave("evil", "b"), "its place is free"
-    assert queue.take() == "c"
+    assert queue.take_work() == "c"
     queue.add("evil", "d")
     assert not queue.leave("evil", "d")
     assert queue.is_empty()
@@ -110,7 +110,7 @@ def test_no_work_is_lost_and_the_zone_with_least_under_way_goes_first(
     added, taken, under_way = list[tuple[str, int]](), list[tuple[str, int]](), Counter[str]()
 
     def take_all() -> None:
-        while (work := queue.take()) is not None:
+        while (work := queue.take_work()) is not None:
             zone = work[0]
             waiting = [other for other in ZONES if other != zone and queue.waiting(other)]
             assert all(under_way[other] >= under_way[zone] for other in waiting)
@@ -121,7 +121,7 @@ def test_no_work_is_lost_and_the_zone_with_least_under_way_goes_first(
 
     def end(zone: str) -> None:
         under_way[zone] -= 1
-        queue.end(zone)
+        queue.end_work(zone)
         take_all()
 
     for number, (zone, is_end) in enumerate(events):

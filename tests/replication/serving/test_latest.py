@@ -25,9 +25,9 @@ from agent.replication.serving.latest_page import (
     KEPT_MS,
     KEPT_OF_ZONE_MAX,
     KEPT_TAGS_MAX,
+    CachedSearch,
     LatestQuery,
     LatestValues,
-    Search,
     SearchCache,
     page_of,
 )
@@ -279,13 +279,15 @@ def test_few_searches_are_kept_and_not_for_long() -> None:
     kept, questions = SearchCache(), [LatestQuery("s", frozenset(), prefix, 0, 1) for prefix in "abc"]
     for at_ms, question in enumerate(questions):
         assert kept.get("idmz", question, at_ms) is None
-        kept.put("idmz", question, Search(found([]), 7, at_ms))
+        kept.put("idmz", question, CachedSearch(found([]), 7, at_ms))
     assert [kept.get("idmz", question, 10) is not None for question in questions] == [False, True, True]
     assert KEPT_OF_ZONE_MAX == 2
-    kept.put("idmz", questions[1], Search(found([]), 8, 10))
+    kept.put("idmz", questions[1], CachedSearch(found([]), 8, 10))
     assert [one.end_offset for question in questions if (one := kept.get("idmz", question, 10))] == [8, 7]
     assert [kept.get("idmz", question, KEPT_MS + 5) is not None for question in questions] == [False, True, False]
-    kept.put("idmz", questions[0], Search(LatestValues([("z", "s", "p")] * (KEPT_TAGS_MAX + 1), value, 0, 0), 7, 10))
+    kept.put(
+        "idmz", questions[0], CachedSearch(LatestValues([("z", "s", "p")] * (KEPT_TAGS_MAX + 1), value, 0, 0), 7, 10)
+    )
     assert kept.get("idmz", questions[0], 10) is None, "megabytes, and searched for again in the zone's own time"
     kept.forget(KEPT_MS + 10)
     assert kept._searches == {}
@@ -295,16 +297,16 @@ def test_a_search_that_was_made_again_is_the_newest() -> None:
     """A query that begins again is not displaced before one that began in between."""
     kept, questions = SearchCache(), [LatestQuery("s", frozenset(), prefix, 0, 1) for prefix in "abc"]
     for place in (0, 1, 0, 2):
-        kept.put("idmz", questions[place], Search(found([]), 7, 0))
+        kept.put("idmz", questions[place], CachedSearch(found([]), 7, 0))
     assert [kept.get("idmz", question, 0) is not None for question in questions] == [True, False, True]
 
 
 def test_searches_of_one_zone_displace_none_of_another() -> None:
     """However many queries another zone sends between two pages, the second page comes from the search of the first."""
     kept, question = SearchCache(), LatestQuery("s", frozenset(), "", 0, 1)
-    kept.put("idmz", question, Search(found([]), 7, 0))
+    kept.put("idmz", question, CachedSearch(found([]), 7, 0))
     for number in range(50):
-        kept.put("evil", LatestQuery("s", frozenset(), f"{number}", 0, 1), Search(found([]), 8, number))
+        kept.put("evil", LatestQuery("s", frozenset(), f"{number}", 0, 1), CachedSearch(found([]), 8, number))
     searched = kept.get("idmz", question, 50)
     assert searched is not None
     assert searched.end_offset == 7

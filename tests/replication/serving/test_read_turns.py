@@ -58,7 +58,7 @@ class Node:
     def pass_ms(self) -> None:
         """Give places, and let a millisecond pass. If work waits and no place is given, the time until then is
         known."""
-        while (read := self.turns.take(self.now_ms)) is not None:
+        while (read := self.turns.take_work(self.now_ms)) is not None:
             self.under_way[read] = self.now_ms + read.took_ms
             self.waited_ms[read] = self.now_ms - self.asked_ms[read]
         if self.asked_ms and not self.under_way:
@@ -127,11 +127,11 @@ def test_a_zone_that_is_alone_again_pays_no_debt() -> None:
     turns = ReadTurns[str]()
     for zone, work in ((HONEST, "short"), ("evil", "long"), ("evil", "next")):
         turns.ask(zone, work, lambda now_ms: now_ms, 0)
-    assert {turns.take(0), turns.take(0)} == {"short", "long"}
+    assert {turns.take_work(0), turns.take_work(0)} == {"short", "long"}
     turns.end_read(HONEST, "short", 1, 1)
     turns.end_read("evil", "long", 60_000_000, 1)
-    assert turns.take(SHARED_MS - 1) is None
-    assert turns.take(SHARED_MS + 1) == "next"
+    assert turns.take_work(SHARED_MS - 1) is None
+    assert turns.take_work(SHARED_MS + 1) == "next"
 
 
 class Clocked(Context):

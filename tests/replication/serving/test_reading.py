@@ -132,7 +132,7 @@ def fetched(store: Defined, bytes_max: int, *wanted: LackingDefinitions) -> tupl
         runs, bodies = read_definitions(store, request.wanted, bytes_max)  # type: ignore[arg-type]
         sent = encode_answer(DefinitionsAnswer(store_zone="idmz", life="0" * 32, runs=runs), bodies)
         answer, attachment = decode_answer(sent)
-        complete += fetch.take(answer, attachment)
+        complete += fetch.take_answer(answer, attachment)
         count += 1
     return complete, count
 
@@ -174,12 +174,14 @@ def test_a_relay_that_lacks_definitions_or_sends_others_is_refused() -> None:
         fetch = DefinitionFetch([lacking("plant", BODIES[:2])])
         run = DefinitionRun(zone="plant", digest=digest, lengths=[len(one) for one in bodies])
         with pytest.raises(DefinitionsUnavailable):
-            fetch.take(DefinitionsAnswer(store_zone="idmz", life="0" * 32, runs=[run]), bodies)
+            fetch.take_answer(DefinitionsAnswer(store_zone="idmz", life="0" * 32, runs=[run]), bodies)
     for fields in ({"zone": "mill"}, {"digest": "0" * 32}, {"after": "1" * 16}):
         fetch = DefinitionFetch([lacking("plant", BODIES[:2])])
         named: dict[str, Any] = {"zone": "plant", "digest": digest, "lengths": [3], **fields}
         with pytest.raises(DefinitionsUnavailable):
-            fetch.take(DefinitionsAnswer(store_zone="idmz", life="0" * 32, runs=[DefinitionRun(**named)]), [BODIES[0]])
+            fetch.take_answer(
+                DefinitionsAnswer(store_zone="idmz", life="0" * 32, runs=[DefinitionRun(**named)]), [BODIES[0]]
+            )
 
 
 @pytest.mark.parametrize("is_by_sequence", [False, True])

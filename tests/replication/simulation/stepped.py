@@ -127,7 +127,7 @@ class SteppedWriter(Writer):
         while self.failure is None and not self.queue.is_empty:
             self.step()
         if not self.is_dead:
-            self._end(CommitGroup())
+            self._end_group(CommitGroup())
 
     @property
     def execute(self) -> Callable[..., sqlite3.Cursor]:

@@ -99,13 +99,13 @@ def test_what_collides_within_a_life_is_excused_only_where_the_node_says_so(
     """A plant whose memory was put back numbers other facts under a life and sequences that its reader holds already.
     The reader refuses them by name, and the plant's next comparison finds what it lacks itself. Where that records no
     incident, facts are missing at home. In the third schedule facts collide with a notice."""
-    note = Inbound.note
+    note = Inbound.note_incident
 
     def without_forks(self: Inbound, kind: str, *about: str) -> Any:
         return note(self, "other" if kind == "fork" else kind, *about)
 
     if not is_said:
-        monkeypatch.setattr(Inbound, "note", without_forks)
+        monkeypatch.setattr(Inbound, "note_incident", without_forks)
     found = judged(seed, NAMED["resumed_memory"], memory, "both_ways")
     assert found.found["refused"]
     assert found.examples.keys() == ({"refused"} if is_said else {"refused", "home"})

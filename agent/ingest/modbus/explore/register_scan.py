@@ -70,7 +70,7 @@ class RegisterScan:
 
     def answered(self) -> None:
         """The range was read."""
-        done = self._take()
+        done = self._take_range()
         self._answered_max = max(self._answered_max, done.count)
         if done.is_across:
             self._close_across(done)
@@ -83,7 +83,7 @@ class RegisterScan:
 
     def refused(self, why: str) -> None:
         """The range was refused. `why` is counted if it is a single register."""
-        done = self._take()
+        done = self._take_range()
         if done.is_across:
             while self._pending and self._pending[0].whole is done.whole:
                 self._pending.popleft()
@@ -116,7 +116,7 @@ class RegisterScan:
         """The length of the reads into which a longer range is cut: even, so that pairs are not split."""
         return max(1, self.count_max - self.count_max % 2)
 
-    def _take(self) -> _Range:
+    def _take_range(self) -> _Range:
         assert self._now is not None, "a range was asked for"
         done, self._now = self._now, None
         return done

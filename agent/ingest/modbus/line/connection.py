@@ -73,7 +73,7 @@ class Connection(ModbusProtocol):
             self.answered_s = self.loop.time()
         return frame
 
-    def end(self) -> None:
+    def abort(self) -> None:
         """End the connection. What is not sent yet is dropped."""
         self.is_open = False
         if isinstance(self.transport, asyncio.Transport):
@@ -133,7 +133,7 @@ async def open_connection(settings: ModbusSourceSettings, receive: Receive) -> C
         async with timeout(settings.timeout_ms / 1000):
             await connection.open()
     except TimeoutError as error:
-        connection.end()
+        connection.abort()
         raise SourceLost(f"no connection to {where}: no connection within {settings.timeout_ms} ms") from error
     except (OSError, ValueError) as error:
         raise SourceLost(f"no connection to {where}: {_reason(error)}") from error

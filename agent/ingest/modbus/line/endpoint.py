@@ -52,7 +52,7 @@ class Endpoint:
     def close(self) -> None:
         """End the connection, if there is one."""
         if self.connection is not None:
-            self.connection.end()
+            self.connection.abort()
             self.connection = None
 
     def note_hold(self, unit_id: int, hold_ms: int) -> None:

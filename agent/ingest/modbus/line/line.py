@@ -216,7 +216,7 @@ class Line:
             self._keep_quiet(self._pause_ms)
         if frame is None:
             if idle_s >= FORGOTTEN_S and not self._answers.received and not self._is_serial:
-                connection.end()
+                connection.abort()
                 raise ConnectionForgotten
             raise self._silent(read)
         return frame

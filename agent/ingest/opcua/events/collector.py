@@ -150,7 +150,7 @@ class EventCollector:
         counts = self._events_total, self._recorder.lost_total
         return *counts, self._last_event_ns // 1_000_000, len(self._conditions.retained)
 
-    async def begin(self, session: Session, publisher: Publisher, group: TaskGroup, *, is_kept: bool) -> None:
+    async def begin_life(self, session: Session, publisher: Publisher, group: TaskGroup, *, is_kept: bool) -> None:
         """Called in each life before anything is published. `is_kept`: the subscription continues. A task in `group`
         records what arrives."""
         self._publisher = publisher
@@ -170,7 +170,7 @@ class EventCollector:
         if await publisher.republish(subscription.id) == BAD_SUBSCRIPTION_ID_INVALID:
             subscription.ended = status_name(BAD_SUBSCRIPTION_ID_INVALID)
         else:
-            publisher.begin(subscription.id, self._route(subscription, session))
+            publisher.begin_subscription(subscription.id, self._route(subscription, session))
 
     async def finish(self) -> None:
         """Record what had arrived before the session ended, and wait for the commit."""
@@ -180,12 +180,12 @@ class EventCollector:
             await self._record(self._buffer.get_nowait())
         await self._recorder.drain()
 
-    async def end(self) -> None:
+    async def end_recording(self) -> None:
         """This process ends. Store up to when the events are complete."""
         await self._note_complete()
         if self._complete is not None and self._missing is None:
             self._declare_as_it_was(self.clock.spans(self._complete, self.clock.now())[1:])
-        await self._recorder.end()
+        await self._recorder.end_recording()
 
     # --- receiving ----------------------------------------------------------------------------------------------------
 
@@ -195,9 +195,9 @@ class EventCollector:
         async def decode(_: Header, body: bytes) -> EventPublication:
             return decode_events(body, subscription.fields, session.reader)
 
-        return Route(decode, partial(self._take, subscription), partial(self._note_missing, session))
+        return Route(decode, partial(self._take_publication, subscription), partial(self._note_missing, session))
 
-    async def _take(self, subscription: _Subscription, header: Header, content: EventPublication) -> None:
+    async def _take_publication(self, subscription: _Subscription, header: Header, content: EventPublication) -> None:
         """Called for each publication in its turn; the server gets its acknowledgement when this returns."""
         if subscription is not self._subscription:
             return
@@ -259,7 +259,7 @@ class EventCollector:
         others = [event for event in content.events if not event.is_of(*REFRESH_EVENTS, QUEUE_OVERFLOW)]
         # Lazily, because whether an event is wanted depends on the conditions that were accepted before it.
         events = (event for event in others if self._is_wanted(event))
-        taken = self._conditions.take(events, refresh_events, more=arrived.more)
+        taken = self._conditions.take_publication(events, refresh_events, more=arrived.more)
         self._recorder.hand_in_gaps()
         for message, time_ns in self._messages(taken, arrived.now.time_ns):
             self._recorder.hand_in_message(self._settings.events_stream, message, time_ns)
@@ -316,7 +316,7 @@ class EventCollector:
         content = arrived.content
         last_ns = max(arrived.now.time_ns, *(event.time_ns for event in content.events), 0)  # a clock may be set ahead
         now = arrived.now._replace(time_ns=last_ns)
-        if self._subscription.watch.take(content.events, more=arrived.more):
+        if self._subscription.watch.take_publication(content.events, more=arrived.more):
             self._lose(SERVER_QUEUE_OVERFLOW, arrived.since, now)
         if content.unreadable:
             self._lose(NOT_DELIVERED, arrived.since, now)
@@ -387,7 +387,7 @@ class EventCollector:
         self._begin_subscription(created.id, created.slower)
         self._subscription.opened = opened
         self._subscription.liveness.open(opened)
-        publisher.begin(created.id, self._route(self._subscription, session))
+        publisher.begin_subscription(created.id, self._route(self._subscription, session))
         await session.namespaces()
         return True
 
@@ -407,7 +407,7 @@ class EventCollector:
                 if not quality.is_bad(status):
                     subscription.queue_sizes[handle] = found.queue_size
                     subscription.has_items = True
-                    self._refresh.begin(time.monotonic())
+                    self._refresh.begin_subscription(time.monotonic())
                     if found.left_out and not types:
                         self._log_once(f"fields {handle}", "event_fields_left_out", ", ".join(found.left_out))
             refused = self._plan.answered([handle], [Created(status)], time.monotonic_ns())

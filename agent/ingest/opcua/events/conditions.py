@@ -91,7 +91,9 @@ class RetainedConditions:
     def is_refreshing(self) -> bool:
         return self._refresh is not Refresh.NONE
 
-    def take(self, events: Iterable[Event], refresh_events: Iterable[Event], *, more: bool) -> AcceptedEvents:
+    def take_publication(
+        self, events: Iterable[Event], refresh_events: Iterable[Event], *, more: bool
+    ) -> AcceptedEvents:
         """Take in one publication: its events, and those about the refresh (`refresh_events`), which several items may
         have received."""
         is_required = self._see_refresh_events(refresh_events)
@@ -99,7 +101,7 @@ class RetainedConditions:
         refreshed: set[int] = set()
         for event in events:
             is_old = self.is_refreshing and not (self._start_ns and event.time_ns >= self._start_ns)
-            if event.is_condition and not self._note(event) and is_old:
+            if event.is_condition and not self._note_condition(event) and is_old:
                 continue
             if event.is_condition and is_old:
                 refreshed.add(len(taken))
@@ -119,7 +121,7 @@ class RetainedConditions:
             is_required |= event.is_of(REFRESH_REQUIRED)
         return is_required
 
-    def _note(self, event: Event) -> bool:
+    def _note_condition(self, event: Event) -> bool:
         """Remember a state. False if it is the known one."""
         key = _key(event)
         self._seen.add(key)
@@ -160,7 +162,7 @@ class RefreshPlan:
         self._pause_s = REFRESH_PAUSE_S
         self._is_refused = False
 
-    def begin(self, now_s: float) -> None:
+    def begin_subscription(self, now_s: float) -> None:
         """A new subscription. What was refused before may be possible now."""
         self._due_s, self._is_refused = now_s, False
 
@@ -199,7 +201,7 @@ class QueueWatch:
         self._sizes = queue_sizes
         self._counts: Counter[int] = Counter()
 
-    def take(self, events: Iterable[Event], *, more: bool) -> bool:
+    def take_publication(self, events: Iterable[Event], *, more: bool) -> bool:
         """Take in the events of a publication. Whether some may be lost before it."""
         has_overflowed = False
         for event in events:

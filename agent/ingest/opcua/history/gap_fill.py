@@ -169,7 +169,7 @@ class GapFill:
     def give_up(self, outcome: Outcome, tags: Collection[int] | None = None) -> None:
         """End these open tags with this outcome, by default all."""
         for tag in [tag for tag in self._open if tags is None or tag in tags]:
-            self._end(tag, outcome)
+            self._end_tag(tag, outcome)
 
     def answered(self, ranges: Sequence[HistoryRange], pages: Sequence[HistoryPage]) -> list[Sample]:
         """Take in the answer to a call. Returns the missing samples, by tag and in the order of time."""
@@ -193,9 +193,9 @@ class GapFill:
             cursor.call_start_ns = asked.start_ns if page.continuation_point else None
             if cursor.continuation_point is None and len(page.values) < self.values_max:
                 has_all = self._is_ordered or cursor.knows_all
-                self._end(asked.tag, Outcome.FILLED if has_all else Outcome.FAILED)
+                self._end_tag(asked.tag, Outcome.FILLED if has_all else Outcome.FAILED)
             elif cursor.still >= PAGES_STILL_MAX:
-                self._end(asked.tag, Outcome.ENDLESS)
+                self._end_tag(asked.tag, Outcome.ENDLESS)
             elif cursor.continuation_point is None and not has_moved:
                 # A full page without a continuation point: the server pages by time, and one instant fills the page.
                 cursor.start_ns += TICK_NS
@@ -222,13 +222,13 @@ class GapFill:
             return  # read again in a smaller call
         cursor.failures += 1
         if status & quality.CODE_BITS in quality.GONE:
-            self._end(tag, Outcome.NODE_GONE)
+            self._end_tag(tag, Outcome.NODE_GONE)
         elif status & quality.CODE_BITS in _NO_HISTORY:
-            self._end(tag, Outcome.NO_HISTORY)
+            self._end_tag(tag, Outcome.NO_HISTORY)
         elif cursor.failures >= READS_PER_TAG_FAILED_MAX:
-            self._end(tag, Outcome.FAILED)
+            self._end_tag(tag, Outcome.FAILED)
 
-    def _end(self, tag: int, outcome: Outcome) -> None:
+    def _end_tag(self, tag: int, outcome: Outcome) -> None:
         del self._open[tag]
         self.outcomes[tag] = outcome
 

@@ -112,7 +112,7 @@ class Subscriptions:
         self._complete_before, self._unseen = None, set()
         parked = set(self._groups.unplaced).union(*(subscription.plan.parked for subscription in self._all))
         self._refused = {tag: status for tag, status in self._refused.items() if tag in parked}
-        self.absences.begin(parked, self._clock.now())
+        self.absences.begin_absence(parked, self._clock.now())
         for subscription in self._all:
             self.absences.request(subscription.plan.live)
             subscription.begin_publishing()
@@ -142,7 +142,7 @@ class Subscriptions:
             if subscription.ended:
                 await self._replace(subscription)
             else:
-                self.publisher.begin(subscription.id)
+                self.publisher.begin_subscription(subscription.id)
 
     # --- building and maintaining ------------------------------------------------------------------------------------
 
@@ -208,9 +208,9 @@ class Subscriptions:
                 groups = self._groups.want(points)
         for subscription, handles in zip(self._all, groups, strict=True):
             subscription.plan.want(handles)
-            self.absences.begin(subscription.plan.renew(changed), subscription.since)
+            self.absences.begin_absence(subscription.plan.renew(changed), subscription.since)
         unplaced = self._groups.unplaced - before
-        self.absences.begin(unplaced, self._clock.now())
+        self.absences.begin_absence(unplaced, self._clock.now())
         self._note_parked(dict.fromkeys(unplaced, quality.BAD_TOO_MANY_MONITORED_ITEMS))
 
     async def _update_items(self, subscription: Subscription) -> None:
@@ -221,7 +221,7 @@ class Subscriptions:
         refused = await subscription.update_items(self.points, self.absences.request)
         if refused:
             is_first = not subscription.liveness.complete and since is not None
-            self.absences.begin(refused, since if is_first and since is not None else begun)
+            self.absences.begin_absence(refused, since if is_first and since is not None else begun)
             self._note_parked(refused)
 
     async def _opened(self) -> Subscription:
@@ -229,7 +229,7 @@ class Subscriptions:
         subscription.clock_least_ns = self._clock.least_ns()
         await subscription.open()
         self._by_id[subscription.id] = subscription
-        self.publisher.begin(subscription.id)
+        self.publisher.begin_subscription(subscription.id)
         await subscription.watch_clock()
         return subscription
 
@@ -275,7 +275,7 @@ class Subscriptions:
         created."""
         gone = {c.handle: c.quality for c in changes if c.quality & quality.CODE_BITS in quality.GONE}
         news = subscription.plan.died(gone, time.monotonic_ns())
-        begun = self.absences.begin(news, since)
+        begun = self.absences.begin_absence(news, since)
         self._delivery.sampler.mark_lost(news)  # the bad samples of the server are recorded already
         log_parked(self._delivery, {tag: news[tag] for tag in begun})
 
@@ -303,7 +303,7 @@ class Subscriptions:
         gone = subscription.plan.died(findings.gone, time.monotonic_ns())
         dead = subscription.plan.renew(findings.dead)
         for tag in [*gone, *dead]:
-            self.absences.begin([tag], findings.since[tag])
+            self.absences.begin_absence([tag], findings.since[tag])
         self._note_parked(gone)
         if dead:
             extra = {"action": "items_dead", "source": self._settings.name, **self._delivery.named(dead)}
@@ -314,7 +314,7 @@ class Subscriptions:
         news = subscription.plan.died(dict.fromkeys(tags, quality.BAD_ENCODING_LIMITS_EXCEEDED), NEVER_NS)
         if not news:
             return
-        self.absences.begin(news, subscription.since)
+        self.absences.begin_absence(news, subscription.since)
         self._refused.update(news)
         extra = {"action": "values_too_large", "source": self._settings.name, **self._delivery.named(list(news))}
         log.warning(
@@ -329,7 +329,7 @@ class Subscriptions:
         renumbered = self._delivery.renumbered
         self.absences.keep(self._delivery.points, renumbered)
         for subscription in self._all:
-            self.absences.begin(
+            self.absences.begin_absence(
                 [renumbered[tag] for tag in subscription.plan.live if tag in renumbered], subscription.since
             )
 

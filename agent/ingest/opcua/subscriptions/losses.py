@@ -32,7 +32,7 @@ class Losses:
         first, known = self._open.get(key, (since, set[int]()))
         self._open[key] = earliest((first, since), now) or since, known.union(tags)
 
-    def take(self, now: Moment, spans: Callable[[Moment, Moment], list[tuple[int, int]]] = spans) -> list[TagGap]:
+    def take_gaps(self, now: Moment, spans: Callable[[Moment, Moment], list[tuple[int, int]]] = spans) -> list[TagGap]:
         """End all losses: their gaps up to `now`, in these spans."""
         found: list[TagGap] = []
         for (reason, _), (since, tags) in self._open.items():
@@ -59,7 +59,7 @@ class Absences:
         """The beginning of an absence; None if the tag is not absent."""
         return self._since.get(tag)
 
-    def begin(self, tags: Collection[int], since: Moment) -> list[int]:
+    def begin_absence(self, tags: Collection[int], since: Moment) -> list[int]:
         """These tags are absent since then. A known absence keeps its beginning. Returns the others."""
         self._requested.difference_update(tags)
         news = [tag for tag in tags if tag not in self._since]
@@ -80,7 +80,7 @@ class Absences:
         self._since = {tag: since for tag, since in known.items() if tag in tags}
         self._requested &= self._since.keys()
 
-    def end(self, tags: Iterable[int], losses: Losses, now: Moment) -> None:
+    def end_absence(self, tags: Iterable[int], losses: Losses, now: Moment) -> None:
         """The items of these absent tags have published a value."""
         for tag in tags:
             if tag in self._requested:  # otherwise it is absent again

@@ -112,7 +112,7 @@ class _Wire:
 
     # ------------------------------------------------------------------------------------------------- bytes and lists
 
-    def take(self, size: int) -> int:
+    def take_bytes(self, size: int) -> int:
         """Step over `size` bytes. Returns where they begin."""
         start = self.position
         if not 0 <= size <= self.end - start:
@@ -121,17 +121,17 @@ class _Wire:
         return start
 
     def number(self, form: struct.Struct) -> Any:
-        return form.unpack_from(self.data, self.take(form.size))[0]
+        return form.unpack_from(self.data, self.take_bytes(form.size))[0]
 
     def byte(self) -> int:
-        return self.data[self.take(1)]
+        return self.data[self.take_bytes(1)]
 
     def octets(self) -> bytes | None:
         """A ByteString."""
         length = self.number(_I32)
         if length < 0:
             return None
-        start = self.take(length)
+        start = self.take_bytes(length)
         return bytes(self.data[start : start + length])
 
     def text(self) -> str | bytes | None:
@@ -168,7 +168,7 @@ class _Wire:
         count = self.number(_I32)
         if count < 0:
             return None
-        start = self.take(count * _NUMBERS[kind].size)
+        start = self.take_bytes(count * _NUMBERS[kind].size)
         kept = min(count, self.elements_left)
         self.elements_left -= kept
         return list(struct.unpack_from(f"<{kept}{NUMBER_FORMATS[kind]}", self.data, start))
@@ -216,7 +216,7 @@ class _Wire:
         return time_text_of(self.number(_I64))
 
     def guid(self) -> str:
-        start = self.take(16)
+        start = self.take_bytes(16)
         return str(UUID(bytes_le=bytes(self.data[start : start + 16])))
 
     def status(self) -> int:

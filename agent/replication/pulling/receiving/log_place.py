@@ -86,7 +86,7 @@ class LogPlace(NamedTuple):
             more=page.more,
         )
 
-    def end(self, page: ArrivedPage) -> LogPlace:
+    def accept_end(self, page: ArrivedPage) -> LogPlace:
         """The place after a page without offsets, which says where the log ends. If that is before the place, the next
         facts follow another position of the trail."""
         stored, accepted = self.stored, self.accepted

@@ -88,7 +88,7 @@ class FetchPace:
         priority = Priority.LIVE if is_live else Priority.BACKLOG
         return now_ms if self._bandwidth is None else self._bandwidth.ready_ms(now_ms, priority)
 
-    def note(self, now_ms: int, *, waits: bool) -> None:
+    def note_wait(self, now_ms: int, *, waits: bool) -> None:
         """Whether the pull waits for bandwidth from now on."""
         self._paced_ms = self.paced_ms(now_ms)
         self._since_ms = now_ms if waits else None

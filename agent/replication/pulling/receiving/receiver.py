@@ -109,7 +109,7 @@ class Receiver:
                 self._tick(event, now_ms, jitter)
         append = self.pages.next(now_ms)
         self._ask_next(now_ms)
-        self.pace.note(now_ms, waits=self.asking is Asking.PACED and not self._is_repeated)
+        self.pace.note_wait(now_ms, waits=self.asking is Asking.PACED and not self._is_repeated)
         effects, self._effects = self._effects, []
         return effects if append is None else [*effects, append]  # the request first: it travels while we store
 
@@ -210,7 +210,7 @@ class Receiver:
 
     def _log_ended(self, page: ArrivedPage, fetch: OpenFetch, now_ms: int) -> None:
         """A page without offsets."""
-        self.place = self.place.end(page)
+        self.place = self.place.accept_end(page)
         self._answered()
         self._ask_at(fetch.again_ms(now_ms), now_ms)
 
@@ -222,7 +222,7 @@ class Receiver:
             self.counters.restarts += 1
             before = last_of(self.place.accepted)
             read = f"offset {before.offset} of life {before.life.hex()} was read"
-            self._note(NoteKind.PEER_RESTORED, f"{read}, and the log goes on after offset {page.after.offset}")
+            self._add_note(NoteKind.PEER_RESTORED, f"{read}, and the log goes on after offset {page.after.offset}")
         self.place = self.place.accept(page)
         self.pages.accept(Append(page, content))
         self._effects.append(Check(content))
@@ -293,7 +293,7 @@ class Receiver:
     def _lose(self, kind: NoteKind, reason: str) -> None:
         if self.asking is Asking.FENCED:
             # The reason concerns a page that was being stored; why the pull has stopped does not change.
-            self._note(kind, reason)
+            self._add_note(kind, reason)
         elif (note := self.contact.lose(kind, reason)) is not None:
             self._effects.append(note)
 
@@ -317,7 +317,7 @@ class Receiver:
         assert state in ASKING_TRANSITIONS[self.asking], f"{self.asking} to {state}"
         self.asking = state
 
-    def _note(self, kind: NoteKind, reason: str) -> None:
+    def _add_note(self, kind: NoteKind, reason: str) -> None:
         self._effects.append(Note(kind, reason))
 
     # ---------------------------------------------------------------------------------------------------------- storing
@@ -329,14 +329,14 @@ class Receiver:
         waited, was_refused = self.pages.waits, self.pages.is_refused
         self.place = self.place.store(self.pages.stored())
         if waited:
-            self._note(NoteKind.STORE_ACCEPTS, "")
+            self._add_note(NoteKind.STORE_ACCEPTS, "")
         if was_refused:
             self._answered()
 
     def _append_failed(self, event: AppendFailed, now_ms: int, jitter: float) -> None:
         if event.is_retryable:
             if not self.pages.waits:
-                self._note(NoteKind.STORE_REFUSES, event.reason)
+                self._add_note(NoteKind.STORE_REFUSES, event.reason)
             self.pages.pause(event.reason, now_ms, jitter)
         else:
             self.pages.refuse()

@@ -46,7 +46,7 @@ class Consumers:
         self._bootstraps = BootstrapSpans(context.telemetry)
         self._reported_ms: dict[str, int] = {}
         self._are_heartbeats_due = False
-        self._hastening = set[str]()  # nodes that wait for their next commit
+        self._commit_waiters = set[str]()  # nodes that wait for their next commit
 
     def parked(self) -> int:
         """How many fetches wait for facts."""
@@ -114,7 +114,7 @@ class Consumers:
                 return self._start_confirm(effect)
             case effects.AwaitConfirm(confirming, node):
                 if not confirming.done():
-                    self._hasten(node)
+                    self._commit_awaited(node)
                 return await confirming
             case effects.CheckConfirm(confirming):
                 return confirming.result() if confirming.done() else None
@@ -180,21 +180,21 @@ class Consumers:
         confirming.add_done_callback(partial(_end_confirm_span, telemetry, span))
         return confirming
 
-    def _hasten(self, node: str) -> None:
+    def _commit_awaited(self, node: str) -> None:
         """Commit the awaited confirmations at once, at a limited rate for each node; its further confirmations share
         the next commit."""
         context, now_ms = self._context, self._context.now_ms()
         at_ms = context.pacer.ready_ms(Use.CONFIRMS, node, now_ms)
         if at_ms <= now_ms:
             context.pacer.spend(Use.CONFIRMS, node, 1, now_ms)
-            context.store.consumers.hasten()
-        elif node not in self._hastening:
-            self._hastening.add(node)
-            context.call_later((at_ms - now_ms) / 1000, partial(self._hasten_later, node))
+            context.store.consumers.commit_deferred()
+        elif node not in self._commit_waiters:
+            self._commit_waiters.add(node)
+            context.call_later((at_ms - now_ms) / 1000, partial(self._commit_awaited_later, node))
 
-    def _hasten_later(self, node: str) -> None:
-        self._hastening.remove(node)
-        self._hasten(node)
+    def _commit_awaited_later(self, node: str) -> None:
+        self._commit_waiters.remove(node)
+        self._commit_awaited(node)
 
     async def _park(self, effect: effects.Park) -> Parked:
         context, store, waiters = self._context, self._context.store, self._waiters

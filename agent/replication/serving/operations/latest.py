@@ -14,7 +14,7 @@ from functools import partial
 from agent.replication.protocol.messages import GetLatest, LatestAnswer
 from agent.replication.serving.admission import Caller, not_exported
 from agent.replication.serving.fair_queue import Dispatcher, FairQueue
-from agent.replication.serving.latest_page import KEPT_MS, LatestQuery, LookUp, Search, SearchCache, page_of
+from agent.replication.serving.latest_page import KEPT_MS, CachedSearch, LatestQuery, LookUp, SearchCache, page_of
 from agent.replication.serving.limits import SEARCHES_WAITING_MAX
 from agent.replication.serving.operations.context import Context, give_place
 from agent.replication.serving.outcomes import Outcome, Refuse, Reply
@@ -68,7 +68,7 @@ class Latest:
         )
         return Reply(answer, [])
 
-    async def _searched(self, node: str, request: GetLatest) -> Search:
+    async def _searched(self, node: str, request: GetLatest) -> CachedSearch:
         """The search for a request: a new one for the first page, and for a later page if it is no longer kept."""
         context, query = self._context, LatestQuery.of(request)
         searched = None if request.after is None else self._kept.get(node, query, context.now_ms())
@@ -82,7 +82,7 @@ class Latest:
                 await turn
             began_ms, end_offset = context.now_ms(), context.store.end_offset(request.stream)
             asked = request.stream, query.is_about, request.fresh_ms, request.depth_facts
-            searched = Search(await context.in_executor(self._look_up, *asked), end_offset, context.now_ms())
+            searched = CachedSearch(await context.in_executor(self._look_up, *asked), end_offset, context.now_ms())
             context.pacer.spend(Use.SEARCH_MS, node, searched.at_ms - began_ms, searched.at_ms)
         finally:
             self._turns.leave(node, turn)

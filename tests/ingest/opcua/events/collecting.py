@@ -109,7 +109,7 @@ class Server:
         self.types_read += [one.NodeId.to_string() for one in parameters.NodesToRead]
         return [ua.DataValue(ua.Variant(ua.QualifiedName("PumpEventType", 1))) for _ in parameters.NodesToRead]
 
-    def begin(self, number: int, route: Route) -> None:
+    def begin_subscription(self, number: int, route: Route) -> None:
         self.adopt(number, route)
         self.begun.append(number)
 
@@ -121,7 +121,7 @@ class Server:
         number = number or self._number
         sent_ns = (8 + 25 * (number - 1)) * S  # later for the next subscription than its creation lets expect
         header = Header(number, 2, sent_ns, has_data=bool(content.events))
-        await self.routes[number].take(header, content)
+        await self.routes[number].take_publication(header, content)
 
 
 LAST_LIFE = "1970-01-01T00:00:06Z"  # of the first answer, less two seconds: the clock showed more at the creation
@@ -156,7 +156,7 @@ class Collecting:
 
     async def _live(self, *, is_kept: bool) -> None:
         async with TaskGroup() as group:
-            await self.collector.begin(self.server, self.server, group, is_kept=is_kept)  # type: ignore[arg-type]
+            await self.collector.begin_life(self.server, self.server, group, is_kept=is_kept)  # type: ignore[arg-type]
             await self.collector.run(self.server, self.server)  # type: ignore[arg-type]
 
     async def missing(self, notification: Missing) -> None:

@@ -106,7 +106,7 @@ async def test_a_subscription_that_ends_is_replaced(caplog: pytest.LogCaptureFix
         old = run.server.routes[1]
         await run.server.publish(of(status=BAD_TIMEOUT))
         await wait_until_async(lambda: run.server.refreshes == [1, 2], "another refresh")
-        await old.take(Header(1, 9, 9 * S, has_data=True), of(event(message="late")))
+        await old.take_publication(Header(1, 9, 9 * S, has_data=True), of(event(message="late")))
         await run.server.publish(of(event(message="x")))
         await wait_until_async(lambda: run.said() == ["x"], "the event")
     assert logged(caplog, "event_subscription_lost") == ["BadTimeout"]

@@ -27,7 +27,7 @@ END = event(REFRESH_END, 99)
 def known(*events: Event) -> RetainedConditions:
     """A book that has seen these."""
     book = RetainedConditions()
-    book.take(events, [], more=False)
+    book.take_publication(events, [], more=False)
     return book
 
 
@@ -42,9 +42,9 @@ def test_live_events_pass() -> None:
     book = RetainedConditions()
     plain = event(message="x")
     ended = condition("High", 3, retain=False)
-    assert book.take([HIGH, plain, LOW], [], more=False) == AcceptedEvents([HIGH, plain, LOW])
+    assert book.take_publication([HIGH, plain, LOW], [], more=False) == AcceptedEvents([HIGH, plain, LOW])
     assert book.knows(condition("Low", 9))
-    assert book.take([ended], [], more=False).events == [ended]
+    assert book.take_publication([ended], [], more=False).events == [ended]
     assert book.retained == [LOW]
 
 
@@ -56,7 +56,7 @@ def test_a_refresh_distinguishes_known_new_and_absent() -> None:
     later_ns = HIGH.receive_time_ns + 1
     again = replace(condition("High", 1, active=True, event_id=b"another"), receive_time_ns=later_ns, handle=2)
     new = condition("Third", 5, active=True)
-    found = book.take([again, new], [start(10), END], more=False)
+    found = book.take_publication([again, new], [start(10), END], more=False)
     assert found == AcceptedEvents([new], frozenset({0}), [LOW], is_complete=True)
     assert names(book.retained) == ["i=High", "i=Third"]
     assert not book.is_refreshing
@@ -67,7 +67,7 @@ def test_a_change_while_no_session_was_open_is_new() -> None:
     book = known(HIGH)
     book.ask()
     later = condition("High", 5, active=True)
-    assert book.take([later], [start(10), END], more=False).events == [later]
+    assert book.take_publication([later], [start(10), END], more=False).events == [later]
 
 
 def test_a_live_event_within_a_refresh_is_not_marked() -> None:
@@ -75,7 +75,7 @@ def test_a_live_event_within_a_refresh_is_not_marked() -> None:
     book = known(HIGH)
     book.ask()
     live, plain = condition("High", 11, active=False), event(at_s=3, message="x")
-    found = book.take([live, plain], [start(10), END], more=False)
+    found = book.take_publication([live, plain], [start(10), END], more=False)
     assert (found.events, found.refreshed, found.absent) == ([live, plain], frozenset(), [])
 
 
@@ -84,18 +84,18 @@ def test_a_refresh_ends_with_its_burst() -> None:
     refresh as well, as long as the server has more to send at once."""
     book = known(HIGH, LOW)
     book.ask()
-    assert not book.take([HIGH], [], more=True).is_complete
-    assert not book.take([], [start(10), END], more=True).is_complete
-    found = book.take([LOW], [], more=False)
+    assert not book.take_publication([HIGH], [], more=True).is_complete
+    assert not book.take_publication([], [start(10), END], more=True).is_complete
+    found = book.take_publication([LOW], [], more=False)
     assert (found.events, found.absent, found.is_complete) == ([], [], True)
 
 
 def test_a_refresh_that_another_client_asked_for_counts() -> None:
     """Some servers send it to everybody. What came earlier in its burst is part of it, what came before is not."""
     book = known(HIGH, LOW)
-    assert book.take([HIGH], [], more=True).events == [HIGH]
-    assert book.take([], [start(10), END], more=False).absent == [LOW]
-    assert not known(HIGH).take([], [END], more=False).is_complete
+    assert book.take_publication([HIGH], [], more=True).events == [HIGH]
+    assert book.take_publication([], [start(10), END], more=False).absent == [LOW]
+    assert not known(HIGH).take_publication([], [END], more=False).is_complete
 
 
 def test_a_refresh_that_lost_events_proves_no_absence() -> None:
@@ -103,13 +103,13 @@ def test_a_refresh_that_lost_events_proves_no_absence() -> None:
     book = known(HIGH)
     book.ask()
     book.mark_incomplete()
-    found = book.take([], [start(10), END], more=False)
+    found = book.take_publication([], [start(10), END], more=False)
     assert (found.absent, found.is_complete) == ([], False)
     book.ask()
     book.abandon()
-    assert not book.take([], [END], more=False).is_complete
+    assert not book.take_publication([], [END], more=False).is_complete
     book.ask()
-    assert not book.take([], [start(10)], more=False).is_complete
+    assert not book.take_publication([], [start(10)], more=False).is_complete
     assert book.is_refreshing
     assert book.retained == [HIGH]
 
@@ -118,13 +118,13 @@ def test_branches_are_conditions_of_their_own() -> None:
     """An earlier occurrence that nobody has acknowledged is retained beside the present state."""
     branch = condition("High", 1, branch_id="i=77")
     book = known(HIGH, branch)
-    book.take([condition("High", 4, retain=False, branch_id="i=77")], [], more=False)
+    book.take_publication([condition("High", 4, retain=False, branch_id="i=77")], [], more=False)
     assert book.retained == [HIGH]
 
 
 def test_a_server_may_require_a_refresh() -> None:
     """RefreshRequired is told to the caller."""
-    assert RetainedConditions().take([], [event(REFRESH_REQUIRED)], more=True).is_refresh_required
+    assert RetainedConditions().take_publication([], [event(REFRESH_REQUIRED)], more=True).is_refresh_required
 
 
 def test_the_number_of_known_conditions_is_limited() -> None:
@@ -132,7 +132,7 @@ def test_the_number_of_known_conditions_is_limited() -> None:
     book = known(*(condition(str(n)) for n in range(CONDITIONS_MAX + 5)))
     assert len(book.retained) == CONDITIONS_MAX
     changed = condition("0", 7)
-    book.take([changed], [], more=False)
+    book.take_publication([changed], [], more=False)
     assert changed in book.retained
 
 
@@ -140,7 +140,7 @@ def test_refreshes_keep_a_distance() -> None:
     """The first at once, the next after a pause that doubles while refreshes lose events themselves."""
     plan = RefreshPlan()
     assert not plan.is_due(5)
-    plan.begin(5)
+    plan.begin_subscription(5)
     assert plan.is_due(5)
     plan.asked(5)
     plan.want(6)
@@ -165,11 +165,11 @@ def test_refreshes_keep_a_distance() -> None:
 def test_a_server_without_refresh_is_asked_once_a_subscription() -> None:
     """A refusal holds until there is a new subscription."""
     plan = RefreshPlan()
-    plan.begin(1)
+    plan.begin_subscription(1)
     plan.refuse()
     plan.want(100)
     assert not plan.is_due(1000)
-    plan.begin(1000)
+    plan.begin_subscription(1000)
     assert plan.is_due(1000)
     plan.asked(1000)
     plan.want(1001)
@@ -179,21 +179,21 @@ def test_a_server_without_refresh_is_asked_once_a_subscription() -> None:
 def test_an_overflow_that_the_server_reports() -> None:
     """Whatever else is in the publication, and before the burst is over."""
     watch = QueueWatch({1: 100})
-    assert watch.take([event(), event(QUEUE_OVERFLOW)], more=True)
-    assert not watch.take([event()], more=False)
+    assert watch.take_publication([event(), event(QUEUE_OVERFLOW)], more=True)
+    assert not watch.take_publication([event()], more=False)
 
 
 def test_a_burst_as_long_as_the_queue_is_taken_for_an_overflow() -> None:
     """For a server that discards without a word. Counted for each item, over all publications of a burst."""
     watch = QueueWatch({1: 3, 2: 3})
-    assert not watch.take([event(handle=1), event(handle=2)], more=True)
-    assert not watch.take([event(handle=1), event(handle=2)], more=False)
-    assert not watch.take([event(handle=1)] * 2, more=True)
-    assert watch.take([event(handle=1)], more=False)
-    assert not watch.take([event(handle=1)] * 2, more=False)
+    assert not watch.take_publication([event(handle=1), event(handle=2)], more=True)
+    assert not watch.take_publication([event(handle=1), event(handle=2)], more=False)
+    assert not watch.take_publication([event(handle=1)] * 2, more=True)
+    assert watch.take_publication([event(handle=1)], more=False)
+    assert not watch.take_publication([event(handle=1)] * 2, more=False)
 
 
 def test_a_queue_of_unknown_size_is_not_watched() -> None:
     """Servers that tell 0 or 1 for events do not mean it."""
     watch = QueueWatch({1: 0, 2: 1})
-    assert not watch.take([event(handle=1)] * 5 + [event(handle=2)] * 5 + [event(handle=3)], more=False)
+    assert not watch.take_publication([event(handle=1)] * 5 + [event(handle=2)] * 5 + [event(handle=3)], more=False)

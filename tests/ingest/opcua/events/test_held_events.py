@@ -84,6 +84,6 @@ async def test_a_stop_right_after_the_clock_was_set_is_a_loss() -> None:
     """In the times of the clock as it was: the next process begins its gap on the clock as it is now."""
     run = await collecting_again()
     clock = run.collector.clock
-    clock.note(clock.now_ns() + 3_600 * S, clock.least_ns())
-    await run.collector.end()
+    clock.note_reading(clock.now_ns() + 3_600 * S, clock.least_ns())
+    await run.collector.end_recording()
     assert run.lost() == [("clock_set_back", 0, LAST_LIFE)]

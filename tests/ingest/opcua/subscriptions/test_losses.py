@@ -16,7 +16,7 @@ def test_losses_of_one_reason_are_one_gap_up_to_the_next_reading() -> None:
     losses.add(NOT_DELIVERED, Moment(30 * S), [1], NOW)
     losses.add(NOT_DELIVERED, Moment(40 * S), [1], NOW)
     assert losses
-    assert losses.take(NOW) == [
+    assert losses.take_gaps(NOW) == [
         TagGap(SERVER_QUEUE_OVERFLOW, 10 * S, 100 * S, (1, 2)),
         TagGap(NOT_DELIVERED, 30 * S, 100 * S, (1,)),
     ]
@@ -27,7 +27,7 @@ def test_a_loss_within_which_the_clock_was_set_back_is_said_in_both_times() -> N
     """As the clock is now, and as it was."""
     losses = Losses()
     losses.add(NOT_DELIVERED, Moment(90 * S), [1], NOW)
-    assert losses.take(Moment(50 * S, 60 * S)) == [
+    assert losses.take_gaps(Moment(50 * S, 60 * S)) == [
         TagGap(NOT_DELIVERED, 30 * S, 50 * S, (1,)),
         TagGap(CLOCK_SET_BACK, 90 * S, 110 * S + CLOCK_JUMP_NS, (1,)),
     ]
@@ -37,20 +37,20 @@ def test_a_tag_is_absent_from_the_first_sign_to_its_first_value() -> None:
     """A tag of an edited map goes on under its new number, and one that is wanted no more is forgotten. Those that went
     at different times are different gaps, since one may be a week old."""
     absences, losses = Absences(), Losses()
-    assert absences.begin([1, 2, 3, 4], Moment(10 * S)) == [1, 2, 3, 4]
-    assert absences.begin([2, 5], Moment(20 * S)) == [5]
+    assert absences.begin_absence([1, 2, 3, 4], Moment(10 * S)) == [1, 2, 3, 4]
+    assert absences.begin_absence([2, 5], Moment(20 * S)) == [5]
     absences.keep({2, 3, 5, 9}, {4: 9})
     assert absences.tags == {2, 3, 5, 9}
     assert (absences.since(2), absences.since(1)) == (Moment(10 * S), None)
     absences.request([2, 5, 7])
     assert absences.among({1, 2, 3, 5, 9}) == {2, 5}, "what arrives of the others is of their old items"
-    absences.begin([5], Moment(30 * S))
-    absences.end([2, 5], losses, NOW)
+    absences.begin_absence([5], Moment(30 * S))
+    absences.end_absence([2, 5], losses, NOW)
     assert absences.tags == {3, 5, 9}
     absences.request([5, 9])
-    absences.end([5, 9], losses, NOW)
+    absences.end_absence([5, 9], losses, NOW)
     assert absences.tags == {3}
-    assert losses.take(NOW) == [
+    assert losses.take_gaps(NOW) == [
         TagGap(ITEM_GONE, 10 * S, 100 * S, (2, 9)),
         TagGap(ITEM_GONE, 20 * S, 100 * S, (5,)),
     ]
