@@ -148,7 +148,7 @@ async def test_each_part_goes_by_the_settings_of_its_peer(store: FactStore) -> N
     assert server._refuses_request == judge.refuses_request
     assert server._context.limits_of("plant-a-2").consumers_max == 3
     assert puller._requester._refuses_answer == judge.refuses_answer
-    assert puller._runner._judge is comparer._judge is judge
+    assert puller._runner._judge is comparer._tools.judge is judge
     bandwidth = runtime.bandwidths["plant-a-2"]
     throttled = [comparer._requester, puller._runner.artifacts._requester]
     assert all(one._bandwidth is bandwidth for one in (puller, *throttled))
