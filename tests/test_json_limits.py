@@ -110,7 +110,7 @@ def test_no_module_parses_json_past_the_limit() -> None:
     parses = re.compile(r"json\.loads?\(|msgspec\.json\.(?:decode|Decoder)\(")
     checked = {
         "node/stored_samples.py", "query/scan/messages.py", "fact_store/append/checkpoint.py",  # objects of stored facts, checked where they came in
-        "query/sql/plan.py",  # what the planner wrote
+        "query/sql/scan_plan.py",  # what the planner wrote
         "node/clock.py",  # four numbers that this node wrote, and objects of stored facts
         "replication/broker/config.py",  # a file of ours, or damaged
         "ingest/opcua/subscriptions/audit.py",  # what our decoder wrote

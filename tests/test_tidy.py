@@ -82,7 +82,7 @@ CORES = tuple(
         "agent/health": "brief consumer_lag flash metrics problems samples verdict watchdog",
         "agent/ingest": "clock completeness gap lifecycle probe_result sampling",
         "agent/ingest/modbus": (
-            "address block columns counters decode no_value plan poll_grid refusal refusal_search sweep units"
+            "address block columns counters decode no_value poll_grid read_plan refusal refusal_search sweep units"
         ),
         "agent/ingest/modbus/explore": "interpretation register_scan register_text",
         "agent/ingest/modbus/line": "answers frames",
@@ -91,7 +91,7 @@ CORES = tuple(
         "agent/ingest/opcua/explore": "tag_rows walk",
         "agent/ingest/opcua/history": "gap_fill",
         "agent/ingest/opcua/security": "certificate_facts refusal trust_list",
-        "agent/ingest/opcua/subscriptions": "liveness losses monitoring plan",
+        "agent/ingest/opcua/subscriptions": "item_plan liveness losses monitoring",
         "agent/ingest/opcua/values": "structures variant",
         "agent/ingest/tags": "change columns csv_rows example sheet tag_map templates toml_rows",
         "agent/ingest/tags/foreign": "ignition kepware neuron translation",
@@ -100,7 +100,7 @@ CORES = tuple(
         "agent/pair": "claims leadership witness",
         "agent/query/latest": "latest_rows latest_search latest_summary tag_age",
         "agent/query/scan": "bounds fact_columns times",
-        "agent/query/sql": "plan",
+        "agent/query/sql": "scan_plan",
         "agent/replication/broker": "config diagnosis",
         "agent/replication/mqtt": "carrier publish_packet",
         "agent/replication/pki": "rotation",

@@ -45,7 +45,7 @@ def incidents() -> set[str]:
         for node in ast.walk(ast.parse(file.read_text("utf-8"))):
             kinds: list[ast.expr] = []
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-                kinds = node.args[:1] if node.func.attr in {"add_incident", "note"} else []
+                kinds = node.args[:1] if node.func.attr in {"add_incident", "note_incident"} else []
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "_report":
                 kinds = node.args[3:4]
             elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "INCIDENT":

@@ -41,7 +41,7 @@ modbus = LazyGroup(
     lazy={
         "scan": "agent.cli.modbus.scan:scan",
         "read": "agent.cli.modbus.read:read",
-        "probe": "agent.cli.modbus.probe:probe",
+        "probe": "agent.cli.modbus.register_probe:probe",
     },
 )
 pki = LazyGroup(

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from agent.columns import SampleColumns
 from agent.ingest import quality
 from agent.ingest.modbus.decode import DecodeError, absence, by_power_of_ten, converter, limited
-from agent.ingest.modbus.plan import Read
+from agent.ingest.modbus.read_plan import Read
 from agent.message import Value
 
 _BITS_OF_BYTE = tuple(tuple(bool(byte >> place & 1) for place in range(8)) for byte in range(256))

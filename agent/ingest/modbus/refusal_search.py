@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from agent.ingest.modbus.address import Register
-from agent.ingest.modbus.plan import Read, Span, read_of
+from agent.ingest.modbus.read_plan import Read, Span, read_of
 from agent.ingest.modbus.refusal import is_about_address
 
 Place = tuple[Register, ...]

@@ -32,8 +32,8 @@ from agent.ingest.modbus.address import Register
 from agent.ingest.modbus.counters import CounterTracker, fall_message
 from agent.ingest.modbus.explore.device import read_tags_over
 from agent.ingest.modbus.line import Endpoints, Line, ReadRefused, UnitGarbled, UnitSilent
-from agent.ingest.modbus.plan import Limits, Read
 from agent.ingest.modbus.poll_grid import MS, Missed, PollGrid
+from agent.ingest.modbus.read_plan import Limits, Read
 from agent.ingest.modbus.refusal import quality_of, reason
 from agent.ingest.modbus.sweep import Question, Sweep
 from agent.ingest.modbus.units import Pauses, Unit

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from agent.ingest.modbus.address import Register
 from agent.ingest.modbus.block import BlockDecoder
-from agent.ingest.modbus.plan import Read, Span
+from agent.ingest.modbus.read_plan import Read, Span
 from agent.ingest.modbus.refusal import SILENT, is_about_address
 from agent.ingest.modbus.refusal_search import Finding, Place, Segment
 from agent.ingest.modbus.units import Planned, Unit, raw_read

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from agent.ingest.modbus.address import Register
 from agent.ingest.modbus.block import BlockDecoder
-from agent.ingest.modbus.plan import Limits, Read, Span, plan_reads, read_of
+from agent.ingest.modbus.read_plan import Limits, Read, Span, plan_reads, read_of
 from agent.ingest.modbus.refusal import SILENT
 from agent.ingest.modbus.refusal_search import Finding, Place, Segment
 

@@ -53,8 +53,8 @@ from agent.ingest.opcua.security.client import (
     connect,
     library_call,
 )
+from agent.ingest.opcua.subscriptions.item_plan import Created, ServerLimits, limit_of
 from agent.ingest.opcua.subscriptions.monitoring import Monitoring, publishing_ms_of, sampling_ms_of
-from agent.ingest.opcua.subscriptions.plan import Created, ServerLimits, limit_of
 from agent.ingest.opcua.values.type_reader import learn_missing
 from agent.ingest.opcua.values.variant import ValueReader
 from agent.ingest.source_clock import ClockReading, read_ns

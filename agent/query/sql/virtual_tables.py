@@ -12,7 +12,7 @@ from typing import Any
 import apsw
 
 from agent.query.scan import COLUMNS, Facts, Scanner
-from agent.query.sql.plan import Plan, is_useful, order_kept
+from agent.query.sql.scan_plan import Plan, is_useful, order_kept
 
 _OPERATORS = {
     apsw.SQLITE_INDEX_CONSTRAINT_EQ: "eq",

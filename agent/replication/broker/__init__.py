@@ -1,6 +1,7 @@
 """The MQTT broker (Mosquitto): generates its configuration, checks and reloads it, tests the connection to a peer."""
 
 from agent.replication.broker.check import check_broker
+from agent.replication.broker.check_session import BrokerTarget
 from agent.replication.broker.config import (
     CONFIG_NAME,
     PORT,
@@ -21,5 +22,4 @@ from agent.replication.broker.reload import (
     find_brokers,
     reload_broker,
 )
-from agent.replication.broker.session import BrokerTarget
-from agent.replication.broker.sessions import UNKNOWN, abuses, received_bytes, zone_loads, zones_by_address
+from agent.replication.broker.zone_loads import UNKNOWN, abuses, received_bytes, zone_loads, zones_by_address

@@ -20,9 +20,7 @@ from itertools import chain
 from paho.mqtt.properties import Properties
 
 from agent.replication import pki
-from agent.replication.broker.config import PACKET_BYTES_MAX, PeerLink
-from agent.replication.broker.diagnosis import ADD_LINK, USE_GENERATED, Diagnostic, bad, bad_files, good, note
-from agent.replication.broker.session import (
+from agent.replication.broker.check_session import (
     WAIT_S,
     BrokerTarget,
     Session,
@@ -30,6 +28,8 @@ from agent.replication.broker.session import (
     connection_steps,
     reason_text,
 )
+from agent.replication.broker.config import PACKET_BYTES_MAX, PeerLink
+from agent.replication.broker.diagnosis import ADD_LINK, USE_GENERATED, Diagnostic, bad, bad_files, good, note
 from agent.replication.protocol.codec import encode_request
 from agent.replication.protocol.errors import ConnectionLost, NotAuthorized, PeerAbsent, TransportError
 from agent.replication.protocol.messages import ListStreams

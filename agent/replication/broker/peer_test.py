@@ -19,6 +19,13 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from agent.replication import pki
+from agent.replication.broker.check_session import (
+    WAIT_S,
+    BrokerTarget,
+    Session,
+    connection_steps,
+    reason_text,
+)
 from agent.replication.broker.config import PACKET_BYTES_MAX
 from agent.replication.broker.diagnosis import (
     ADD_LINK,
@@ -33,13 +40,6 @@ from agent.replication.broker.diagnosis import (
     judge_streams,
     judge_timeout,
     note,
-)
-from agent.replication.broker.session import (
-    WAIT_S,
-    BrokerTarget,
-    Session,
-    connection_steps,
-    reason_text,
 )
 from agent.replication.protocol.codec import encode_request
 from agent.replication.protocol.errors import NotAuthorized, PeerAbsent

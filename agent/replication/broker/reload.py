@@ -26,9 +26,9 @@ from pathlib import Path
 from cryptography.hazmat.primitives import serialization
 
 from agent.replication import pki
+from agent.replication.broker.check_session import WAIT_S
 from agent.replication.broker.config import CONFIG_NAME, PORT, USER, TopologyError, parse_config, read_rights
 from agent.replication.broker.diagnosis import USE_GENERATED, Diagnostic, bad, bad_files, good, note
-from agent.replication.broker.session import WAIT_S
 
 FILES = ("cafile", "certfile", "keyfile", "crlfile", "plugin_opt_config_file")
 """Settings that name a file of ours."""

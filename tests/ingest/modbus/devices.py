@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from agent.ingest.modbus.address import Register, Table
 from agent.ingest.modbus.decode import value_type
-from agent.ingest.modbus.plan import Limits, Read
+from agent.ingest.modbus.read_plan import Limits, Read
 from agent.ingest.modbus.refusal import SILENT
 from agent.ingest.modbus.sweep import Question, Sweep
 from agent.ingest.modbus.units import Pauses, Unit

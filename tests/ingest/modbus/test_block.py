@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from agent.ingest.modbus.address import Register, Table
 from agent.ingest.modbus.block import BlockDecoder
 from agent.ingest.modbus.decode import ORDERS, DecodeError, ValueType, decode, limited, scaled, value_type
-from agent.ingest.modbus.plan import Read, read_of
+from agent.ingest.modbus.read_plan import Read, read_of
 from agent.ingest.quality import BAD_DECODING_ERROR, UNCERTAIN_ABOVE_RANGE, UNCERTAIN_BELOW_RANGE
 
 SIZES = {"int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8, "float32": 4, "float64": 8}

@@ -13,7 +13,7 @@ from agent.ingest.modbus.block import BlockDecoder
 from agent.ingest.modbus.decode import ENCODINGS, DecodeError, decode, value_type, with_encoding
 from agent.ingest.modbus.explore.interpretation import is_suspicious
 from agent.ingest.modbus.no_value import with_no_value
-from agent.ingest.modbus.plan import read_of
+from agent.ingest.modbus.read_plan import read_of
 from agent.ingest.quality import BAD_DECODING_ERROR, BAD_NO_DATA_AVAILABLE, GOOD
 from agent.ingest.tags.sheet import CellError
 from agent.ingest.tags.tag_map import Cells

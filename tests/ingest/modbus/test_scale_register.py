@@ -13,7 +13,7 @@ from agent.ingest.modbus.address import Register, dialect
 from agent.ingest.modbus.block import BlockDecoder
 from agent.ingest.modbus.decode import by_power_of_ten
 from agent.ingest.modbus.line import Line, ReadRefused
-from agent.ingest.modbus.plan import Limits, plan_reads, read_of
+from agent.ingest.modbus.read_plan import Limits, plan_reads, read_of
 from agent.ingest.quality import BAD_NO_DATA_AVAILABLE, GOOD, UNCERTAIN_ABOVE_RANGE
 from agent.ingest.tags.sheet import CellError
 from agent.ingest.tags.tag_map import Cells

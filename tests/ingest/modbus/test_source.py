@@ -19,8 +19,8 @@ from agent.ingest.errors import SourceLost
 from agent.ingest.modbus.address import Register, Table
 from agent.ingest.modbus.decode import value_type
 from agent.ingest.modbus.line import Endpoints, ReadRefused, UnitSilent
-from agent.ingest.modbus.plan import Read
 from agent.ingest.modbus.poll_grid import Missed, PollGrid
+from agent.ingest.modbus.read_plan import Read
 from agent.ingest.modbus.source import ModbusSource
 from agent.ingest.quality import BAD_COMMUNICATION_ERROR, BAD_DEVICE_FAILURE, BAD_NODE_ID_UNKNOWN, BAD_TIMEOUT
 from agent.ingest.recorder import Recorder

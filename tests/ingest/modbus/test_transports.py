@@ -10,7 +10,7 @@ import pytest
 from agent.ingest.errors import SourceLost, SourceRefused
 from agent.ingest.modbus.address import Table
 from agent.ingest.modbus.line import Line
-from agent.ingest.modbus.plan import Read
+from agent.ingest.modbus.read_plan import Read
 from tests.ingest.modbus.field import field_device, settings
 from tests.ingest.opcua.security.certificates import in_files
 

@@ -9,7 +9,7 @@ import random
 import pytest
 
 from agent.ingest.modbus.address import Register
-from agent.ingest.modbus.plan import Limits
+from agent.ingest.modbus.read_plan import Limits
 from agent.ingest.modbus.refusal import SILENT
 from agent.ingest.modbus.units import Pauses, Unit
 from tests.ingest.modbus.devices import Device, S, fewest_reads, poll, register

@@ -7,7 +7,7 @@ import pytest
 from agent.ingest.modbus import units
 from agent.ingest.modbus.address import Register
 from agent.ingest.modbus.decode import value_type
-from agent.ingest.modbus.plan import Limits, Span
+from agent.ingest.modbus.read_plan import Limits, Span
 from agent.ingest.modbus.refusal import SILENT
 from agent.ingest.modbus.refusal_search import Finding, Segment
 from agent.ingest.modbus.units import SPAN_RETRY_NS, Pauses, Unit

@@ -26,7 +26,7 @@ from agent.ingest.opcua.session import (
     PublishRefused,
     TooManySubscriptions,
 )
-from agent.ingest.opcua.subscriptions.plan import Created, ServerLimits
+from agent.ingest.opcua.subscriptions.item_plan import Created, ServerLimits
 from agent.ingest.opcua.values.variant import ValueReader
 from agent.ingest.source_clock import ClockReading
 

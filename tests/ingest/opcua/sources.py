@@ -10,7 +10,7 @@ from agent.ingest.opcua.decode import Change, Changes, Publication
 from agent.ingest.opcua.publishing import Header
 from agent.ingest.opcua.session import Session
 from agent.ingest.opcua.source import OpcuaSource
-from agent.ingest.opcua.subscriptions.plan import ServerLimits
+from agent.ingest.opcua.subscriptions.item_plan import ServerLimits
 from agent.ingest.opcua.subscriptions.subscription import CallSize, Subscription
 from agent.ingest.recorder import Recorder
 from agent.ingest.sampling import SamplingRule

@@ -15,7 +15,7 @@ from agent.ingest.opcua import poll_source
 from agent.ingest.opcua.address import Reading, TagPoint
 from agent.ingest.opcua.poll_source import OpcuaPollSource
 from agent.ingest.opcua.session import Ending
-from agent.ingest.opcua.subscriptions.plan import ServerLimits
+from agent.ingest.opcua.subscriptions.item_plan import ServerLimits
 from agent.ingest.quality import (
     BAD_COMMUNICATION_ERROR,
     BAD_DECODING_ERROR,

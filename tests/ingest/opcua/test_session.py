@@ -35,8 +35,8 @@ from agent.ingest.opcua.session import (
     new_client,
     open_session,
 )
+from agent.ingest.opcua.subscriptions.item_plan import ServerLimits
 from agent.ingest.opcua.subscriptions.monitoring import AS_THE_SOURCE_SAYS, Monitoring, Trigger
-from agent.ingest.opcua.subscriptions.plan import ServerLimits
 from agent.ingest.opcua.values import type_reader
 from agent.ingest.opcua.values.structures import Shape, StructureType
 from agent.ingest.quality import BAD_NOT_SUPPORTED

@@ -11,8 +11,8 @@ from agent.ingest.opcua.address import Reading, TagPoint
 from agent.ingest.opcua.decode import Change
 from agent.ingest.opcua.session import HEARTBEAT_HANDLE, ItemRequest
 from agent.ingest.opcua.source import OpcuaSource
+from agent.ingest.opcua.subscriptions.item_plan import Created
 from agent.ingest.opcua.subscriptions.monitoring import Monitoring
-from agent.ingest.opcua.subscriptions.plan import Created
 from agent.ingest.quality import (
     BAD_DECODING_ERROR,
     BAD_INDEX_RANGE_INVALID,

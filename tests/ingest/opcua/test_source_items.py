@@ -12,8 +12,8 @@ from agent.ingest.gap import AGENT_STOPPED, ITEM_GONE
 from agent.ingest.opcua import source as source_module
 from agent.ingest.opcua.address import TagPoint
 from agent.ingest.opcua.decode import Change
+from agent.ingest.opcua.subscriptions.item_plan import Created
 from agent.ingest.opcua.subscriptions.monitoring import Monitoring
-from agent.ingest.opcua.subscriptions.plan import Created
 from agent.ingest.quality import (
     BAD_COMMUNICATION_ERROR,
     BAD_NODE_ID_UNKNOWN,

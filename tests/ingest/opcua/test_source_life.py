@@ -11,8 +11,8 @@ from agent.ingest.gap import CLOCK_SET_BACK, NOT_DELIVERED
 from agent.ingest.opcua import source as source_module
 from agent.ingest.opcua.decode import Change
 from agent.ingest.opcua.session import HEARTBEAT_HANDLE, Session
+from agent.ingest.opcua.subscriptions.item_plan import ServerLimits
 from agent.ingest.opcua.subscriptions.liveness import Liveness
-from agent.ingest.opcua.subscriptions.plan import ServerLimits
 from agent.ingest.opcua.subscriptions.subscription import CallSize, Subscription
 from tests.ingest.fakes import FakeStore
 from tests.ingest.opcua.fake_session import (

@@ -8,7 +8,7 @@ from agent.ingest.errors import SourceLost
 from agent.ingest.gap import NOT_DELIVERED
 from agent.ingest.opcua import source as source_module
 from agent.ingest.opcua.subscriptions import subscription as subscription_module
-from agent.ingest.opcua.subscriptions.plan import ServerLimits
+from agent.ingest.opcua.subscriptions.item_plan import ServerLimits
 from agent.ingest.quality import (
     BAD_NODE_ID_UNKNOWN,
     BAD_TOO_MANY_MONITORED_ITEMS,

@@ -14,9 +14,9 @@ from click.testing import CliRunner
 from agent.cli import bsfg
 from agent.replication import pki
 from agent.replication.broker import peer_test
+from agent.replication.broker.check_session import BrokerTarget
 from agent.replication.broker.diagnosis import Diagnostic, Outcome
 from agent.replication.broker.peer_test import Peer, check_peer
-from agent.replication.broker.session import BrokerTarget
 from tests.replication.broker.zones import target_of
 from tests.replication.nodes import STREAM, Node, write_node_toml
 from tests.support.mosquitto import Mosquitto, free_port

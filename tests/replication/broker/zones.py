@@ -16,8 +16,8 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from agent.replication import pki
+from agent.replication.broker.check_session import BrokerTarget
 from agent.replication.broker.config import PeerLink
-from agent.replication.broker.session import BrokerTarget
 from tests.support.mosquitto import HOST, Mosquitto
 from tests.waiting import LIMIT_S, wait_until
 

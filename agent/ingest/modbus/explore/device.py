@@ -19,7 +19,7 @@ from agent.ingest.modbus.block import BlockDecoder
 from agent.ingest.modbus.explore.interpretation import ranges_to_try
 from agent.ingest.modbus.explore.register_scan import RegisterScan
 from agent.ingest.modbus.line import Line, ReadRefused, UnitGarbled, UnitSilent
-from agent.ingest.modbus.plan import Limits, Read, plan_reads
+from agent.ingest.modbus.read_plan import Limits, Read, plan_reads
 from agent.ingest.modbus.refusal import SILENT, quality_of, reason
 from agent.ingest.probe_result import TagReading
 from agent.ingest.tags.tag_map import Tag

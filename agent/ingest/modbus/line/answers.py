@@ -20,7 +20,7 @@ from enum import Enum
 
 from agent.ingest.modbus.address import ADDRESS_MAX, Table
 from agent.ingest.modbus.line.frames import Frame, Shape, find_rtu, mbap_request, rtu_request, shape_of, split_mbap
-from agent.ingest.modbus.plan import Read
+from agent.ingest.modbus.read_plan import Read
 from agent.ingest.modbus.refusal import GATEWAY_CODES
 
 RECEIVED_MAX = 4_096  # bytes kept; a line that babbles has no answer further back

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from pymodbus.framer import FramerRTU  # tidy: its checksum, a pure function
 
 from agent.ingest.modbus.address import Table
-from agent.ingest.modbus.plan import Read
+from agent.ingest.modbus.read_plan import Read
 
 FUNCTIONS = {Table.COIL: 1, Table.DISCRETE: 2, Table.HOLDING: 3, Table.INPUT: 4}
 EXCEPTION_BIT = 0x80

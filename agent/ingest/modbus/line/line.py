@@ -24,7 +24,7 @@ from agent.ingest.errors import IngestError, SourceLost
 from agent.ingest.modbus.line.connection import Connection, ConnectionEnded, open_connection
 from agent.ingest.modbus.line.endpoint import Endpoint
 from agent.ingest.modbus.line.frames import Frame, shape_of
-from agent.ingest.modbus.plan import Read
+from agent.ingest.modbus.read_plan import Read
 from agent.ingest.modbus.refusal import BUSY, GATEWAY_CODES, quality_of, reason
 from agent.settings.sources import ModbusSourceSettings
 

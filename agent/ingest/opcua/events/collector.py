@@ -47,8 +47,8 @@ from agent.ingest.opcua.events.event_service import EventService, standard_type_
 from agent.ingest.opcua.publisher import Publisher, Route
 from agent.ingest.opcua.publishing import Header, Missing
 from agent.ingest.opcua.session import Session
+from agent.ingest.opcua.subscriptions.item_plan import Created, ItemPlan
 from agent.ingest.opcua.subscriptions.liveness import Liveness
-from agent.ingest.opcua.subscriptions.plan import Created, ItemPlan
 from agent.ingest.recorder import Recorder
 from agent.ingest.source_clock import SourceClock
 from agent.message import Message

@@ -22,8 +22,8 @@ from agent.ingest.opcua.decode import Change
 from agent.ingest.opcua.publisher import Publisher
 from agent.ingest.opcua.session import Session, TooManySubscriptions
 from agent.ingest.opcua.subscriptions.audit import Findings, is_missed
+from agent.ingest.opcua.subscriptions.item_plan import NEVER_NS, Groups, ServerLimits
 from agent.ingest.opcua.subscriptions.losses import Absences, Losses
-from agent.ingest.opcua.subscriptions.plan import NEVER_NS, Groups, ServerLimits
 from agent.ingest.opcua.subscriptions.subscription import CallSize, Subscription, log_parked
 from agent.ingest.sampling import LAG_NS_MIN
 from agent.ingest.source_clock import SourceClock

@@ -20,9 +20,9 @@ from agent.ingest.errors import SourceLost
 from agent.ingest.opcua.address import TagPoint
 from agent.ingest.opcua.decode import Change
 from agent.ingest.opcua.session import HEARTBEAT_INTERVAL_MS, CallTooLarge, ItemRequest, Session
+from agent.ingest.opcua.subscriptions.item_plan import Created, ItemPlan, ServerLimits
 from agent.ingest.opcua.subscriptions.liveness import Liveness
 from agent.ingest.opcua.subscriptions.monitoring import publishing_ms_of, queue_size_for
-from agent.ingest.opcua.subscriptions.plan import Created, ItemPlan, ServerLimits
 from agent.settings.sources import OpcuaSourceSettings
 from agent.status_codes import status_name
 

@@ -10,7 +10,7 @@ from agent.ingest.modbus.address import Table
 from agent.ingest.modbus.explore.device import SILENT_AT_FIRST_MAX, read_registers, scan_registers
 from agent.ingest.modbus.explore.register_scan import RegisterScan
 from agent.ingest.modbus.line import Line, ReadRefused, UnitSilent
-from agent.ingest.modbus.plan import Read
+from agent.ingest.modbus.read_plan import Read
 from agent.settings.sources import ModbusSourceSettings
 from tests.ingest.modbus.devices import register
 

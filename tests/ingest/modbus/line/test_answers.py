@@ -18,7 +18,7 @@ from agent.ingest.modbus.line import line as line_module
 from agent.ingest.modbus.line.answers import FORGET_NS, AnswerMatcher, Numbering
 from agent.ingest.modbus.line.connection import ConnectionEnded
 from agent.ingest.modbus.line.frames import Frame, checksum
-from agent.ingest.modbus.plan import Read
+from agent.ingest.modbus.read_plan import Read
 from agent.settings.sources import ModbusSourceSettings
 from tests.ingest.modbus.devices import PlayedConnection
 

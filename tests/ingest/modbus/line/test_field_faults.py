@@ -11,7 +11,7 @@ from agent.ingest.errors import SourceLost
 from agent.ingest.modbus.address import Table
 from agent.ingest.modbus.line import Endpoints, Line, UnitSilent
 from agent.ingest.modbus.line import line as line_module
-from agent.ingest.modbus.plan import Read
+from agent.ingest.modbus.read_plan import Read
 from tests.ingest.modbus.field import field_device, line_to, settings
 from tests.waiting import wait_until_async
 

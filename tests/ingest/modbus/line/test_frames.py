@@ -17,7 +17,7 @@ from agent.ingest.modbus.line.frames import (
     shape_of,
     split_mbap,
 )
-from agent.ingest.modbus.plan import Read
+from agent.ingest.modbus.read_plan import Read
 
 READ = Read(1, Table.HOLDING, 100, 2, ())
 UNITS = st.sampled_from([1, 2, 3, 4, 5, 10, 17, 131, 247])  # those whose numbers are also functions among them

@@ -16,7 +16,7 @@ from agent.ingest.modbus.line import line as line_module
 from agent.ingest.modbus.line.connection import ConnectionEnded
 from agent.ingest.modbus.line.frames import Frame
 from agent.ingest.modbus.line.line import frame_pause_ms
-from agent.ingest.modbus.plan import Read
+from agent.ingest.modbus.read_plan import Read
 from agent.ingest.modbus.refusal import is_about_address
 from agent.settings.sources import ModbusSourceSettings
 from tests.ingest.modbus.devices import PlayedConnection

@@ -14,8 +14,8 @@ from agent.ingest.opcua.session import CallTooLarge
 from agent.ingest.opcua.source import OpcuaSource
 from agent.ingest.opcua.subscriptions import audit as audit_module
 from agent.ingest.opcua.subscriptions.audit import Audit, Findings
+from agent.ingest.opcua.subscriptions.item_plan import Created
 from agent.ingest.opcua.subscriptions.monitoring import AS_THE_SOURCE_SAYS, Monitoring, Trigger
-from agent.ingest.opcua.subscriptions.plan import Created
 from agent.ingest.quality import BAD_ENCODING_LIMITS_EXCEEDED, BAD_NODE_ID_UNKNOWN, BAD_USER_ACCESS_DENIED
 from agent.message import Json, Value
 from tests.ingest.fakes import FakeStore

@@ -3,7 +3,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.ingest.opcua.subscriptions.plan import Groups, ServerLimits
+from agent.ingest.opcua.subscriptions.item_plan import Groups, ServerLimits
 
 
 def test_items_fill_one_subscription_after_the_other() -> None:

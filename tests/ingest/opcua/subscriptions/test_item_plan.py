@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.ingest.opcua.subscriptions.plan import Created, ItemPlan
+from agent.ingest.opcua.subscriptions.item_plan import Created, ItemPlan
 
 BAD, OK = Created(0x8034_0000), Created(0, 1)
 

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.ingest.modbus.address import Register, Table
-from agent.ingest.modbus.plan import Limits, Span, plan_reads
+from agent.ingest.modbus.read_plan import Limits, Span, plan_reads
 from tests.ingest.modbus.devices import register
 
 registers = st.lists(

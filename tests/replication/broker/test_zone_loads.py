@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from agent.cli import broker, bsfg
-from agent.replication.broker.sessions import (
+from agent.replication.broker.zone_loads import (
     SESSIONS_MAX,
     UNKNOWN,
     ZoneLoad,
