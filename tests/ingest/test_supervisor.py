@@ -288,7 +288,7 @@ async def test_what_a_person_asks_of_a_source_reaches_it(monkeypatch: pytest.Mon
         polls_missed_total=6, polls_late_total=7, clock=Mock(ahead_ns=None), backfill=Mock(gaps_open=3, values_total=5)
     )
     asked.events.statistics.return_value = (1, 2, 3, 4)
-    asked.events.end = AsyncMock()
+    asked.events.end_recording = AsyncMock()
     asked.finish = AsyncMock()
     asked.read_tags = AsyncMock(return_value=[])
     asked.complete = None
