@@ -214,7 +214,7 @@ def test_one_late_consumer_of_three_fills_the_store(healthy: NodeSnapshot) -> No
 def test_streams_without_a_consumer_fill_the_store(healthy: NodeSnapshot) -> None:
     """Without a consumer no room becomes free: the reason names the stream that is full first."""
     filling = replace(healthy.streams[0], inflow_bytes_per_s=12_000.0)
-    later, sooner = (replace(filling, name=f"facts.in{hours}", hours_until_full=hours) for hours in (9, 3))
+    later, sooner = (replace(filling, name=f"facts.in{hours}", hours_until_full=hours) for hours in (7, 3))
     (reason,) = assess(replace(healthy, consumers=(), streams=(later, sooner))).reasons
     assert (reason.level, reason.alert) == (Level.FULL, True)
     assert reason.text == "facts.in3 is full in 3 h at 12.0 kB/s unless its consumers confirm"

@@ -181,10 +181,10 @@ def test_no_good_sample_has_a_time_that_is_not_believed(start_s: int, steps: lis
 
 
 def test_marking_changes_good_samples_of_the_spans_only() -> None:
-    """A bad or uncertain sample keeps its status, and a good one its flags."""
+    """Of each of the spans; a bad or uncertain sample keeps its status, and a good one its flags."""
     rows = [Sample(1, 10, 1), Sample(1, 20, 1, 0x480), Sample(1, 20, 1, 0x80050000), Sample(1, 20, 1, 0x40940500)]
     columns = SampleColumns.of(rows)
-    assert mark_doubted(columns, [(11, 20)]).qualities == [0, CLOCK_UNCERTAIN | 0x480, 0x80050000, 0x40940500]
+    assert mark_doubted(columns, [(1, 9), (11, 20)]).qualities == [0, CLOCK_UNCERTAIN | 0x480, 0x80050000, 0x40940500]
     assert mark_doubted(columns, []) is columns
     assert status_name(CLOCK_UNCERTAIN | 0x480) == "Uncertain+Clock"
 

@@ -29,12 +29,15 @@ def test_a_clock_that_drifts_is_followed() -> None:
 
 
 def test_a_clock_that_was_set_back_is_followed_at_once() -> None:
-    """A reading that shows less than it must is one: by so much, at most, and its delay."""
+    """A reading that shows less than it must is one: by so much, at most, and its delay. The total of all is kept."""
     clock = ServerClock()
     clock.read(3600 * S, 0, None, 0)
     clock.read(15 * S, 10 * S, clock.least_ns(9 * S), 0)
     assert (clock.now_ns(10 * S, 0), clock.set_back_ns) == (15 * S, 3595 * S)
     assert list(clock.sets) == [Moment(3610 * S)], "on the clock as it was"
+    clock.read(16 * S, 11 * S, clock.least_ns(11 * S), 0)
+    clock.read(7 * S, 12 * S, clock.least_ns(12 * S), 0)
+    assert clock.set_back_ns == 3605 * S
 
 
 def test_a_clock_that_only_a_read_saw_ahead_is_followed_at_the_next_read() -> None:

@@ -263,6 +263,11 @@ async def test_confirmations_that_wait_together_share_a_commit() -> None:
         await wait_until_async(lambda: store.names().count("commit") == saved + 2, "the commit that they share")
         assert await stands(tasks[-1])
         assert store.names().count("commit") == saved + 2
+        now_ms *= 2
+        consumers._commit_awaited("idmz")
+        consumers._commit_awaited("idmz")
+        now_ms *= 2
+        await wait_until_async(lambda: store.names().count("commit") == saved + 4, "the next ones share another")
         for task in tasks:
             task.cancel()
 
@@ -270,7 +275,7 @@ async def test_confirmations_that_wait_together_share_a_commit() -> None:
 async def test_a_parked_fetch_is_answered_by_the_commit_that_brings_facts() -> None:
     """A commit of another stream wakes no fetch; the waited time is counted separately."""
     async with play() as (store, consumers):
-        task = asyncio.create_task(consumers.fetch(ONE, fetch(after=at(20), wait_ms=60_000)))
+        task = asyncio.create_task(consumers.fetch(ONE, fetch(after=at(20), wait_ms=3_600_000)))
         assert await stands(task)
         asked = list(store.asked)
         loop, failures = asyncio.get_running_loop(), list[dict[str, Any]]()
@@ -342,7 +347,7 @@ async def test_a_commit_before_parking_wakes_the_fetch() -> None:
             seen(name, is_at_end=is_at_end, waits_ms=waits_ms)
 
         store.seen = grown  # type: ignore[method-assign]
-        answer = page_of(await consumers.fetch(ONE, fetch(after=at(20), wait_ms=60_000)))
+        answer = page_of(await consumers.fetch(ONE, fetch(after=at(20), wait_ms=3_600_000)))
         assert answer.runs() == [(21, 25)]
 
 
