@@ -62,9 +62,17 @@ def test_each_file_that_cannot_be_used_is_named(folder: Path) -> None:
 
 
 def test_the_end_of_the_certificate_is_reported_before(folder: Path) -> None:
-    """Two months before and afterwards it is a note: the node records and signs on, and receivers decline."""
+    """Two months before and afterwards it is a note: the node records and signs on, and receivers decline. Of the two
+    certificates of a gateway of two, whichever ends first."""
     for begun, says in ((NOW, "ends in 30 days"), (NOW - timedelta(days=90), "has ended")):
         pki.create_signer(folder, "plant-a", begun, days=30, force=True)
         problems, (note,) = check(folder)
         assert problems == []
         assert says in note
+    (folder / "node.toml").write_text(NODE.replace("[signing]", 'name = "plant-a-2"\n[signing]'))
+    for zone_days, node_days in ((1_000, 30), (30, 1_000)):
+        pki.create_signer(folder, "plant-a", NOW, days=zone_days, force=True)
+        pki.create_signer(folder, "plant-a-2", NOW, days=node_days, force=True, key_of="plant-a")
+        with (folder / "signers/plant-a.pem").open("a") as both:
+            both.write((folder / "signers/plant-a-2.pem").read_text())
+        assert "ends in 30 days" in check(folder)[1][0]

@@ -16,14 +16,20 @@ from agent.cli.source import connections
 from agent.cli.source import probe as source_probe
 from agent.cli.source.connections import ConnectionResult
 from agent.cli.store.store_file import report_holes
+from agent.client import asynchronous
 from agent.fact_store import FactStore
 from agent.ingest import ProbeStep
 from agent.ingest.probe_result import Outcome
+from agent.message import Sample
 from agent.pages import Hole
 from agent.query.scan import ScanCounters
+from agent.replication import broker as replication_broker
 from agent.replication.broker.diagnosis import bad, good
+from agent.replication.protocol.messages import BYTES_MAX_MIN
+from agent.settings.node import IdentitySettings, NodeSettings
+from agent.settings.peers import BrokerSettings, PeerSettings
 from agent.settings.store import StoreSettings
-from tests.fact_store.making import TELEMETRY, done, samples, tag
+from tests.fact_store.making import TELEMETRY, done, tag
 from tests.query.making import damage
 
 places = pytest.mark.parametrize("place", [0, 1, 2, None])
@@ -105,21 +111,54 @@ def test_a_connection_that_failed(place: int | None, monkeypatch: pytest.MonkeyP
     assert run("check").exit_code == 0
 
 
+def test_the_links_that_are_tried_at_a_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that this node serves and those over which it asks, of the peers at this broker."""
+    at = BrokerSettings("site", "host", Path("ca"), Path("cert"), Path("key"))
+    streams = (TELEMETRY,)
+    peers = (
+        *(PeerSettings("a", "site", exports=streams), PeerSettings("b", "site", pulls=streams)),
+        *(PeerSettings("c", "other", pulls=streams), PeerSettings("d", "site", appends=streams, asks=True)),
+    )
+    settings = NodeSettings(IdentitySettings("me"), broker=(at,), peer=peers)
+    monkeypatch.setattr(replication_broker, "check_broker", lambda _, links: map(bad, sorted(map(str, links)), links))
+    tried = list[str]()
+    monkeypatch.setattr(connections, "_summarised", lambda _, __, found: tried.extend(one.what for one in found))
+    connections._test_broker(settings, at)
+    assert tried == ["b:me", "d:me", "me:a", "me:d"]
+
+
 @places
-def test_a_damaged_batch_that_is_fetched(place: int | None) -> None:
-    """The facts before and behind it are printed."""
+def test_a_broker_that_is_not_ended(place: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A zone is denied at all brokers of this machine, and each of them is ended."""
+    for number in range(3):
+        Path(f"brokers/{number}").mkdir(parents=True)
+        Path(f"brokers/{number}/mosquitto.conf").touch()
+    monkeypatch.setattr(replication_broker, "deny_nodes", lambda file, _: file)
+    monkeypatch.setattr(
+        *(replication_broker, "end_broker"),
+        lambda file, _: bad("b", "do") if file.parent.name == str(place) else good("g"),
+    )
+    assert run("broker", "deny", "plant-b", "--config", "brokers").exit_code == (place is not None)
+
+
+@places
+def test_a_damaged_batch_that_is_fetched(place: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a page of its own; the facts before and behind it are printed."""
+    monkeypatch.setattr(asynchronous, "PAGE_BYTES", BYTES_MAX_MIN)
     file = Path("state/facts.db")
     file.parent.mkdir()
     with FactStore.open(file, "plant-a", settings=StoreSettings(commit_interval_ms=0, ballast_bytes=0)) as store:
         done(store.appends.define([tag(1)]))
         for number in range(3):
-            done(store.appends.append_samples(TELEMETRY, samples(10, 1 + 10 * number)))
+            rows = [Sample(1, n, (n + number) ** 7 / 3) for n in range(100)]
+            done(store.appends.append_samples(TELEMETRY, rows))
     if place is not None:
-        damage(file, 1 + 10 * place)
-    found = run("fetch", "--stream", TELEMETRY, "--consumer", "local.mes")
+        damage(file, 1 + 100 * place)
+    found = run("fetch", "--stream", TELEMETRY, "--consumer", "local.mes", "--limit", "1000")
     assert found.exit_code == (place is not None), found.output
     printed = [json.loads(line)["offset"] for line in found.output.splitlines() if line.startswith("{")]
-    assert printed == [n for n in range(1, 31) if place is None or n not in range(1 + 10 * place, 11 + 10 * place)]
+    stored = [n for n in printed if n <= 300]  # then comes a fact about the damage
+    assert stored == [n for n in range(1, 301) if (n - 1) // 100 != place]
 
 
 @places
