@@ -88,6 +88,10 @@ async def test_a_fact_is_appended_fetched_and_confirmed(tmp_path: Path) -> None:
         with pytest.raises(LocalError, match="beyond the end"):
             await node.position("local.mes", 4)
         assert [fact.offset for fact in (await node.fetch("local.mes")).facts] == [3]
+    async with served_store(tmp_path):  # another life of the log
+        await node.append("order:4", "released", 4, message_id="order:4")
+        page = await node.fetch("local.other")
+        assert page.position[:2] == (await node.position("local.other", 4))[:2]
 
 
 async def test_a_fetch_waits_for_the_first_fact(tmp_path: Path) -> None:

@@ -284,6 +284,9 @@ async def test_a_message_that_the_store_fails_at_is_given_up_as_a_loss_of_its_ki
     said = json.loads(lost.fact.object_json)
     assert (said["reason"], said["count"], said["first_time"]) == ("store_rejected", 1, "1970-01-01T00:00:07Z")
     assert other._in_flight == 0, "what was given up makes room"
+    for _ in range(2):
+        await other.note_complete({"events": Stored(9)})
+    assert store.complete == {("plc", "events"): Stored(9)}, "and is settled"
 
 
 async def test_the_time_of_the_last_value_is_of_no_bad_sample() -> None:

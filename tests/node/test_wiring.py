@@ -223,11 +223,13 @@ async def test_ready_waits_for_each_broker_that_is_not_optional(store: FactStore
 
 async def test_the_certificates_of_each_broker_are_watched_after_each_reload(tmp_path: Path, store: FactStore) -> None:
     """A reload adds a broker, the next one removes the first: the watcher has the identities of the brokers that are
-    there, whatever was there when it began, and these brokers are kept for the next start."""
+    there, whatever was there when it began, and these brokers are kept for the next start. Its nodes of one zone may
+    then ask who leads."""
     brokers = [broker_of("first"), broker_of("second")]
     node = made(store, brokers=brokers[:1])
     first = node._reloader.settings
-    lists = [first, *(replace(first, broker=tuple(some)) for some in (brokers, brokers[1:]))]
+    pair = tuple(peer_of("plant-a", "second", node=f"plant-a-{n}", asks=True) for n in (1, 2))
+    lists = [first, *(replace(first, broker=tuple(some), peer=pair) for some in (brokers, brokers[1:]))]
     watcher = IdentityWatcher(node._identities)
     async with TaskGroup() as group:
         node._group = group
@@ -239,6 +241,7 @@ async def test_the_certificates_of_each_broker_are_watched_after_each_reload(tmp
             kept = load_kept(tmp_path)
             assert kept is not None
             assert kept.settings.broker == after.broker
+            assert node._shared.lead_desk.claimants == {"plant-a-1": "plant-a", "plant-a-2": "plant-a"}
         assert node._readiness is not None
         node._readiness.cancel()
         node._runtimes["second"].stop()

@@ -14,7 +14,7 @@ from agent.concurrency import TaskGroup
 from agent.fact_store import StoreFull
 from agent.health.snapshot import PairRefusal
 from agent.node.pairing import LeadDesk, PairPorts, PairRunner, partner_lacks
-from agent.node.pairing.runner import SwitchRefused
+from agent.node.pairing.runner import ANSWER_S, SwitchRefused
 from agent.replication.mqtt import Reply
 from agent.replication.protocol.errors import PeerRefused, TransportError
 from agent.replication.protocol.messages import ClaimEntry, ClaimLead, LeadAnswer
@@ -177,6 +177,19 @@ async def test_the_term_that_was_asked_for_is_taken(tmp_path: Path) -> None:
         asked = len(stage.witness.asked)
         await stage.wait(lambda: len(stage.witness.asked) > asked + 20, "renewals")
         assert stage.box.done == ["took the lead", "records"]
+
+
+async def test_a_word_counts_from_its_question(tmp_path: Path) -> None:
+    """The witness answers late, as over a slow line: the lease here ends no later than the one that it lends."""
+
+    async def late(request: ClaimLead) -> LeadAnswer:
+        await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=0.9 * ANSWER_S)
+        return await lends("plant-a")(request)
+
+    async with running(tmp_path) as stage:
+        stage.witness.says = late
+        await stage.wait(lambda: stage.runner.snapshot().witness_heard_ms is not None, "the answer")
+        assert (stage.runner.snapshot().witness_heard_ms or 0) >= 900 * ANSWER_S
 
 
 async def test_a_node_that_hears_nobody_records(tmp_path: Path) -> None:

@@ -3,12 +3,14 @@
 import tomllib
 from dataclasses import fields
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock
 
 import pytest
+from pyspark.errors import PySparkException
 
 from pyspark_bsfg import __main__ as program
 from pyspark_bsfg.errors import JobRefused, SettingsError
+from pyspark_bsfg.jobs import refresh
 from pyspark_bsfg.jobs.land import Order
 from pyspark_bsfg.jobs.refresh import JOBS
 from pyspark_bsfg.jobs.settings import (
@@ -64,6 +66,18 @@ def test_declarations_are_landed_by_the_side() -> None:
     assert (asked.consumer, asked.start, asked.since_unix_ms) == ("local.lake.declared", "cursor", None)
     assert (asked.checkpoint, asked.partitions_min) == ("/data/checkpoint_declared", 3)
     assert (order.folder, order.is_available_now) == (Path("/data/facts_declared"), True)
+
+
+def test_declarations_that_did_not_land_are_landed_at_the_next_refresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are there are not landed again, while the store holds no more."""
+    place, land = MagicMock(), Mock(side_effect=[PySparkException("lost"), None, None])
+    monkeypatch.setattr(refresh, "places", lambda _: [place])
+    monkeypatch.setattr(refresh.land, "run", land)
+    (order,) = Order.all_of(Settings.of(LEAST), is_available_now=True)
+    made = refresh.Refresh(Mock(), Settings.of(LEAST), (), Mock())
+    for _ in range(3):
+        made._land_declarations_of(order, "facts.operational")
+    assert land.call_count == 2
 
 
 def test_the_page_names_every_setting() -> None:
