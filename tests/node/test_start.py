@@ -49,7 +49,7 @@ def test_a_wrong_tag_file_costs_no_other_source_anything(folder: Path) -> None:
     }  # fmt: skip
     assert start.tag_files == {"a": new.encode(), "b": ROW.format("b").encode(), "c": ROW.format("c").encode()}
     noted = list[Note]()
-    store: Any = type("Store", (), {"note": lambda _, *words: noted.append(Note(*words))})()
+    store: Any = type("Store", (), {"note_incident": lambda _, *words: noted.append(Note(*words))})()
     start.report(store)
     assert [(one.kind, one.subject) for one in noted] == [("settings", "source b"), ("settings", "source c")]
     assert all(one.text.startswith("the last map in force is read: ") for one in noted)
