@@ -169,16 +169,16 @@ def _copy_licences(wheels: Iterable[Path], folder: Path) -> None:
         name = wheel.name.partition("-")[0].lower()
         own = HERE / "licences" / f"{name}.txt"
         with zipfile.ZipFile(wheel) as archive:
-            texts = [one for one in archive.namelist() if _is_licence(one)]
+            texts = [name for name in archive.namelist() if _is_licence(name)]
             if not texts and not own.exists():
                 sys.exit(f"bundle: {wheel.name} holds no licence text; put it into {own.relative_to(ROOT)}")
             (folder / name).mkdir(parents=True)
             if own.exists():
                 shutil.copy(own, folder / name / "LICENSE.txt")
-            for one in texts:
+            for licence in texts:
                 # Several may share their last name (LICENSE of the package and of what it bundles).
-                inside = one.partition(".dist-info/")[2].removeprefix("licenses/").replace("/", "-")
-                (folder / name / inside).write_bytes(archive.read(one))
+                inside = licence.partition(".dist-info/")[2].removeprefix("licenses/").replace("/", "-")
+                (folder / name / inside).write_bytes(archive.read(licence))
 
 
 def _is_licence(name: str) -> bool:
@@ -298,7 +298,11 @@ Description: store-and-forward agent for the IT/OT boundary
 def _copyright(build: Build) -> str:
     lines = ["bsfg is under the Apache License 2.0 (/usr/share/common-licenses/Apache-2.0).", ""]
     lines += ["It holds these packages; their texts are in /usr/share/doc/bsfg/licences:", ""]
-    lines += [f"  {one.name} {one.version}: {one.licence}" for one in build.packages.values() if one.name != OWN]
+    lines += [
+        f"  {package.name} {package.version}: {package.licence}"
+        for package in build.packages.values()
+        if package.name != OWN
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -309,7 +313,7 @@ def _read(path: Path) -> str:
 def main() -> None:
     """Build what the arguments name, by default everything; print each file with its size."""
     parser = argparse.ArgumentParser(description="Build bundles and Debian packages.")
-    parser.add_argument("--target", choices=[one.name for one in TARGETS], action="append", help="default: all")
+    parser.add_argument("--target", choices=[target.name for target in TARGETS], action="append", help="default: all")
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
     given = parser.parse_args()
     given.out.mkdir(exist_ok=True, parents=True)

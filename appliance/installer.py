@@ -67,7 +67,7 @@ def unpack(wheels: Iterable[Path], folder: Path, home: str, python: str) -> None
     for wheel in sorted(wheels):
         with zipfile.ZipFile(wheel) as archive:
             for member in archive.infolist():
-                if not member.is_dir() and not any(fnmatch.fnmatch(member.filename, one) for one in OMITTED):
+                if not member.is_dir() and not any(fnmatch.fnmatch(member.filename, pattern) for pattern in OMITTED):
                     _extract(archive, member, packages)
     (folder / "bin").mkdir()
     (folder / "bin" / "python3").symlink_to(f"/usr/bin/{python}")
@@ -167,7 +167,7 @@ def _unused(opt: Path, name: str) -> Path:
     """A folder that does not exist, even if the same version is installed again: the current one is never written
     to."""
     names = (name, *(f"{name}.{number}" for number in range(1, 9)))
-    return next(opt / one for one in names if not (opt / one).exists())
+    return next(opt / free for free in names if not (opt / free).exists())
 
 
 def _point(link: Path, name: str) -> None:

@@ -130,7 +130,9 @@ def requirements_text(names: Iterator[str] | list[str], pins: Mapping[str, Pin])
     lines = []
     for name in sorted(names):
         pin = pins[name]
-        lines.append(" \\\n    ".join([f"{pin.name}=={pin.version}", *(f"--hash=sha256:{one}" for one in pin.digests)]))
+        lines.append(
+            " \\\n    ".join([f"{pin.name}=={pin.version}", *(f"--hash=sha256:{digest}" for digest in pin.digests)])
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -142,7 +144,9 @@ def read_metadata(text: str, digest: str) -> Package:
     licence = expression or (free[0] if free and len(free[0]) < 80 else "")
     if licence in {"", "UNKNOWN"}:
         classified = [
-            one.rpartition(" :: ")[2] for one in header.get_all("Classifier", []) if one.startswith("License")
+            classifier.rpartition(" :: ")[2]
+            for classifier in header.get_all("Classifier", [])
+            if classifier.startswith("License")
         ]
         licence = ", ".join(classified)
     return Package(

@@ -26,7 +26,7 @@ def bill_of_materials(target: Target, packages: Mapping[str, Package], asked: Ma
                 {"name": "bsfg:architecture", "value": target.architecture},
             ],
         },
-        "components": [_component(one, "library") for name, one in sorted(packages.items()) if name != OWN],
+        "components": [_component(package, "library") for name, package in sorted(packages.items()) if name != OWN],
         "dependencies": [
             {"ref": _reference(packages[name]), "dependsOn": [_reference(packages[other]) for other in others]}
             for name, others in sorted(asked.items())

@@ -93,11 +93,12 @@ def _action(function: ast.AST, call: ast.Call) -> ast.expr | None:
         (node.lineno, node.value)
         for node in ast.walk(function)
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None and node.lineno <= call.lineno
-        if "extra" in {ast.unparse(one) for one in getattr(node, "targets", [getattr(node, "target", None)]) if one}
+        if "extra"
+        in {ast.unparse(target) for target in getattr(node, "targets", [getattr(node, "target", None)]) if target}
     ]
     uses_extra = any(isinstance(node, ast.Name) and node.id == "extra" for value in given for node in ast.walk(value))
     if uses_extra and assigned:
-        given.append(max(assigned, key=lambda one: one[0])[1])
+        given.append(max(assigned, key=lambda item: item[0])[1])
     for value in given:
         for node in ast.walk(value):
             if isinstance(node, ast.Dict):

@@ -40,11 +40,11 @@ def wrapped(text: str, *, is_python: bool) -> str:
     if max(map(len, lines)) <= COLUMNS:
         return text
     found = python_paragraphs(text, lines) if is_python else markdown_paragraphs(lines)
-    for one in sorted(found, reverse=True):
-        old = lines[one.first : one.end]
+    for paragraph in sorted(found, reverse=True):
+        old = lines[paragraph.first : paragraph.end]
         if max(map(len, old)) > COLUMNS and not any(map(COLUMN_GAP.search, old)):
-            words = [old[0][len(one.head) :], *(line[len(one.indent) :] for line in old[1:])]
-            lines[one.first : one.end] = filled(" ".join(words), one.head, one.indent)
+            words = [old[0][len(paragraph.head) :], *(line[len(paragraph.indent) :] for line in old[1:])]
+            lines[paragraph.first : paragraph.end] = filled(" ".join(words), paragraph.head, paragraph.indent)
     return "\n".join(lines)
 
 

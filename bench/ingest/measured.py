@@ -103,7 +103,7 @@ async def _moved(count: Callable[[], int]) -> None:
 
 
 def _has_all_tags(ingest: Ingest) -> bool:
-    return not any(one.tags_silent for one in ingest.statistics())
+    return not any(source.tags_silent for source in ingest.statistics())
 
 
 async def _until(condition: Callable[[], bool]) -> None:

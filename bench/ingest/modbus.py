@@ -39,7 +39,7 @@ def run(items: Sequence[int], seconds: float, minutes: float, below: Path | None
         rounds = [_round(folder, count, seconds, words=False) for count in items]
         words = _round(folder, middle, seconds, words=True)
         fleet = _fleet(folder, 60 * minutes or max(FLEET_S_MIN, FLEET_ROUNDS * seconds))
-    main = next(one for one in rounds if one["items"] == middle)
+    main = next(turn for turn in rounds if turn["items"] == middle)
     agent, bare = main["agent"], main["bare"]
     values = {
         "source": "modbus",
@@ -48,7 +48,7 @@ def run(items: Sequence[int], seconds: float, minutes: float, below: Path | None
         "limit": {"what": LIMIT, **figures(bare)},
         "ratio": rounded(round(agent["values_per_s"]) / round(bare["values_per_s"])),
         "bytes_per_fact": rounded(agent["bytes_per_fact"]),
-        "by_items": [_told(one) for one in rounds],
+        "by_items": [_told(turn) for turn in rounds],
         "words": _told(words),
         "fleet": fleet,
         "peak_rss_mib": {name: main[name]["peak_rss_mib"] for name in ("agent", "bare")},
@@ -101,26 +101,26 @@ def served_device(folder: Path, name: str, **options: Any) -> Iterator[tuple[Wor
         yield worker, asked
 
 
-def _told(one: Mapping[str, Any]) -> dict[str, Any]:
+def _told(turn: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "items": one["items"],
-        **{role: figures(one[role]) for role in ("agent", "bare")},
-        "cpu_by_bare": rounded(one["agent"]["cpu_us_per_value"] / one["bare"]["cpu_us_per_value"]),
-        "peak_rss_mib": one["agent"]["peak_rss_mib"],
+        "items": turn["items"],
+        **{role: figures(turn[role]) for role in ("agent", "bare")},
+        "cpu_by_bare": rounded(turn["agent"]["cpu_us_per_value"] / turn["bare"]["cpu_us_per_value"]),
+        "peak_rss_mib": turn["agent"]["peak_rss_mib"],
     }
 
 
 def _lines(values: Mapping[str, Any]) -> list[str]:
     lines = []
-    for one, kind in [*((one, "mixed") for one in values["by_items"]), (values["words"], "words")]:
-        agent, bare = one["agent"], one["bare"]
+    for turn, kind in [*((turn, "mixed") for turn in values["by_items"]), (values["words"], "words")]:
+        agent, bare = turn["agent"], turn["bare"]
         lines.append(
-            f"ingest     {one['items']:6} {kind} tags: {agent['facts_per_s']:8,} values/s committed, "
+            f"ingest     {turn['items']:6} {kind} tags: {agent['facts_per_s']:8,} values/s committed, "
             f"{agent['cpu_us_per_fact']} ms of CPU for 1,000"
         )
         lines.append(
             f"limit      pymodbus alone {bare['facts_per_s']:8,} values/s, {bare['cpu_us_per_fact']} ms for 1,000, "
-            f"nothing kept; ratio {one['cpu_by_bare']}"
+            f"nothing kept; ratio {turn['cpu_by_bare']}"
         )
     fleet = values["fleet"]
     lines.append(

@@ -36,7 +36,7 @@ def run(items: Sequence[int], seconds: float, minutes: float, below: Path | None
         middle = items[len(items) // 2]
         encrypted = _encrypted(folder, middle, seconds)
         soak = _soak(folder, minutes) if minutes else None
-    main = next(one for one in rounds if one["items"] == middle)
+    main = next(turn for turn in rounds if turn["items"] == middle)
     plain = main["agent"]
     values = {
         "facts_per_s": round(plain["values_per_s"]),
@@ -44,7 +44,7 @@ def run(items: Sequence[int], seconds: float, minutes: float, below: Path | None
         "limit": {"what": LIMITS["batch"], **figures(main["batch"])},
         "ratio": rounded(round(plain["values_per_s"]) / round(main["batch"]["values_per_s"])),
         "bytes_per_fact": rounded(plain["bytes_per_fact"]),
-        "by_items": [_told(one) for one in rounds],
+        "by_items": [_told(turn) for turn in rounds],
         "encrypted": encrypted,
         "peak_rss_mib": {name: main[name]["peak_rss_mib"] for name in ("agent", "handler", "batch")},
         "items": middle,
@@ -79,8 +79,8 @@ def _encrypted(folder: Path, items: int, seconds: float) -> dict[str, Any]:
         for _ in range(ENCRYPTED_TURNS if seconds >= SECONDS_MIN else 1):
             plain.append(client(folder, "opcua-agent", server, url=url, items=items, seconds=seconds))
             encrypted.append(client(folder, "opcua-agent", server, url=url, items=items, seconds=seconds, **asked))
-    costs = [median([one["cpu_us_per_value"] for one in turns]) for turns in (plain, encrypted)]
-    middle = next(one for one in encrypted if one["cpu_us_per_value"] == costs[1])
+    costs = [median([turn["cpu_us_per_value"] for turn in turns]) for turns in (plain, encrypted)]
+    middle = next(turn for turn in encrypted if turn["cpu_us_per_value"] == costs[1])
     return {**figures(middle), "cpu_share_of_encryption": rounded(1 - costs[0] / costs[1])}
 
 
@@ -99,27 +99,27 @@ def _server(folder: Path, name: str, *, rate: float = 0.0, **options: object) ->
         yield worker, f"opc.tcp://{HOST}:{port}/bench"
 
 
-def _told(one: Mapping[str, Any]) -> dict[str, Any]:
+def _told(turn: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "items": one["items"],
-        **{role: figures(one[role]) for role in ("agent", "handler", "batch")},
-        "cpu_by_batch": rounded(one["agent"]["cpu_us_per_value"] / one["batch"]["cpu_us_per_value"]),
-        "cpu_by_handler": rounded(one["agent"]["cpu_us_per_value"] / one["handler"]["cpu_us_per_value"]),
-        "peak_rss_mib": one["agent"]["peak_rss_mib"],
+        "items": turn["items"],
+        **{role: figures(turn[role]) for role in ("agent", "handler", "batch")},
+        "cpu_by_batch": rounded(turn["agent"]["cpu_us_per_value"] / turn["batch"]["cpu_us_per_value"]),
+        "cpu_by_handler": rounded(turn["agent"]["cpu_us_per_value"] / turn["handler"]["cpu_us_per_value"]),
+        "peak_rss_mib": turn["agent"]["peak_rss_mib"],
     }
 
 
 def _lines(values: Mapping[str, Any]) -> list[str]:
     lines = []
-    for one in values["by_items"]:
-        agent, handler, batch = one["agent"], one["handler"], one["batch"]
+    for turn in values["by_items"]:
+        agent, handler, batch = turn["agent"], turn["handler"], turn["batch"]
         lines.append(
-            f"ingest     {one['items']:6} items: {agent['facts_per_s']:8,} values/s committed, "
-            f"{agent['cpu_us_per_fact']} us of CPU each, {one['peak_rss_mib']} MiB"
+            f"ingest     {turn['items']:6} items: {agent['facts_per_s']:8,} values/s committed, "
+            f"{agent['cpu_us_per_fact']} us of CPU each, {turn['peak_rss_mib']} MiB"
         )
         lines.append(
             f"limit      asyncua's batch callback {batch['cpu_us_per_fact']} us, handler {handler['cpu_us_per_fact']} us, "
-            f"nothing kept; ratio {one['cpu_by_batch']} and {one['cpu_by_handler']}"
+            f"nothing kept; ratio {turn['cpu_by_batch']} and {turn['cpu_by_handler']}"
         )
     encrypted = values["encrypted"]
     share = encrypted["cpu_share_of_encryption"]

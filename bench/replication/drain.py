@@ -91,8 +91,8 @@ def _drain(
         "facts_per_s": round(facts / drain_s),
         **spreads,
         "cpu_us_per_fact": {
-            side: rounded(one["cpu_ns"] / 1000 / one["facts"])
-            for side, one in (("sender", sender), ("receiver", {**receiver, "facts": receiver["facts_stored"]}))
+            side: rounded(used["cpu_ns"] / 1000 / used["facts"])
+            for side, used in (("sender", sender), ("receiver", {**receiver, "facts": receiver["facts_stored"]}))
         },
         "peak_rss_mib": {"sender": sender["peak_rss_mib"], "receiver": receiver["peak_rss_mib"]},
     }
@@ -142,13 +142,13 @@ def _report(
         f"drain      {first['drain_s']:g} s for {facts / 1e6:g} M facts in batches of {BATCH_FACTS}, {first['facts_per_s'] / 1e6:.2f} M facts/s",
         f"limit      {limit_s:.3g} s, {limit / 1e6:.2f} M facts/s in a bare loop with equal blobs; ratio {values['ratio']}",
     ]
-    for one in drains:
+    for drained in drains:
         lines.append(
-            f"beside     {one['live_facts_per_s']:,} live facts/s: {one['drain_s']:g} s, {one['facts_per_s'] / 1e6:.2f} M facts/s"
+            f"beside     {drained['live_facts_per_s']:,} live facts/s: {drained['drain_s']:g} s, {drained['facts_per_s'] / 1e6:.2f} M facts/s"
         )
         for phase in PHASES:
             for place, name in (("in_stream", "behind the backlog"), ("own_stream", "in a stream of its own")):
-                lines.append(f"  {phase:8} {_spread_text(one[phase][place])}, {name}")
+                lines.append(f"  {phase:8} {_spread_text(drained[phase][place])}, {name}")
     return Report("drain", values, lines, described)
 
 

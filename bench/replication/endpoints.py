@@ -216,7 +216,7 @@ async def _pull(options: Options, store: FactStore) -> None:
     asker = Requester(link, SERVING, judge.refuses_answer)
     streams = options.get("streams", [STREAM])
     settings = [pull_settings(stream, options.get("origins", [SERVING])) for stream in streams]
-    pullers = [Puller(asker, store, one, STORE_ERRORS, judge=judge) for one in settings]
+    pullers = [Puller(asker, store, pull_of_stream, STORE_ERRORS, judge=judge) for pull_of_stream in settings]
     async with running(link.run()):
         await link.wait_up()
         since_ns, started_ns = time.process_time_ns(), time.monotonic_ns()
@@ -228,8 +228,8 @@ async def _pull(options: Options, store: FactStore) -> None:
             "ENDED",
             {
                 "started_ns": started_ns,
-                "facts_stored": sum(one.counters.facts_stored for one in found),
-                "pages": sum(one.counters.pages for one in found),
+                "facts_stored": sum(puller.counters.facts_stored for puller in found),
+                "pages": sum(puller.counters.pages for puller in found),
                 **usage(since_ns, broker.port),
             },
         )

@@ -88,7 +88,7 @@ async def _fetch_once(asker: Requester, after: LogPosition, found: _Found) -> No
     async with timeout(ANSWER_S_MAX):
         arrived = await answered
     answer, sealed = arrived.open()
-    count = sum(parse(one).header.count for one in sealed)
+    count = sum(parse(sealed_batch).header.count for sealed_batch in sealed)
     found.fetches_ns.append(time.perf_counter_ns() - start_ns)
     assert isinstance(answer, FetchAnswer), answer
     assert count == BATCH_FACTS

@@ -114,15 +114,17 @@ def counts(state: Path) -> dict[str, int]:
 
 def _is_named(state: Path, zone: str) -> bool:
     time.sleep(LOOK_S)
-    return any(zone in one["subject"] and "no answer" in one["text"] for one in Client(state).status()["reasons"])
+    return any(
+        zone in reason["subject"] and "no answer" in reason["text"] for reason in Client(state).status()["reasons"]
+    )
 
 
 def _cores(seconds: float, **parts: Child) -> dict[str, float]:
     """How many cores each process uses."""
-    before, begun_ns = {name: process_cpu_ns(one.pid) for name, one in parts.items()}, time.monotonic_ns()
+    before, begun_ns = {name: process_cpu_ns(part.pid) for name, part in parts.items()}, time.monotonic_ns()
     time.sleep(seconds)
     elapsed_ns = time.monotonic_ns() - begun_ns
-    return {name: rounded((process_cpu_ns(one.pid) - before[name]) / elapsed_ns) for name, one in parts.items()}
+    return {name: rounded((process_cpu_ns(part.pid) - before[name]) / elapsed_ns) for name, part in parts.items()}
 
 
 def _report(plants: int, found: dict[str, Any], described: dict[str, Any], seconds: float) -> Report:

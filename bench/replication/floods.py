@@ -192,7 +192,7 @@ def _sockets(broker: BrokerAccess, counts: Counter[str], stopped: threading.Even
     opened = list[socket.socket]()
     emit("READY")
     while not stopped.wait(RETRY_S):
-        alive = [one for one in opened if _is_open(one)]
+        alive = [connection for connection in opened if _is_open(connection)]
         counts["closed"] += len(opened) - len(alive)
         opened = alive
         while len(opened) < SOCKETS and not stopped.is_set():
@@ -210,11 +210,11 @@ def _visitors(port: int, counts: Counter[str], stopped: threading.Event) -> None
     opened = list[socket.socket]()
     emit("READY")
     while not stopped.wait(RETRY_S):
-        gone = [one for one in opened if not _is_open(one)]
-        for one in gone:
-            one.close()
+        gone = [connection for connection in opened if not _is_open(connection)]
+        for connection in gone:
+            connection.close()
         counts["closed"] += len(gone)
-        opened = [one for one in opened if one.fileno() >= 0]
+        opened = [connection for connection in opened if connection.fileno() >= 0]
         while len(opened) < VISITORS and not stopped.is_set():
             try:
                 opened.append(socket.create_connection(("127.0.0.1", port), 1.0))
@@ -225,10 +225,10 @@ def _visitors(port: int, counts: Counter[str], stopped: threading.Event) -> None
             counts["connected"] += 1
 
 
-def _is_open(one: socket.socket) -> bool:
-    one.setblocking(False)
+def _is_open(connection: socket.socket) -> bool:
+    connection.setblocking(False)
     try:
-        return one.recv(1) != b""
+        return connection.recv(1) != b""
     except BlockingIOError:
         return True
     except OSError:

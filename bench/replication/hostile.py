@@ -78,7 +78,7 @@ def run(seconds: float, floods: Sequence[str], below: Path | None) -> Report:
         rss_mib = peak_rss_mib(attacked.node.pid)
         assert attacked.node.running, attacked.node.log_tail()
         kept = files_bytes(target) / len(durable_ns)
-    lags_ns = {part: [durable_ns[offset - 1] - at for offset, at in one.items()] for part, one in begun.items()}
+    lags_ns = {part: [durable_ns[offset - 1] - at for offset, at in sent.items()] for part, sent in begun.items()}
     return _report(lags_ns, counts, shares, described, kept, rss_mib, seconds)
 
 
@@ -89,10 +89,16 @@ def _measured(attacked: Attacked, workers: Mapping[str, Child]) -> Iterator[dict
         {"node": attacked.node, "page": attacked.page, "broker": attacked.bed.broker, **workers},
         dict[str, float](),
     )
-    before_ns, begun_ns = {name: process_cpu_ns(one.pid) for name, one in processes.items()}, time.monotonic_ns()
+    before_ns, begun_ns = (
+        {name: process_cpu_ns(process.pid) for name, process in processes.items()},
+        time.monotonic_ns(),
+    )
     yield used
     elapsed_ns = time.monotonic_ns() - begun_ns
-    used |= {name: rounded((process_cpu_ns(one.pid) - before_ns[name]) / elapsed_ns) for name, one in processes.items()}
+    used |= {
+        name: rounded((process_cpu_ns(process.pid) - before_ns[name]) / elapsed_ns)
+        for name, process in processes.items()
+    }
 
 
 def _append_for(attacked: Attacked, file: Path, seconds: float) -> dict[int, int]:
@@ -133,7 +139,7 @@ def _report(
         }
         for kind, latency in each.items()
     }
-    worst = max(each.values(), key=lambda one: one.p99_ms)
+    worst = max(each.values(), key=lambda latency: latency.p99_ms)
     values = {
         **worst.to_dict(),
         "limit": {"what": "the lag of the same zone while nothing floods", **calm.to_dict()},
@@ -190,7 +196,7 @@ def _node_toml(broker: Mosquitto) -> str:
 
 def _is_connected(state_dir: Path) -> bool:
     try:
-        return all(one["connected"] for one in Client(state_dir).status()["brokers"])
+        return all(broker["connected"] for broker in Client(state_dir).status()["brokers"])
     except NodeSilent:
         return False
 

@@ -49,7 +49,7 @@ def run(seconds: float, seed: int, below: Path | None) -> Report:
         for load in (0, LOAD_FACTS_PER_S):
             found[load] = _probe(testbed, load, seconds, seed)
             _limit(testbed, count, round_trips_ns, fsyncs_ns)
-    alone, loaded = (Latency.of(one["lags_ns"]) for one in found.values())
+    alone, loaded = (Latency.of(measured["lags_ns"]) for measured in found.values())
     round_trip, fsync = Latency.of(round_trips_ns), Latency.of(fsyncs_ns)
     limit_p50_ms, limit_p99_ms = (
         ROUND_TRIPS * getattr(round_trip, share) + FSYNCS * getattr(fsync, share) for share in ("p50_ms", "p99_ms")
@@ -77,7 +77,9 @@ def run(seconds: float, seed: int, below: Path | None) -> Report:
         "seconds": seconds,
         "seed": seed,
     }
-    used = [", ".join(f"{side} {share:.0%}" for side, share in one["cpu_share"].items()) for one in found.values()]
+    used = [
+        ", ".join(f"{side} {share:.0%}" for side, share in measured["cpu_share"].items()) for measured in found.values()
+    ]
     idle = ", ".join(f"{side} {share:.2%}" for side, share in found[0]["idle_cpu_share"].items())
     lines = (
         f"lag        {alone}, a fact every 10 ms, append to confirmed",
@@ -102,7 +104,9 @@ def _probe(testbed: Testbed, load_facts_per_s: int, seconds: float, seed: int) -
         idle = {} if load_facts_per_s else _idle(min(IDLE_S, seconds), sender=sending, receiver=pulling)
         receiver = pulling.ended()
     assert receiver["facts_stored"] == sender["facts"], (sender["facts"], receiver)
-    share = {side: rounded(one["cpu_ns"] / 1e9 / seconds) for side, one in (("sender", sender), ("receiver", receiver))}
+    share = {
+        side: rounded(used["cpu_ns"] / 1e9 / seconds) for side, used in (("sender", sender), ("receiver", receiver))
+    }
     return {
         "lags_ns": sender["lags_ns"],
         "cpu_share": share,
@@ -113,9 +117,9 @@ def _probe(testbed: Testbed, load_facts_per_s: int, seconds: float, seed: int) -
 
 def _idle(seconds: float, **parts: Worker) -> dict[str, float]:
     """Processor time of each process while nothing happens, as a share of one core."""
-    before = {name: process_cpu_ns(one.pid) for name, one in parts.items()}
+    before = {name: process_cpu_ns(part.pid) for name, part in parts.items()}
     time.sleep(seconds)
-    return {name: rounded((process_cpu_ns(one.pid) - before[name]) / 1e9 / seconds) for name, one in parts.items()}
+    return {name: rounded((process_cpu_ns(part.pid) - before[name]) / 1e9 / seconds) for name, part in parts.items()}
 
 
 def _limit(testbed: Testbed, count: int, round_trips_ns: list[int], fsyncs_ns: list[int]) -> None:

@@ -100,7 +100,7 @@ class Plant:
         origin = Origin(broker.zone, os.urandom(16))
         self._logs = {stream: Log(stream, origin) for stream in (STREAM, HEALTH_STREAM)}
         definition = TagDefinition(f"tag:{broker.zone}/value", source="bench")
-        self._bodies = [one.to_json() for one in (definition, *(one.definition for one in self._health()))]
+        self._bodies = [known.to_json() for known in (definition, *(sample.definition for sample in self._health()))]
         self._definitions = Definitions()
         for body in self._bodies:
             self._definitions = self._definitions.extended(body)
@@ -123,13 +123,15 @@ class Plant:
     def append_health(self) -> None:
         """Record the health of now."""
         now_ns, samples = time.time_ns(), self._health()
-        self._append(HEALTH_STREAM, [(number, now_ns, one.value, one.quality) for number, one in enumerate(samples, 2)])
+        self._append(
+            HEALTH_STREAM, [(number, now_ns, sample.value, sample.quality) for number, sample in enumerate(samples, 2)]
+        )
 
     def heartbeat(self) -> None:
         """Name the requests that wait."""
         waiting = [log.waiting[1] for log in self._logs.values() if log.waiting is not None]
         if waiting and waiting[0].response_topic is not None:
-            named = encode_heartbeat(one.correlation or b"" for one in waiting)
+            named = encode_heartbeat(request.correlation or b"" for request in waiting)
             with contextlib.suppress(TransportError):  # while the broker is away
                 self.link.require().publish_answer(waiting[0].response_topic, named, b"")
 
@@ -173,17 +175,17 @@ class Plant:
             stream=log.chain.stream,
             frontier=log.frontier,
             end_offset=log.chain.next_sequence - 1,
-            batches=[(one.header.first_sequence, one.header.last_sequence, len(one.sealed)) for one in batches],
+            batches=[(batch.header.first_sequence, batch.header.last_sequence, len(batch.sealed)) for batch in batches],
             lease=None if request.lease is None else LEASE,
             life=origin.life.hex(),
             after=log.at(log.begins(request)),
             lives=[log.at(log.chain.next_sequence - 1)] if batches else [],
         )
-        self._publish(answer, [one.sealed for one in batches], incoming)
+        self._publish(answer, [batch.sealed for batch in batches], incoming)
 
     def _define(self, request: GetDefinitions, incoming: Incoming) -> None:
         origin, (wanted,) = self._logs[STREAM].chain.origin, request.wanted
-        run = DefinitionRun(zone=wanted.zone, digest=wanted.digest, lengths=[len(one) for one in self._bodies])
+        run = DefinitionRun(zone=wanted.zone, digest=wanted.digest, lengths=[len(body) for body in self._bodies])
         answer = DefinitionsAnswer(store_zone=origin.zone, life=origin.life.hex(), runs=[run])
         self._publish(answer, self._bodies, incoming)
 

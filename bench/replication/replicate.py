@@ -68,9 +68,9 @@ def run(facts: int, repeats: int, seed: int, below: Path | None, batch_facts: in
                 target = testbed.folder / f"receiver-{name}" / "facts.db"
                 target.parent.mkdir()
                 sender = signed_source if is_signed else source
-                one = _product_round(testbed, name, sender, target, facts, keys if is_signed else {})
+                turn = _product_round(testbed, name, sender, target, facts, keys if is_signed else {})
                 _check_equal(sender, target)
-                (signed if is_signed else product).append(one)
+                (signed if is_signed else product).append(turn)
                 at_rest = at_rest if is_signed else files_bytes(target.parent) / facts
             bare.append(_bare_round(testbed, number, blobs, filled["batches"], storing_apart=False))
             bare_apart.append(_bare_round(testbed, number, blobs, filled["batches"], storing_apart=True))
@@ -82,13 +82,13 @@ def run(facts: int, repeats: int, seed: int, below: Path | None, batch_facts: in
 
 def _with_signed(report: Report, facts: int, product: list[Round], signed: list[Round]) -> Report:
     """The report, with what signatures cost in the same run."""
-    rate, plain = (median([one.facts_per_s(facts) for one in rounds]) for rounds in (signed, product))
+    rate, plain = (median([turn.facts_per_s(facts) for turn in rounds]) for rounds in (signed, product))
     cpu_us = _cpu_us(signed, facts)
-    wire = median([one.receiver["received_bytes"] / facts for one in signed])
+    wire = median([turn.receiver["received_bytes"] / facts for turn in signed])
     values = {
         "facts_per_s": round(rate),
         "ratio": rounded(rate / plain),
-        "rounds_facts_per_s": [round(one.facts_per_s(facts)) for one in signed],
+        "rounds_facts_per_s": [round(turn.facts_per_s(facts)) for turn in signed],
         "cpu_us_per_fact": cpu_us,
         "wire_bytes_per_fact": rounded(wire),
     }
@@ -143,24 +143,24 @@ def _report(
     queue: mosquitto_queue.Queued,
     described: Mapping[str, Any],
 ) -> Report:
-    rate = median([one.facts_per_s(facts) for one in product])
-    limit = median([one.facts_per_s(facts) for one in bare])
-    limit_apart = median([one.facts_per_s(facts) for one in bare_apart])
+    rate = median([turn.facts_per_s(facts) for turn in product])
+    limit = median([turn.facts_per_s(facts) for turn in bare])
+    limit_apart = median([turn.facts_per_s(facts) for turn in bare_apart])
     cpu_us = _cpu_us(product, facts)
-    peak_mib = {side: max(getattr(one, side)["peak_rss_mib"] for one in product) for side in ("sender", "receiver")}
-    wire = median([one.receiver["received_bytes"] / facts for one in product])
+    peak_mib = {side: max(getattr(turn, side)["peak_rss_mib"] for turn in product) for side in ("sender", "receiver")}
+    wire = median([turn.receiver["received_bytes"] / facts for turn in product])
     values = {
         "facts_per_s": round(rate),
         "limit": {
             "what": "bare loop: equal blobs and pages, SQLite to SQLite through the same broker, both FULL",
             "facts_per_s": round(limit),
-            "rounds_facts_per_s": [round(one.facts_per_s(facts)) for one in bare],
+            "rounds_facts_per_s": [round(turn.facts_per_s(facts)) for turn in bare],
             "cpu_us_per_fact": _cpu_us(bare, facts),
             "storing_apart": {"facts_per_s": round(limit_apart), "ratio": rounded(rate / limit_apart)},
         },
         "ratio": rounded(rate / limit),
         "queued": queue.to_dict(),
-        "rounds_facts_per_s": [round(one.facts_per_s(facts)) for one in product],
+        "rounds_facts_per_s": [round(turn.facts_per_s(facts)) for turn in product],
         "cpu_us_per_fact": cpu_us,
         "bytes_per_fact": rounded(at_rest),
         "bytes_per_fact_sealed": rounded(sealed_bytes / facts),
@@ -191,7 +191,7 @@ def _report(
 def _cpu_us(rounds: list[Round], facts: int) -> dict[str, float]:
     """Processor time a fact, by process; medians."""
     return {
-        "sender": rounded(median([one.sender["cpu_ns"] / facts / 1000 for one in rounds])),
-        "receiver": rounded(median([one.receiver["cpu_ns"] / facts / 1000 for one in rounds])),
-        "broker": rounded(median([one.broker_cpu_ns / facts / 1000 for one in rounds])),
+        "sender": rounded(median([turn.sender["cpu_ns"] / facts / 1000 for turn in rounds])),
+        "receiver": rounded(median([turn.receiver["cpu_ns"] / facts / 1000 for turn in rounds])),
+        "broker": rounded(median([turn.broker_cpu_ns / facts / 1000 for turn in rounds])),
     }

@@ -42,9 +42,9 @@ class PrebuiltReader(DataSourceReader):
             file = pa.ipc.open_file(mapped)
             batches = (file.get_batch(at) for at in range(partition.rest, file.num_record_batches, self.tasks))
             if self.names == [COUNT.name]:
-                yield pa.RecordBatch.from_pydict({COUNT.name: [sum(one.num_rows for one in batches)]}, self.schema)
+                yield pa.RecordBatch.from_pydict({COUNT.name: [sum(batch.num_rows for batch in batches)]}, self.schema)
             else:
-                yield from (one.select(self.names) for one in batches)
+                yield from (batch.select(self.names) for batch in batches)
 
 
 class PrebuiltSource(DataSource):

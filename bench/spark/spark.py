@@ -101,8 +101,8 @@ def measure(
         "seed": seed,
     }
     lines = [
-        f"{'spark' if name == 'all' else '':10} {title:12} {one['facts_per_s']:12,} facts/s; ratio {one['ratio']} to prebuilt Arrow, "
-        f"{one['ratio_to_parquet']} to Parquet; CPU {one['cpu_by_parquet']} of Parquet's, prebuilt {one['limit']['cpu_by_parquet']}; over MQTT {one['ratio_mqtt_to_file']} of the file"
+        f"{'spark' if name == 'all' else '':10} {title:12} {case['facts_per_s']:12,} facts/s; ratio {case['ratio']} to prebuilt Arrow, "
+        f"{case['ratio_to_parquet']} to Parquet; CPU {case['cpu_by_parquet']} of Parquet's, prebuilt {case['limit']['cpu_by_parquet']}; over MQTT {case['ratio_mqtt_to_file']} of the file"
         for name, title in (
             ("all", columns),
             ("three", "3 columns"),
@@ -113,7 +113,7 @@ def measure(
             ("tag", "one tag"),
             ("start", "one fact"),
         )
-        for one in [found[name]]
+        for case in [found[name]]
     ]
     lines += [
         f"two tasks  {speed_up['bsfg']:6.2f} times as fast as one; prebuilt Arrow {speed_up['arrow']}",
@@ -156,7 +156,8 @@ def _fill(folder: Path, facts: int, seed: int) -> Files:
 
     with new_store(folder / "store") as filled:
         for _ in results(
-            (filled.appends.append_samples(STREAM, one) for one in runs("A", seed, facts, BATCH_FACTS)), IN_FLIGHT
+            (filled.appends.append_samples(STREAM, samples) for samples in runs("A", seed, facts, BATCH_FACTS)),
+            IN_FLIGHT,
         ):
             pass
     files = Files(folder / "store" / "facts.db", folder / "facts.arrow", folder / "facts.parquet")
@@ -167,8 +168,8 @@ def _fill(folder: Path, facts: int, seed: int) -> Files:
         StoreFile(str(files.store)).opened() as source,
     ):
         asked = Asked(STREAM, OffsetRange(1, facts), source.bounds(STREAM).life)
-        for one in record_batches(source, asked, schema, HoleLog(source.name, STREAM)):
-            arrow.write(one)
+        for batch in record_batches(source, asked, schema, HoleLog(source.name, STREAM)):
+            arrow.write(batch)
     with pa.memory_map(str(files.arrow)) as mapped:
         rows = pa.ipc.open_file(mapped).read_all()
         pq.write_table(rows, files.parquet, row_group_size=max(facts // TASKS, 1))
@@ -207,7 +208,7 @@ def _readings(
             "mqtt": facts_of(spark, columns=columns, numPartitions=TASKS, endingOffsets=end, **node),
             **others,
         }
-        return rows if where is None else {name: one.where(where) for name, one in rows.items()}
+        return rows if where is None else {name: row.where(where) for name, row in rows.items()}
 
     def to_nowhere(rows: DataFrame) -> Callable[[], None]:
         return lambda: rows.write.format("noop").mode("overwrite").save()

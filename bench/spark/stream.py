@@ -73,7 +73,7 @@ def measure(
 
 def _fill(store: FactStore, seed: int, facts: int) -> None:
     for _ in results(
-        (store.appends.append_samples(STREAM, one) for one in runs("A", seed, facts, BATCH_FACTS)), IN_FLIGHT
+        (store.appends.append_samples(STREAM, samples) for samples in runs("A", seed, facts, BATCH_FACTS)), IN_FLIGHT
     ):
         pass
 

@@ -160,8 +160,8 @@ def _append_in_turns(folder: Path, facts: int, seed: int) -> Stretches:
         for number in range(stretches):
             append_awaited(awaiting, islice(source, stretch_batches), file, found)
             batches, beside = list(islice(source, stretch_batches)), Stretches()
-            for one in (signing, store) if number % 2 else (store, signing):
-                append_sustained(one, batches, found if one is store else beside)
+            for store_now in (signing, store) if number % 2 else (store, signing):
+                append_sustained(store_now, batches, found if store_now is store else beside)
             found.signed_ns += beside.sustained_ns
             found.signed_cpu_ns += beside.sustained_cpu_ns
             found.facts.append(stretch_batches * BATCH_FACTS)

@@ -173,8 +173,8 @@ def _opening_s(path: Path, stream: str, end_offset: int) -> Iterator[float]:
 def drop_page_cache(path: Path) -> None:
     """Ask the kernel to drop the store's pages from its cache. No connection is open here, so no lock can be
     dropped."""
-    for one in sorted(path.parent.glob(f"{path.name}*")):
-        descriptor = os.open(one, os.O_RDONLY)
+    for file in sorted(path.parent.glob(f"{path.name}*")):
+        descriptor = os.open(file, os.O_RDONLY)
         try:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:

@@ -120,7 +120,7 @@ def _append(store: FactStore, batches: Sequence[list[Message]], expected: str) -
     appending = results((store.appends.append_messages(STREAM, batch) for batch in batches), IN_FLIGHT)
     outcomes = list(chain.from_iterable(appending))
     took_ns = time.perf_counter_ns() - start_ns
-    assert all(one.outcome == expected for one in outcomes), f"not all {expected}"
+    assert all(outcome.outcome == expected for outcome in outcomes), f"not all {expected}"
     return took_ns
 
 

@@ -151,7 +151,7 @@ def _listings(store: FactStore) -> Iterator[int]:
 def _fetches(store: FactStore) -> Iterator[int]:
     """How long it takes to resolve the position of a reader at the end, and one of an old life, and to read a page."""
     log = store.log(STREAM)
-    first_offset = next(one.first_offset for one in store.streams() if one.name == STREAM)
+    first_offset = next(stream.first_offset for stream in store.streams() if stream.name == STREAM)
     old = Position(log.at(first_offset), first_offset)
     for _ in range(FETCHES):
         began_ns = time.perf_counter_ns()

@@ -85,7 +85,7 @@ def _confirm(store: FactStore) -> None:
 
 
 def _first_offset(store: FactStore) -> int:
-    return next(one.first_offset for one in store.streams() if one.name == STREAM)
+    return next(stream.first_offset for stream in store.streams() if stream.name == STREAM)
 
 
 def _singles(keeping: FactStore, forgetting: FactStore, seconds: float) -> tuple[Latency, Latency]:

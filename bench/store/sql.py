@@ -121,9 +121,11 @@ def _in_turns(
     return *durations, counters
 
 
-def _equal(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+def _equal(row: tuple[Any, ...], other_row: tuple[Any, ...]) -> bool:
     """Equal up to the last digits, in which sums of doubles in another order differ."""
-    return one[0] == other[0] and all(abs(a - b) < 1e-9 * max(1.0, abs(b)) for a, b in zip(one, other, strict=True))
+    return row[0] == other_row[0] and all(
+        abs(a - b) < 1e-9 * max(1.0, abs(b)) for a, b in zip(row, other_row, strict=True)
+    )
 
 
 def _command_s(file: Path, since_ns: int, until_ns: int, *, is_cold: bool) -> float:

@@ -113,7 +113,7 @@ def run(
         "tags": tags,
         "seconds": seconds,
     }
-    return Report("wear", values, [line for one in rounds for line in _lines(one)], described)
+    return Report("wear", values, [line for turn in rounds for line in _lines(turn)], described)
 
 
 def _lines(found: dict[str, Any]) -> Iterator[str]:
@@ -122,14 +122,14 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
         f"{found['sealed_bytes_per_fact']} bytes sealed; counted at the {found['counted_at']}"
     )
     for zone in (SERVING, ASKING):
-        one = found[zone]
+        worn = found[zone]
         yield (
-            f"{zone:<10} {one['bytes_per_fact']} bytes a fact, {one['gb_a_day']} GB a day, {one['flash_years']} years; "
-            f"{one['commits_per_s']} commits/s, {one['confirmations_alone_per_s']} for confirmations; "
-            f"CPU {one['cpu_us_per_fact']} us a fact"
+            f"{zone:<10} {worn['bytes_per_fact']} bytes a fact, {worn['gb_a_day']} GB a day, {worn['flash_years']} years; "
+            f"{worn['commits_per_s']} commits/s, {worn['confirmations_alone_per_s']} for confirmations; "
+            f"CPU {worn['cpu_us_per_fact']} us a fact"
         )
-        yield "           " + ", ".join(f"{cause} {size}" for cause, size in one["causes"].items())
-        yield f"           oldest fact of a commit: {Latency(**one['lag'])}"
+        yield "           " + ", ".join(f"{cause} {size}" for cause, size in worn["causes"].items())
+        yield f"           oldest fact of a commit: {Latency(**worn['lag'])}"
     yield f"confirmed  {Latency(**found['confirmed'])}"
 
 
@@ -183,7 +183,7 @@ def _started(
         begun.append((zone, process, disk, disk.folder / "state" / "facts.db"))
     for _, process, _, file in reversed(begun):
         process.wait_ready(partial(_has_facts, file, 2 * tags), START_S)
-    return [Node(*one, WalWatch(one[-1])) for one in begun]
+    return [Node(*node, WalWatch(node[-1])) for node in begun]
 
 
 def _source_toml(here: Path, tags: int, port: int) -> str:

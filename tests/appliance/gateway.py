@@ -227,10 +227,10 @@ def _in_cgroups(folders: list[Path]) -> list[str]:
 def _remove_cgroups(folders: list[Path]) -> None:
     """Remove the control groups that a container has left."""
     for folder in folders:
-        below = (one for one in folder.rglob("*") if one.is_dir())
-        for one in [*sorted(below, reverse=True), folder]:
+        below = (file for file in folder.rglob("*") if file.is_dir())
+        for below_it in [*sorted(below, reverse=True), folder]:
             with contextlib.suppress(OSError):  # a process of a killed container may still be ending
-                one.rmdir()
+                below_it.rmdir()
 
 
 def _read_until(terminal: int, end: str | None) -> str:
@@ -279,9 +279,9 @@ def _base(target: Target, *, is_bare: bool) -> Path:
 def clean_gateway(target: Target, folder: Path, *, is_bare: bool = False) -> Iterator[Gateway]:
     """A gateway of this kind for the length of a block, below `folder`."""
     base = _base(target, is_bare=is_bare)
-    root, upper, work = (folder / one for one in ("root", "upper", "work"))
-    for one in (root, upper, work):
-        one.mkdir(parents=True)
+    root, upper, work = (folder / name for name in ("root", "upper", "work"))
+    for layer in (root, upper, work):
+        layer.mkdir(parents=True)
     layers = f"lowerdir={base},upperdir={upper},workdir={work}"
     subprocess.run(["mount", "-t", "overlay", "overlay", "-o", layers, root], check=True)
     network = subprocess.Popen(["unshare", "--net", "sleep", "infinity"])

@@ -195,9 +195,13 @@ def test_a_wheel_cannot_write_outside(tmp_path: Path) -> None:
 
 def test_what_is_left_out_is_really_in_the_packages() -> None:
     """Each pattern of OMITTED still matches a file of an installed package: one that does not is dead."""
-    names = [str(file) for one in importlib.metadata.distributions() for file in one.files or ()]
+    names = [str(file) for distribution in importlib.metadata.distributions() for file in distribution.files or ()]
     elsewhere = {"pyspark_bsfg/*", "*.data/scripts/*"}  # of our own wheel; a wheel, once installed, has no .data
-    unused = [one for one in OMITTED if one not in elsewhere and not any(fnmatch.fnmatch(name, one) for name in names)]
+    unused = [
+        pattern
+        for pattern in OMITTED
+        if pattern not in elsewhere and not any(fnmatch.fnmatch(name, pattern) for name in names)
+    ]
     assert unused == []
 
 

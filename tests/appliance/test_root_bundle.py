@@ -23,7 +23,7 @@ def unpacked(gateway: Gateway, bundle: Path) -> Path:
     """The bundle on the gateway's stick, unpacked by the first command of the page; the folder as seen from outside."""
     gateway.copy_in(bundle, STICK)
     gateway.run(f"cd {STICK} && {commands('bundle')[0]}")
-    (folder,) = [one for one in (gateway.root / "media").iterdir() if one.is_dir()]
+    (folder,) = [folder for folder in (gateway.root / "media").iterdir() if folder.is_dir()]
     return folder
 
 

@@ -302,7 +302,7 @@ def test_arm64_runs_under_emulation(gateway: Gateway, deb: Path, target: Target)
     assert gateway.run("uname -m").strip() == "aarch64"
     assert installed_mib(gateway) <= INSTALLED_MIB_MAX
     python = f"/opt/bsfg/lib/python{target.python}/site-packages"
-    names = [one.name.partition("-")[0] for one in (gateway.root / python.lstrip("/")).glob("*.dist-info")]
+    names = [file.name.partition("-")[0] for file in (gateway.root / python.lstrip("/")).glob("*.dist-info")]
     tops = {"bsfg_agent": "agent", "paho_mqtt": "paho.mqtt.client", "pyserial": "serial", "python_dateutil": "dateutil"}
     modules = ", ".join(tops.get(name.lower(), name.lower()) for name in names)
     gateway.run(f"/opt/bsfg/bin/python3 -sPc 'import {modules}'")

@@ -29,7 +29,7 @@ BACKUPS = st.builds(
     made_unix_ms=st.integers(0, 2**50),
     zone=st.text(max_size=8),
     left_out=st.lists(st.text(max_size=20), max_size=2).map(tuple),
-    files=st.lists(FILES, max_size=6, unique_by=lambda one: (one.place, one.name)).map(tuple),
+    files=st.lists(FILES, max_size=6, unique_by=lambda file: (file.place, file.name)).map(tuple),
 )
 SMALL = Backup("1.0", 1, "plant-a", "/etc/bsfg/plant-a.toml", files=(SavedFile(Place.CONFIG, "plant-a.toml", b"x"),))
 
@@ -93,14 +93,14 @@ def test_a_name_stays_in_its_folder(name: str) -> None:
 
 def test_what_a_backup_may_not_hold() -> None:
     """Two files of one name, state besides the identity and what was learned, and more than fits into memory."""
-    one = SavedFile(Place.CONFIG, "a", b"")
-    assert "twice" in problem_of(Backup("1", 1, files=(one, one)))
+    file = SavedFile(Place.CONFIG, "a", b"")
+    assert "twice" in problem_of(Backup("1", 1, files=(file, file)))
     assert "facts.db" in problem_of(Backup("1", 1, files=(SavedFile(Place.STATE, "facts.db", b""),)))
     assert not problem_of(Backup("1", 1, files=(SavedFile(Place.STATE, "opcua/own.der", b""),)))
     half = bytes(BACKUP_BYTES_MAX // 2 + 1)
     large = (SavedFile(Place.CONFIG, "a", half), SavedFile(Place.CONFIG, "b", half))
     assert "bytes" in problem_of(Backup("1", 1, files=large))
-    assert "files" in problem_of(Backup("1", 1, files=(one,) * 50_001))
+    assert "files" in problem_of(Backup("1", 1, files=(file,) * 50_001))
 
 
 @pytest.mark.parametrize("place", range(4))

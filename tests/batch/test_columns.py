@@ -49,8 +49,8 @@ def unsigned(draw: st.DrawFn) -> array:
     """Integers of some width, the ends of their range often among them."""
     width = draw(st.sampled_from([1, 2, 4, 8]))
     top = 2 ** (8 * width) - 1
-    one = st.sampled_from([0, 1, 255, 256, top - 1, top]) | st.integers(0, top)
-    return array(UNSIGNED[width], draw(st.lists(one.map(lambda number: min(number, top)), min_size=1, max_size=20)))
+    numbers = st.sampled_from([0, 1, 255, 256, top - 1, top]) | st.integers(0, top)
+    return array(UNSIGNED[width], draw(st.lists(numbers.map(lambda number: min(number, top)), min_size=1, max_size=20)))
 
 
 @given(unsigned(), st.data())

@@ -118,11 +118,11 @@ def page_values(columns: list[Any], count: int) -> list[Any]:
     counts = [kinds.count(kind) for kind in range(4)]
     demand(len(floats) % 8 == 0 and all(bit <= 1 for bit in bools), 14)
     doubles = page_column([floats[at : at + 8][::-1].hex() for at in range(0, len(floats), 8)], counts[0])
-    ints = [least + one for one in page_planes(*above, counts[1])]
-    demand(least in range(-(2**63), 2**63) and all(one < 2**63 for one in ints), 14)
+    ints = [least + above_least for above_least in page_planes(*above, counts[1])]
+    demand(least in range(-(2**63), 2**63) and all(integer < 2**63 for integer in ints), 14)
     apart = [
         iter([{"float64": double} for double in doubles]),
-        iter([{"int": str(one)} for one in ints]),
+        iter([{"int": str(integer)} for integer in ints]),
         iter([{"bool": bit == 1} for bit in page_column(list(bools), counts[2])]),
         iter([page_other(other) for other in page_column(others, counts[3])]),
     ]
@@ -161,10 +161,10 @@ def page_facts(header: dict[str, Any], content: bytes) -> list[Any]:
         return [{**fact, "object_json": fact["object_json"].decode()} for fact in facts]
     (first, step, *steps), (earliest, unit, *above), *values, (least, *rest) = columns
     demand(unit >= 1 and (step == 0 or steps[0] == 0), 13)
-    tags = list(accumulate([first, *(step + one for one in page_planes(*steps, count - 1, signed=True))]))
-    times = [earliest + unit * one for one in page_planes(*above, count)]
+    tags = list(accumulate([first, *(step + rest for rest in page_planes(*steps, count - 1, signed=True))]))
+    times = [earliest + unit * unit_count for unit_count in page_planes(*above, count)]
     values = page_values(values, count)
-    qualities = [least + one for one in page_planes(*rest, count)]
+    qualities = [least + above_least for above_least in page_planes(*rest, count)]
     demand(min(tags) >= 1 and max(tags) <= header["definition_count"], 14)
     demand(min(qualities) >= 0 and max(qualities) < 2**32, 14)
     demand((min(times), max(times)) == (header["time_min_ns"], header["time_max_ns"]), 15)
@@ -263,7 +263,7 @@ def message_of(fact: dict[str, Any]) -> Message:
     return Message(Envelope(**envelope), Fact(fact["subject"], fact["predicate"], fact["object_json"].encode()))
 
 
-@pytest.mark.parametrize("vector", [one for one in named("batches") if one.values[0]["header"]["signed"]])
+@pytest.mark.parametrize("vector", [vector for vector in named("batches") if vector.values[0]["header"]["signed"]])
 def test_a_second_reader_verifies_each_record(vector: dict[str, Any]) -> None:
     """The page suffices: bytes put together from its table are those that were signed, the signature holds for them and
     for no other batch, and the product agrees."""

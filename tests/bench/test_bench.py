@@ -27,7 +27,10 @@ SHOWN = re.search(r"<!-- test: small-run -->\n(.*?)<!-- end -->", PAGE.read_text
 assert SHOWN
 COMMANDS = [shlex.split(line)[1:] for line in SHOWN[1].strip().splitlines()]
 SMALL = {
-    " ".join([name, *options[: 2 * ("--source" in options)]]): [name, *(one for one in options if one != "--json")]
+    " ".join([name, *options[: 2 * ("--source" in options)]]): [
+        name,
+        *(option for option in options if option != "--json"),
+    ]
     for _, name, *options in COMMANDS
 } | {
     "ids": ["ids", "--ids", "40000"],

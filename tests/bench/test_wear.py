@@ -72,16 +72,16 @@ def test_two_nodes_are_measured(tmp_path: Path) -> None:
     assert not any(tmp_path.iterdir())
     assert str(tmp_path) not in Path("/proc/self/mounts").read_text("utf-8")
     assert not any(
-        str(tmp_path) in one.read_text("utf-8") for one in Path("/sys/block").glob("loop*/loop/backing_file")
+        str(tmp_path) in file.read_text("utf-8") for file in Path("/sys/block").glob("loop*/loop/backing_file")
     )
     (measured,) = found["rounds"]
     for zone in ("plant-a", "idmz"):
-        one = measured[zone]
-        assert one["bytes_per_fact"] > measured["sealed_bytes_per_fact"]
-        assert sum(one["causes"].values()) == pytest.approx(one["bytes_per_fact"], rel=0.05)
-        assert one["causes"]["log: facts"] > 0
-        assert one["commits_per_s"] > one["confirmations_alone_per_s"]
-        sum_of_years = 8e9 * 3000 / 2 / (one["gb_a_day"] * 1e9) / 365
-        assert one["flash_years"] == pytest.approx(sum_of_years, rel=0.01)
-        assert one["lag"]["count"] > 0
+        worn = measured[zone]
+        assert worn["bytes_per_fact"] > measured["sealed_bytes_per_fact"]
+        assert sum(worn["causes"].values()) == pytest.approx(worn["bytes_per_fact"], rel=0.05)
+        assert worn["causes"]["log: facts"] > 0
+        assert worn["commits_per_s"] > worn["confirmations_alone_per_s"]
+        sum_of_years = 8e9 * 3000 / 2 / (worn["gb_a_day"] * 1e9) / 365
+        assert worn["flash_years"] == pytest.approx(sum_of_years, rel=0.01)
+        assert worn["lag"]["count"] > 0
     assert found["ratio"] == pytest.approx(found["bytes_per_fact"] / found["limit"]["bytes_per_fact"], rel=0.01)

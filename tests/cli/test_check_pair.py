@@ -49,7 +49,7 @@ def check(folder: Path, text: str) -> tuple[list[str], list[str]]:
     (folder / "node.toml").write_text(text)
     done = CliRunner().invoke(bsfg, ["check", "--config", str(folder / "node.toml"), "--json"])
     told = json.loads(done.output)
-    return [one for one in told["problems"] if "pki/" not in one], told["notes"]
+    return [problem for problem in told["problems"] if "pki/" not in problem], told["notes"]
 
 
 def test_a_good_pair_is_no_finding(tmp_path: Path) -> None:

@@ -48,8 +48,10 @@ def test_each_file_that_cannot_be_used_is_named(folder: Path) -> None:
     (folder / "compromised.toml").write_text("[[compromised]]\nkey_id = 'x'\n")
     (folder / "node.toml").write_text(NODE + '[page]\nlisten_port = "x"\n')
     problems, _ = check(folder)
-    assert any("signers/plant-a.key is accessible to others" in one and "chmod 0600" in one for one in problems)
-    assert any("compromised.toml: entry 1 needs key_id and since" in one for one in problems)
+    assert any(
+        "signers/plant-a.key is accessible to others" in problem and "chmod 0600" in problem for problem in problems
+    )
+    assert any("compromised.toml: entry 1 needs key_id and since" in problem for problem in problems)
     assert len(problems) == 3
     (folder / "compromised.toml").unlink()
     pki.create_authority(folder / "tls", NOW)

@@ -145,8 +145,8 @@ async def test_with_a_running_node(folder: Path) -> None:
         await asyncio.wrap_future(store.appends.append_message(STREAM, message))
         await asyncio.wrap_future(store.consumers.register("idmz.ops", "idmz", STREAM))
         await asyncio.wrap_future(store.consumers.confirm("idmz.ops", 1))
-        (one,) = json.loads((await asyncio.to_thread(run, "consumer", "list", "--json")).output)
-        assert (one["state"], one["in_sync"], one["frontier"]) == ("online", True, 1)
+        (consumer,) = json.loads((await asyncio.to_thread(run, "consumer", "list", "--json")).output)
+        assert (consumer["state"], consumer["in_sync"], consumer["frontier"]) == ("online", True, 1)
         assert "online, in sync" in (await asyncio.to_thread(run, "consumer", "list")).output
         refused = await asyncio.to_thread(run, "consumer", "remove", "idmz.ops")
         assert "'idmz.ops' is online" in str(refused.exception)

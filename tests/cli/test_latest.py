@@ -29,11 +29,11 @@ def test_each_tag_has_its_staleness(bsfg: Bsfg, tmp_path: Path) -> None:
         json.loads(line)
         for line in bsfg("latest", "line1/*", "--zone", "plant", "--file", str(file), "--json").stdout.splitlines()
     ]
-    assert [(one["subject"], one["unit"], one["mode"]) for one in found] == [
+    assert [(row["subject"], row["unit"], row["mode"]) for row in found] == [
         ("tag:line1/flow", "m3/h", "degraded"),
         ("tag:line1/temp", "degC", "degraded"),
     ]
-    assert all(one["staleness_ms"] >= 0 and one["as_of"] and one["ahead_ms"] == 0 for one in found)
+    assert all(row["staleness_ms"] >= 0 and row["as_of"] and row["ahead_ms"] == 0 for row in found)
     nothing = bsfg("latest", "line9/*", "--file", str(file))
     assert (nothing.returncode, "no tag matches" in nothing.stderr) == (1, True)
     unknown = bsfg("latest", "--stream", "facts.none", "--file", str(file))

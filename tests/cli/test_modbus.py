@@ -137,8 +137,8 @@ def test_read_gives_each_value_or_the_reason(device: str, bsfg: Bsfg) -> None:
     done = bsfg("modbus", "read", device, "--base", "0", *points, "--json")
     assert done.returncode == 1
     found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [one["register"] for one in found] == ["0", "1", "2", "24", "0", "100", "7"]
-    assert all(2260 <= one["value"] <= 2340 for one in found[:3])
+    assert [row["register"] for row in found] == ["0", "1", "2", "24", "0", "100", "7"]
+    assert all(2260 <= row["value"] <= 2340 for row in found[:3])
     assert 750 <= found[3]["value"] <= 1250
     assert found[5]["value"] == "PM-1"
     assert found[6]["why"] == "unit 1 refuses it: illegal data address (2)"

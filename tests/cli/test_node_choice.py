@@ -67,9 +67,9 @@ def test_commands_take_a_node(etc: Path, tmp_path: Path) -> None:
     nouns = [bsfg.get_command(click.Context(bsfg), name) for name in ("status", "tail", "source")]
     assert isinstance(nouns[2], LazyGroup)
     nouns[2] = nouns[2].get_command(click.Context(nouns[2]), "list")
-    assert [[one.name for one in found.params if isinstance(one, click.Argument)] for found in nouns if found] == [
-        ["node"]
-    ] * 3
+    assert [
+        [param.name for param in found.params if isinstance(param, click.Argument)] for found in nouns if found
+    ] == [["node"]] * 3
     assert "no node runs on" in command.bsfg(tmp_path, "status", "plant-a").stderr
     (etc / "plant-b.toml").touch()
     assert "no source of" not in command.bsfg(tmp_path, "status", "plant-a").stderr

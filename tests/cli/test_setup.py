@@ -330,7 +330,10 @@ def test_only_what_is_new_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert ran == [f"bsfg source test press --all --partial --config {file}", f"bsfg check --config {file}"]
     assert [source["name"] for source in tomllib.loads(file.read_text())["modbus"]] == ["boiler", "press"]
     saved = tomllib.loads((tmp_path / "node.answers").read_text())
-    assert (saved["broker"]["host"], [one["name"] for one in saved["modbus"]]) == ("10.0.0.9", ["boiler", "press"])
+    assert (saved["broker"]["host"], [source["name"] for source in saved["modbus"]]) == (
+        "10.0.0.9",
+        ["boiler", "press"],
+    )
 
 
 def only_source(kind: str, *sections: str) -> str:

@@ -109,8 +109,8 @@ def test_on_a_running_node(meter: Program, plc: Program, bsfg: Bsfg, tmp_path: P
     """The list shows the state and every tag good; test and read work beside the node, whose sources stay connected."""
     write_node(tmp_path, meter.port, plc.port)
     with running_node(tmp_path, bsfg):
-        wait_until(lambda: [one["tags_good"] for one in listed(bsfg)] == [40, 26], "good tags")
-        wait_until(lambda: all(one["last_value_unix_ms"] for one in listed(bsfg)), "stored values")
+        wait_until(lambda: [source["tags_good"] for source in listed(bsfg)] == [40, 26], "good tags")
+        wait_until(lambda: all(source["last_value_unix_ms"] for source in listed(bsfg)), "stored values")
         shown = bsfg("source", "list").stdout
         assert re.search(r"plc +opcua +\S+ +connected +40 +40 +0 +0 +255 +[\d.]+ s ago", shown), shown
         for name in ("plc", "meter"):
@@ -219,7 +219,9 @@ def test_check_connect_tries_everything(meter: Program, plc: Program, bsfg: Bsfg
             assert re.search(rf"^  ok +{tried}", done.stdout, re.MULTILINE), done.stdout
     done = bsfg("check", "--connect", "--json")
     assert done.returncode == 1
-    tried = {(one["kind"], one["name"]): one for one in json.loads(done.stdout)["connections"]}
+    tried = {
+        (connection["kind"], connection["name"]): connection for connection in json.loads(done.stdout)["connections"]
+    }
     assert [result["is_bad"] for result in tried.values()] == [False, False, True, True]
     assert tried["broker", "site"]["todo"]
     assert bsfg("check").returncode == 0

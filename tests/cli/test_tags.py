@@ -40,8 +40,8 @@ def test_a_file_to_begin_with(bsfg: Bsfg, tmp_path: Path, protocol: str, form: s
     assert (checked.returncode, checked.stdout) == (0, f"new.{form}: good; {7 + (protocol == 'modbus')} tags\n")
     (tmp_path / "other.csv").write_text(bsfg("tags", "template", protocol).stdout)
     maps = [load_tag_map(temporary_source(protocol, tmp_path / name, 1)) for name in (f"new.{form}", "other.csv")]
-    one, other = ([(tag.definition, tag.point, tag.rule) for tag in found.tags] for found in maps)
-    assert one == other
+    first, second = ([(tag.definition, tag.point, tag.rule) for tag in found.tags] for found in maps)
+    assert first == second
 
 
 @pytest.mark.parametrize("protocol", DIALECTS)
@@ -68,21 +68,21 @@ def matches(schema: dict[str, Any], value: object) -> bool:
     wanted = schema.get("type", list(types))
     if not any(isinstance(value, types[kind]) for kind in ([wanted] if isinstance(wanted, str) else wanted)):  # type: ignore[arg-type]
         return False
-    if "anyOf" in schema and not any(matches(one, value) for one in schema["anyOf"]):
+    if "anyOf" in schema and not any(matches(choice, value) for choice in schema["anyOf"]):
         return False
     if "enum" in schema and value not in schema["enum"]:
         return False
     if "pattern" in schema and not (isinstance(value, str) and re.search(schema["pattern"], value)):
         return False
     if isinstance(value, list):
-        return all(matches(schema["items"], one) for one in value)
+        return all(matches(schema["items"], element) for element in value)
     if isinstance(value, dict):
         known = schema.get("properties", {})
         if not set(schema.get("required", ())) <= value.keys() or (
             schema.get("additionalProperties") is False and not value.keys() <= known.keys()
         ):
             return False
-        return all(matches(known[name], one) for name, one in value.items() if name in known)
+        return all(matches(known[name], member) for name, member in value.items() if name in known)
     return True
 
 
@@ -94,7 +94,7 @@ def test_the_schema_is_the_columns(bsfg: Bsfg, protocol: str) -> None:
     assert schema == json_schema(DIALECTS[protocol], protocol)
     properties = schema["properties"]["tag"]["items"]["properties"]
     columns = {column.name: column.meaning for column in DIALECTS[protocol].all_columns}
-    assert {name: one["description"] for name, one in properties.items()} == columns
+    assert {name: described["description"] for name, described in properties.items()} == columns
     example = tomllib.loads(bsfg("tags", "template", protocol, "--toml").stdout)
     assert matches(schema, example)
     good = example["tag"][0]

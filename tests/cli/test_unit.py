@@ -113,12 +113,12 @@ def test_check_names_what_the_unit_refuses(bsfg: Bsfg, etc: Path) -> None:
         "line: serial_port: bsfg@plant-a may open no device",
         "plc: bsfg@plant-a reaches private networks only, not 8.8.8.8",
     ):
-        assert [one for one in found if one.startswith(part)], (part, found)
+        assert [text for text in found if text.startswith(part)], (part, found)
     assert len(found) == 6
 
     (etc / "plant-a.d").mkdir()
     (etc / "plant-a.d" / "site.conf").write_text("[Service]\nDeviceAllow=/dev/ttyS1 rw\nIPAddressAllow=8.8.8.8\n")
-    assert not [one for one in problems(bsfg) if "serial_port" in one or "8.8.8.8" in one]
+    assert not [problem for problem in problems(bsfg) if "serial_port" in problem or "8.8.8.8" in problem]
     (etc / "plant-a.d" / "site.conf").write_text("[Service]\n#DeviceAllow=/dev/ttyS1 rw\n")
     assert [problem for problem in problems(bsfg) if "serial_port" in problem]
 

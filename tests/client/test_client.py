@@ -152,7 +152,7 @@ async def test_new_tags_are_known_when_their_facts_come(tmp_path: Path) -> None:
                 after = page.position
             assert len(node._chains._chains["plant-a"]) == 1, "the beginnings of it are dropped"
             found = await node.latest("tag:b/")
-            assert [(one.subject, bytes(one.value)) for one in found] == [
+            assert [(sample.subject, bytes(sample.value)) for sample in found] == [
                 ("tag:b/first", b"1.0"),
                 ("tag:b/third", b"3.0"),
             ]

@@ -156,8 +156,8 @@ def _peers(**peer: object) -> list[object]:
 def test_two_nodes_of_a_zone() -> None:
     """A node and its peers are named like their zones, unless they have a name: two nodes of one zone are two peers,
     and one of our own zone is our partner."""
-    one = read(peered(), FILE)
-    assert (one.node.name, one.peer[0].node, one.peer[0].origins) == ("a", "c", {"c"})
+    settings = read(peered(), FILE)
+    assert (settings.node.name, settings.peer[0].node, settings.peer[0].origins) == ("a", "c", {"c"})
     peers = [*_peers(), *_peers(node="c-2", relays=["e"]), *_peers(zone="a")]
     pair = read({**peered(), "node": {"zone": "a", "name": "a-2"}, "peer": peers}, FILE)
     assert (pair.node.zone, pair.node.name) == ("a", "a-2")

@@ -14,7 +14,7 @@ def without_reason(tables: object) -> object:
         return f"broken {tables.name}".rstrip()
     if isinstance(tables, dict):
         return {name: without_reason(table) for name, table in tables.items()}
-    return [without_reason(one) for one in tables] if isinstance(tables, list) else tables
+    return [without_reason(table) for table in tables] if isinstance(tables, list) else tables
 
 
 GOOD = {"node": {"zone": "plant-a"}, "modbus": [{"name": "meter", "port": 502}]}

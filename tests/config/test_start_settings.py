@@ -28,10 +28,10 @@ def before(folder: Path, text: str = ALL) -> NodeSettings:
 def names(settings: NodeSettings) -> dict[str, list[str]]:
     """The lists that are not empty, by the names in them."""
     found = {
-        "broker": [one.name for one in settings.broker],
-        "peer": [one.zone for one in settings.peer],
-        "stream": [one.name for one in settings.stream],
-        "modbus": [one.name for one in settings.modbus],
+        "broker": [broker.name for broker in settings.broker],
+        "peer": [peer.zone for peer in settings.peer],
+        "stream": [stream.name for stream in settings.stream],
+        "modbus": [source.name for source in settings.modbus],
     }
     return {kind: entries for kind, entries in found.items() if entries}
 
@@ -80,8 +80,8 @@ def test_without_an_earlier_start_the_wrong_section_is_left_out(case: str, tmp_p
     plan = plan_settings(load_sections(file), None)
     assert plan.settings is not None
     assert names(plan.settings) == expected
-    assert subject in [one.subject for one in plan.not_in_force]
-    assert all(one.why and not one.is_kept for one in plan.not_in_force)
+    assert subject in [section.subject for section in plan.not_in_force]
+    assert all(section.why and not section.is_kept for section in plan.not_in_force)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case != "a name that no one has"])
@@ -96,7 +96,7 @@ def test_a_wrong_section_goes_on_as_it_was_last_in_force(case: str, tmp_path: Pa
     changed = replace(last, store=plan.settings.store, modbus=plan.settings.modbus)
     assert (plan.settings, plan.settings.store.bytes_max) == (changed, 9_999_999)
     assert set(plan.settings.modbus) == set(last.modbus)
-    assert subject in [one.subject for one in plan.not_in_force]
+    assert subject in [section.subject for section in plan.not_in_force]
 
 
 def test_of_two_nodes_of_a_zone_the_wrong_one_goes_on(tmp_path: Path) -> None:
@@ -107,7 +107,10 @@ def test_of_two_nodes_of_a_zone_the_wrong_one_goes_on(tmp_path: Path) -> None:
     file.write_text(ALL.replace(PEER, pair).replace('"idmz-1"', '"idmz-1"\nport = 0'))
     plan = plan_settings(load_sections(file), last)
     assert plan.settings is not None
-    assert (plan.settings.peer, [one.subject for one in plan.not_in_force]) == (last.peer[::-1], ["peer idmz-1"])
+    assert (plan.settings.peer, [section.subject for section in plan.not_in_force]) == (
+        last.peer[::-1],
+        ["peer idmz-1"],
+    )
 
 
 def test_a_source_that_was_renamed_with_a_mistake_is_left_out(tmp_path: Path) -> None:
@@ -116,8 +119,8 @@ def test_a_source_that_was_renamed_with_a_mistake_is_left_out(tmp_path: Path) ->
     file.write_text(ALL.replace(BOILER, BOILER.replace('"boiler"', '"kettle"').replace("= 0", "= 7")))
     plan = plan_settings(load_sections(file), before(tmp_path))
     assert plan.settings is not None
-    assert [one.name for one in plan.settings.modbus] == ["meter"]
-    assert [(one.subject, one.is_kept) for one in plan.not_in_force] == [("source kettle", False)]
+    assert [source.name for source in plan.settings.modbus] == ["meter"]
+    assert [(section.subject, section.is_kept) for section in plan.not_in_force] == [("source kettle", False)]
 
 
 WEIGHTY = {

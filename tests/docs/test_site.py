@@ -66,7 +66,7 @@ def test_nothing_is_loaded_from_a_network(site: dict[Path, Page]) -> None:
     folder = min(site, key=lambda file: len(file.parts)).parent
     for style in folder.rglob("*.css"):
         loaded = re.findall(r"(?:url\(|@import )\s*['\"]?([^'\")]+)", style.read_text("utf-8"))
-        assert [one for one in loaded if urlsplit(one).netloc] == [], style.name
+        assert [url for url in loaded if urlsplit(url).netloc] == [], style.name
 
 
 def test_every_page_is_reached_from_the_first(site: dict[Path, Page]) -> None:

@@ -162,7 +162,7 @@ class HostilePeer:
             case "GetDefinitions":
                 wanted = request["wanted"][0]
                 runs = [
-                    {"zone": wanted["zone"], "digest": wanted["digest"], "lengths": [len(one) for one in self.texts]}
+                    {"zone": wanted["zone"], "digest": wanted["digest"], "lengths": [len(text) for text in self.texts]}
                 ]
                 return header | {"runs": runs}, self.texts
         raise AssertionError(request)
@@ -173,9 +173,9 @@ class HostilePeer:
         named = request.get("trail") or [request.get("after") or {}]
         after = named[-1].get("offset", 0)
         sealed, entries, at = self._batches(), [], after
-        for one in sealed:
-            count = batch.parse(one).header.count
-            entries.append([at + 1, at + count, len(one)])
+        for sealed_batch in sealed:
+            count = batch.parse(sealed_batch).header.count
+            entries.append([at + 1, at + count, len(sealed_batch)])
             at += count
         self.served = at
         page = {"stream": self.stream, "frontier": 0, "end_offset": at, "batches": entries}
@@ -267,9 +267,9 @@ class HostilePeer:
         if "batches" not in header:
             return header | {"bytes": len(attached[0])}
         entries, at = [], header["batches"][0][0]
-        for one in attached:
-            count = int.from_bytes(one[32:36], "little") if len(one) > 36 and self.chance.random() < 0.7 else 1
-            entries.append([at, at + max(count, 1) - 1, len(one)])
+        for part in attached:
+            count = int.from_bytes(part[32:36], "little") if len(part) > 36 and self.chance.random() < 0.7 else 1
+            entries.append([at, at + max(count, 1) - 1, len(part)])
             at += max(count, 1)
         return header | {"batches": entries}
 
@@ -298,7 +298,7 @@ class HostilePeer:
             lambda: {"holes": [[after + 1, max(after + 1, edge), chance.choice(HOSTILE_TEXTS)]]},
             lambda: {"batches": [], "holes": [[after + 1, after + 1 + n % 5, "expired"] for n in range(50)]},
             lambda: {"runs": [self._run([edge])] * chance.choice((1, 5, 300))},
-            lambda: {"runs": [self._run([len(one) for one in attached[:-1]])]},
+            lambda: {"runs": [self._run([len(part) for part in attached[:-1]])]},
             lambda: {"ranges": [[f"{PEER}/{chance.randbytes(16).hex()}", edge, edge, "00" * 16, "ff" * 16]] * 3},
             lambda: {"ends": [[edge, "ff" * 16], [1, "00" * 16]]},
             lambda: {"signers": [_certificate(chance)]},

@@ -68,7 +68,7 @@ class Forger:
     def __init__(self, chance: random.Random, zone: str, life: str, end_offset: Callable[[str], int]) -> None:
         """For the store of `zone`, with its life and the ends of its streams."""
         self.chance, self._zone, self._life, self._end_offset = chance, zone, life, end_offset
-        self._seeds = [json.loads(one) for one in seeds.requests()]
+        self._seeds = [json.loads(request) for request in seeds.requests()]
 
     def incoming(self) -> Incoming:
         """A forged request as the broker delivers it."""
@@ -247,5 +247,5 @@ async def _serve_honest(link: Link, served: Served, store: FactStore, number: in
         await wait_until_async(lambda: served.honest, "an answer to the honest zone")
         answer, _ = decode_answer(split_answer(served.honest[0])[0])
         assert isinstance(answer, FetchAnswer), answer
-    (consumer,) = [one for one in store.consumers.all() if one.name == name]
+    (consumer,) = [consumer for consumer in store.consumers.all() if consumer.name == name]
     assert (consumer.zone, consumer.frontier) == (HONEST, end)

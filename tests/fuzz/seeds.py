@@ -64,7 +64,7 @@ def objects() -> list[bytes]:
 @functools.cache
 def pages() -> list[PageRead]:
     """What a store with both streams answers: whole batches, a slice, definitions."""
-    facts = [Fact("order:line1/77", "step_completed", one) for one in OBJECTS[1:]]
+    facts = [Fact("order:line1/77", "step_completed", value) for value in OBJECTS[1:]]
     with (
         tempfile.TemporaryDirectory() as folder,
         FactStore.open(Path(folder, "s.db"), "plant-a", settings=AT_ONCE) as store,
@@ -139,8 +139,8 @@ def requests() -> list[bytes]:
         messages.GetLatest(stream=TELEMETRY, subjects=["tag:line1/t1"], prefix="tag:", after=tag, limit=9),
         messages.ClaimLead(zone="plant-a", claim=CLAIM, witness_says="plant-a-2"),
     ]
-    assert {type(one) for one in found} == set(messages.REQUESTS), "a new operation wants a request here"
-    return [encode_request(one) for one in found]
+    assert {type(request) for request in found} == set(messages.REQUESTS), "a new operation wants a request here"
+    return [encode_request(request) for request in found]
 
 
 def answers() -> list[bytes]:
@@ -173,7 +173,7 @@ def answers() -> list[bytes]:
         (messages.FetchAnswer(**own, stream=TELEMETRY, frontier=3, end_offset=9, omitted=[(4, 6)], holes=[(7, 9, "expired")], after=read(3), lives=[read(9)], held_runs=[("plant-a", LIFE, 4, 6, digest)]), []),
     ]  # fmt: skip
     texts = definitions()
-    run = messages.DefinitionRun(zone="plant-a", digest=LIFE, lengths=[len(one) for one in texts])
+    run = messages.DefinitionRun(zone="plant-a", digest=LIFE, lengths=[len(text) for text in texts])
     found.append((messages.DefinitionsAnswer(**own, runs=[run]), texts))
     for page in pages():
         ends = (page.entries[0][0] - 1, page.entries[-1][1])
@@ -184,7 +184,7 @@ def answers() -> list[bytes]:
             messages.RangeAnswer(**own, end_offset=page.end_offset, **page_fields),
             messages.SequencesAnswer(**own, origin=f"plant-a/{LIFE}", **page_fields),
         )
-        found += [(one, page.batches) for one in page_answers]
+        found += [(answer, page.batches) for answer in page_answers]
         signed_fields = {**page_fields, "signers": [certificates()[0]]}
         found.append(
             (
@@ -192,10 +192,10 @@ def answers() -> list[bytes]:
                 page.batches,
             )
         )
-    assert {type(one) for one, _ in found} == set(messages.ANSWERS), "a new operation wants an answer here"
+    assert {type(answer) for answer, _ in found} == set(messages.ANSWERS), "a new operation wants an answer here"
     error = encode_error("plant-a", LIFE, "FetchFacts", "busy", "later")
     proven = ANSWER_MARK + len(certificates()[0]).to_bytes(2, "little") + certificates()[0] + bytes(64) + error
-    return [*(encode_answer(*one) for one in found), error, proven]
+    return [*(encode_answer(*answer) for answer in found), error, proven]
 
 
 def records() -> list[bytes]:
@@ -236,8 +236,8 @@ def batches() -> list[bytes]:
     link = batch.Link(TELEMETRY, LINK.origin)
     large = [Sample(n % 9 + 1, n * 1_000_000, float(n % 50), 0) for n in range(400)]
     found.append(batch.seal_samples(link, large, batch.Definitions(9, b"\x01" * 16)).sealed)
-    assert {batch.parse(one).header.codec for one in found} == set(batch.Codec)
-    assert {batch.parse(one).header.kind for one in found} == set(batch.Kind)
+    assert {batch.parse(sealed_batch).header.codec for sealed_batch in found} == set(batch.Codec)
+    assert {batch.parse(sealed_batch).header.kind for sealed_batch in found} == set(batch.Kind)
     return found
 
 
@@ -245,7 +245,7 @@ def contents() -> list[bytes]:
     """Packed columns of FRAME's facts: one type each, then all."""
     found = []
     link = batch.Link(TELEMETRY, LINK.origin)
-    for values in (*((one,) for one in VALUES), VALUES, tuple(float(n) for n in range(FACTS)), tuple(range(FACTS))):
+    for values in (*((value,) for value in VALUES), VALUES, tuple(float(n) for n in range(FACTS)), tuple(range(FACTS))):
         parsed = batch.parse(batch.seal_samples(link, rows(values), batch.Definitions(9, b"\x01" * 16)).sealed)
         body = parsed.sealed[parsed.body_at : -batch.DIGEST_BYTES]
         is_raw = parsed.header.codec is batch.Codec.RAW

@@ -30,32 +30,38 @@ def test_real_messages_are_taken(name: str) -> None:
         assert target.weigh(seed) > 0
 
 
-def filled(start: bytes, one: bytes, end: bytes, bytes_max: int) -> bytes:
+def filled(start: bytes, element: bytes, end: bytes, bytes_max: int) -> bytes:
     """As many of `one` between start and end, with commas, as fit."""
-    return start + b",".join([one] * ((bytes_max - len(start) - len(end)) // (len(one) + 1))) + end
+    return start + b",".join([element] * ((bytes_max - len(start) - len(end)) // (len(element) + 1))) + end
 
 
 def dense(name: str) -> list[bytes]:
     """Inputs of maximum size, with the structure that costs most for each byte."""
     dicts, lists = b'{"a":{}}', b"[[],[],[],[],[],[],[],[],[],[]]"
     if name == "request":
-        fetch, append = seeds.requests()[0][:-1], next(one for one in seeds.requests() if b"AppendFact" in one)
+        fetch, append = (
+            seeds.requests()[0][:-1],
+            next(request for request in seeds.requests() if b"AppendFact" in request),
+        )
         before, _, after = append.rpartition(b'"object":')
         labels = b",".join(b'"%d":""' % number for number in range(6_000))
         return [
-            fetch + filled(b',"x":[', one, b"]}", REQUEST_BYTES_MAX - len(fetch)) for one in (dicts, lists, b'"\\u0000"')
+            fetch + filled(b',"x":[', element, b"]}", REQUEST_BYTES_MAX - len(fetch)) for element in (dicts, lists, b'"\\u0000"')
         ] + [
-            before + b'"object":' + filled(b"[", one, b"]", 60_000) + after[after.index(b"},") :] for one in (dicts, lists, b"[[1]]")
+            before + b'"object":' + filled(b"[", element, b"]", 60_000) + after[after.index(b"},") :] for element in (dicts, lists, b"[[1]]")
         ] + [append.replace(b'"line":"1"', labels, 1)]  # fmt: skip
     if name == "answer":
-        page = next(one for one in seeds.answers() if b'"omitted"' in one)
+        page = next(answer for answer in seeds.answers() if b'"omitted"' in answer)
         header = page[4 : 4 + int.from_bytes(page[:4], "little")][:-1]
         ranges = ((b"batches", b"[1,1,1]"), (b"omitted", b"[1,1]"), (b"holes", b'[1,1,"a"]'), (b"x", dicts))
-        headers = [header + filled(b',"%s":[' % field, one, b"]}", 2**20 - len(header)) for field, one in ranges]
-        return [len(one).to_bytes(4, "little") + one for one in headers]
+        headers = [
+            header + filled(b',"%s":[' % field, element, b"]}", 2**20 - len(header)) for field, element in ranges
+        ]
+        return [len(header).to_bytes(4, "little") + header for header in headers]
     if name in {"json", "definition"}:
         return [
-            filled(b"[", one, b"]", REQUEST_BYTES_MAX) for one in (dicts, lists, b"1e9", b'""', b"[" * 300 + b"]" * 300)
+            filled(b"[", element, b"]", REQUEST_BYTES_MAX)
+            for element in (dicts, lists, b"1e9", b'""', b"[" * 300 + b"]" * 300)
         ]
     if name == "batch":
         message = Message(seeds.ENVELOPE, Fact("order:line1/77", "step_completed", b"1"))

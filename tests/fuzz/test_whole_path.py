@@ -60,7 +60,7 @@ class Endless:
         assert numbers[0] < 500_000, "it is asked without end"
         bodies = [b"%d" % number for number in numbers]
         after = wanted.held[0] if wanted.held else None
-        run = DefinitionRun(zone=PEER, digest=wanted.digest, after=after, lengths=[len(one) for one in bodies])
+        run = DefinitionRun(zone=PEER, digest=wanted.digest, after=after, lengths=[len(body) for body in bodies])
         return Reply(DefinitionsAnswer(store_zone=PEER, life="ab" * 16, runs=[run]), bodies)
 
 

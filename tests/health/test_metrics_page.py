@@ -36,7 +36,7 @@ def known(record: Any) -> Any:
     """The same record with a value in place of each None."""
     unknown = {each.name: 1.0 for each in fields(record) if getattr(record, each.name) is None}
     inner = {each.name: getattr(record, each.name) for each in fields(record) if each.name not in unknown}
-    return replace(record, **unknown, **{name: known(one) for name, one in inner.items() if is_dataclass(one)})
+    return replace(record, **unknown, **{name: known(member) for name, member in inner.items() if is_dataclass(member)})
 
 
 def everything() -> NodeSnapshot:

@@ -135,7 +135,7 @@ def test_a_refusal_is_told_with_what_to_do(leader: NodeSnapshot, refusal: PairRe
     """A partner or witness that refuses is not silent: an operator must act, in the file of the one that refuses."""
     pair = replace(PAIR, partner_heard_ms=None if refusal.node == "plant-a" else 200, refusals=(refusal,))
     verdict = assess(replace(leader, pair=pair))
-    assert [(one.problem.name, one.alert) for one in verdict.reasons] == [("PAIR_REFUSED", True)]
+    assert [(reason.problem.name, reason.alert) for reason in verdict.reasons] == [("PAIR_REFUSED", True)]
     assert said in verdict.reasons[0].text
     assert todo in verdict.reasons[0].hint
 
@@ -147,7 +147,7 @@ def test_a_silent_gateway_may_hold_a_device(leader: NodeSnapshot, heard_ms: int 
     lost = SourceStatus("meter", "modbus", False, trouble="SourceLost: closed by the device")
     sources = (lost, replace(lost, name="plc", kind="opcua"))
     reasons = assess(replace(leader, pair=replace(PAIR, partner_heard_ms=heard_ms), sources=sources)).reasons
-    hints = {one.subject: one.hint for one in reasons if one.problem.name == "SOURCE_LOST"}
+    hints = {reason.subject: reason.hint for reason in reasons if reason.problem.name == "SOURCE_LOST"}
     assert hints["source meter"].startswith("plant-a, if it stands still, may hold the only connection") == is_held
     assert "may hold" not in hints["source plc"]
 
@@ -156,7 +156,7 @@ def test_two_that_refuse_explain_a_gateway_that_is_alone(leader: NodeSnapshot) -
     """It records alone because neither answers; their refusals come first."""
     refusals = tuple(PairRefusal(node, "lead_not_yours", "no", "") for node in ("plant-a", "idmz"))
     pair = replace(PAIR, role="alone", partner_heard_ms=None, refusals=refusals)
-    found = [(one.problem.name, one.caused_by) for one in assess(replace(leader, pair=pair)).reasons]
+    found = [(reason.problem.name, reason.caused_by) for reason in assess(replace(leader, pair=pair)).reasons]
     assert found == [("PAIR_REFUSED", ()), ("PAIR_REFUSED", ()), ("PAIR_ALONE", ("pair",))]
 
 
@@ -186,12 +186,12 @@ def test_a_dead_partner_is_one_warning(leader: NodeSnapshot) -> None:
     )
     verdict = assess(dead)
     assert (verdict.level, verdict.alert) == (Level.LATE, False)
-    assert [(one.problem.name, one.caused_by) for one in verdict.reasons] == [
+    assert [(reason.problem.name, reason.caused_by) for reason in verdict.reasons] == [
         ("PAIR_PARTNER_SILENT", ()),
         ("CONSUMER_BEHIND", ("pair",)),
     ]
     cut = assess(replace(dead, brokers=(replace(leader.brokers[0], connected=False), leader.brokers[1])))
-    assert [(one.problem.name, one.caused_by) for one in cut.reasons][:2] == [
+    assert [(reason.problem.name, reason.caused_by) for reason in cut.reasons][:2] == [
         ("PAIR_BROKER_LOST", ()),
         ("PAIR_PARTNER_SILENT", ("broker pair",)),
     ]
@@ -203,7 +203,7 @@ def test_a_pair_is_recorded_and_measured(leader: NodeSnapshot) -> None:
     """The health names the zone, the role, the term and the other gateway; a node without a pair records none of them
     but its zone. The metrics have one role of three."""
     samples = health_samples(leader, assess(leader))
-    _, values = read_health((one.definition.subject, 1, one.value) for one in samples)
+    _, values = read_health((sample.definition.subject, 1, sample.value) for sample in samples)
     assert {name: value for name, value in values.items() if name.startswith("pair/")} == {
         "pair/role": "leads", "pair/term": 7, "pair/leader": "plant-a-2", "pair/partner": "plant-a",
         "pair/since_unix_ms": NOW_MS - 60_000, "pair/partner_heard_ms": 200, "pair/witness": "idmz",
@@ -218,7 +218,7 @@ def test_a_pair_is_recorded_and_measured(leader: NodeSnapshot) -> None:
     }
     assert roles == {("leads", 1), ("follows", 0), ("alone", 0)}
     single = replace(leader, pair=None)
-    subjects = {one.definition.subject for one in health_samples(single, assess(single))}
+    subjects = {sample.definition.subject for sample in health_samples(single, assess(single))}
     assert not [name for name in subjects if name.startswith("tag:bsfg/pair/")]
 
 
@@ -226,7 +226,7 @@ def test_the_status_has_a_line_for_the_pair(leader: NodeSnapshot) -> None:
     """By the node's name: what it does, and whom it hears."""
     lines = text(health_json(leader)).splitlines()
     assert lines[0] == "plant-a-2: good"
-    (line,) = [one for one in lines if one.startswith("  pair ")]
+    (line,) = [line for line in lines if line.startswith("  pair ")]
     assert line.split() == (
         "pair plant-a leads for 60.0 s, term 7; plant-a heard 0.2 s ago, witness idmz heard 0.1 s ago".split()
     )

@@ -34,17 +34,17 @@ def test_a_consequence_is_never_above_its_cause(reasons: list[Reason]) -> None:
     """Nothing is lost or added, every reason names the causes that are present, and all of them stand above it. The
     first line is a cause, and an alert if there is any; the causes of an alert are alerts."""
     ordered = order_by_cause(reasons)
-    plain = [replace(one, caused_by=(), alert=False) for one in (*reasons, *ordered)]
+    plain = [replace(reason, caused_by=(), alert=False) for reason in (*reasons, *ordered)]
     assert Counter(plain[: len(reasons)]) == Counter(plain[len(reasons) :])
-    for at, one in enumerate(ordered):
-        causes = [place for place, other in enumerate(ordered) if explains(other, one)]
-        assert all(place < at for place in causes), (one, [ordered[place] for place in causes])
-        assert set(one.caused_by) == {ordered[place].subject for place in causes}
+    for at, reason in enumerate(ordered):
+        causes = [place for place, other in enumerate(ordered) if explains(other, reason)]
+        assert all(place < at for place in causes), (reason, [ordered[place] for place in causes])
+        assert set(reason.caused_by) == {ordered[place].subject for place in causes}
     if ordered:
         assert not ordered[0].caused_by
-        assert ordered[0].alert is any(one.alert for one in reasons)
-    for one in ordered:
-        assert not one.alert or all(cause.alert for cause in ordered if explains(cause, one))
+        assert ordered[0].alert is any(reason.alert for reason in reasons)
+    for reason in ordered:
+        assert not reason.alert or all(cause.alert for cause in ordered if explains(cause, reason))
 
 
 def test_the_table_has_no_circle_and_names_what_to_do() -> None:
@@ -77,7 +77,7 @@ def test_a_stopped_broker_is_the_headline(healthy: NodeSnapshot) -> None:
     verdict = assess(replace(healthy, brokers=brokers, peers=late, consumers=waits))
     assert verdict.alert
     assert verdict.summary() == "broken: broker site: not connected: refused (and 3 more)"
-    assert [(one.problem.name, one.caused_by) for one in verdict.reasons] == [
+    assert [(reason.problem.name, reason.caused_by) for reason in verdict.reasons] == [
         ("BROKER_LOST", ()),
         ("PEER_SILENT", ("broker site",)),
         ("CONSUMER_BEHIND", ("broker site",)),
@@ -102,10 +102,10 @@ def test_a_full_disk_is_the_headline(healthy: NodeSnapshot) -> None:
         "free space",
     )
     assert first.text == "takes no facts for 5 min: the disk is full (12,288 bytes are left)"
-    assert {one.problem for one in others} == {
+    assert {reason.problem for reason in others} == {
         *(Problem.APPENDS_FAILED, Problem.STORE_FILL, Problem.PAGE_WAITS, Problem.PEER_LAG),
     }
-    assert all("store" in one.caused_by for one in others)
+    assert all("store" in reason.caused_by for reason in others)
 
 
 def test_many_peers_are_ordered_at_once(healthy: NodeSnapshot) -> None:
@@ -118,7 +118,7 @@ def test_many_peers_are_ordered_at_once(healthy: NodeSnapshot) -> None:
     )
     verdict = assess(replace(healthy, brokers=brokers, peers=peers, consumers=consumers))
     assert len(verdict.reasons) == 2 * count + 1
-    assert all(one.caused_by for one in verdict.reasons[1:])
+    assert all(reason.caused_by for reason in verdict.reasons[1:])
 
 
 def test_clocks_that_contradict_each_other(healthy: NodeSnapshot) -> None:

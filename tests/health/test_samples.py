@@ -14,11 +14,11 @@ from agent.message import Json, check_definition
 def samples(snapshot: NodeSnapshot) -> dict[str, HealthSample]:
     """By path."""
     found = health_samples(snapshot, assess(snapshot))
-    for one in found:
-        check_definition(one.definition)
-        assert one.definition.source == "bsfg"
-        assert one.definition.description, one.definition.subject
-    return {one.definition.subject.removeprefix("tag:bsfg/"): one for one in found}
+    for sample in found:
+        check_definition(sample.definition)
+        assert sample.definition.source == "bsfg"
+        assert sample.definition.description, sample.definition.subject
+    return {sample.definition.subject.removeprefix("tag:bsfg/"): sample for sample in found}
 
 
 def test_the_tags_of_a_healthy_node(healthy: NodeSnapshot) -> None:
@@ -39,7 +39,7 @@ def test_a_problem_is_told_with_what_to_do_and_since_when(healthy: NodeSnapshot)
     later = replace(lost, taken_unix_ms=lost.taken_unix_ms + 60_000, since=since_of(first), certificate_days_left=5.0)
     value = samples(later)["reasons"].value
     assert isinstance(value, Json)
-    told = {one["problem"]: one for one in msgspec.json.decode(value.data)}
+    told = {reason["problem"]: reason for reason in msgspec.json.decode(value.data)}
     assert told["source_lost"]["since_unix_ms"] == lost.taken_unix_ms
     assert told["certificate_ends"]["since_unix_ms"] == later.taken_unix_ms
     assert "bsfg opcua test line1" in told["source_lost"]["hint"]

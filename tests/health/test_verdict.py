@@ -139,7 +139,11 @@ def test_hours_until_the_first_loss(healthy: NodeSnapshot, left: float, alert: b
     """A weekend before unconfirmed facts are dropped is a warning, a working day an alert."""
     late = spoilt(healthy, "streams", ttl_hours=200.0)
     late = spoilt(late, "consumers", behind_facts=7, oldest_unconfirmed_age_s=7200.0, hours_until_ttl_loss=left)
-    found = [one.alert for one in assess(late).reasons if re.search("dropped unconfirmed in .*, after 200 h", one.text)]
+    found = [
+        reason.alert
+        for reason in assess(late).reasons
+        if re.search("dropped unconfirmed in .*, after 200 h", reason.text)
+    ]
     assert found == [alert][: alert is not None]
 
 
@@ -172,7 +176,7 @@ def test_a_consumer_that_catches_up_can_wait(healthy: NodeSnapshot, left_s: floa
     found = {reason.subject: reason.alert for reason in assess(late).reasons}
     consumer = "consumer enterprise.facts.telemetry"
     assert found == ({consumer: True, "store": True} if is_alert else {consumer: False})
-    assert len([one for one in assess(late).reasons if one.subject == consumer]) == 2
+    assert len([reason for reason in assess(late).reasons if reason.subject == consumer]) == 2
 
 
 @pytest.mark.parametrize(
@@ -208,7 +212,9 @@ def test_one_late_consumer_of_three_fills_the_store(healthy: NodeSnapshot) -> No
         consumers = [replace(healthy.consumers[0], name=f"enterprise.{number}") for number in range(3)]
         consumers[late] = replace(consumers[late], behind_facts=5, oldest_unconfirmed_age_s=90.0)
         found = assess(replace(filling, consumers=tuple(consumers))).reasons
-        assert [one.text[:30] for one in found if one.subject == "store"] == ["facts.telemetry is full in 3 h"], late
+        assert [reason.text[:30] for reason in found if reason.subject == "store"] == [
+            "facts.telemetry is full in 3 h"
+        ], late
 
 
 def test_streams_without_a_consumer_fill_the_store(healthy: NodeSnapshot) -> None:
@@ -412,7 +418,7 @@ def test_a_zone_near_its_quota_of_artifacts(healthy: NodeSnapshot, quota: int, h
         artifact_unreferenced_bytes_max=quota, artifact_unreferenced=(UnreferencedStatus("plant-b", held),)
     )
     reasons = assess(replace(healthy, store=store)).reasons
-    assert [(one.level, one.alert, "zone plant-b" in one.text) for one in reasons] == [
+    assert [(reason.level, reason.alert, "zone plant-b" in reason.text) for reason in reasons] == [
         (Level.LATE, False, True)
     ] * is_told
 
@@ -430,12 +436,12 @@ def test_what_a_start_left_out(healthy: NodeSnapshot) -> None:
     file was never right says one thing, not also that it has no connection."""
     parts = (NotInForceStatus("source meter", "port = 0", False), NotInForceStatus("peer idmz", "zone = 1", True))
     found = assess(replace(healthy, config_not_in_force=parts))
-    assert [(one.alert, one.subject, one.text) for one in found.reasons] == [
+    assert [(reason.alert, reason.subject, reason.text) for reason in found.reasons] == [
         (True, "peer idmz", "goes on as it was last in force: zone = 1"),
         (True, "source meter", "is left out: port = 0"),
     ]
     waits = spoilt(healthy, "sources", connected=False, tags=0, tags_problem="plc.csv row 3", last_value_unix_ms=None)
-    assert [one.hint.partition(",")[0] for one in assess(waits).reasons] == ["nothing is read"]
+    assert [reason.hint.partition(",")[0] for reason in assess(waits).reasons] == ["nothing is read"]
 
 
 def test_a_configuration_that_is_not_in_force_is_named(healthy: NodeSnapshot) -> None:
@@ -446,6 +452,6 @@ def test_a_configuration_that_is_not_in_force_is_named(healthy: NodeSnapshot) ->
     assert (refused.level, reason.subject) == (Level.BROKEN, "node.toml")
     assert reason.text.endswith("stay in force: line 3: unknown key 'zoen'")
     changed = assess(replace(healthy, config_changed=True, config_waits=("broker.host",)))
-    assert (changed.level, [one.subject for one in changed.reasons]) == (Level.GOOD, ["node.toml"] * 2)
+    assert (changed.level, [reason.subject for reason in changed.reasons]) == (Level.GOOD, ["node.toml"] * 2)
     assert "bsfg reload" in changed.reasons[0].hint + changed.reasons[1].hint
     assert "broker.host" in changed.reasons[0].text + changed.reasons[1].text

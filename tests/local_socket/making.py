@@ -39,7 +39,7 @@ async def answer_to(folder: Path, asked: local_socket.AnyRequest) -> Any:
 
 async def appended(folder: Path, *asked: messages.AppendFact) -> list[tuple[str, int]]:
     """Outcome and offset of each append."""
-    answers = [await answer_to(folder, one) for one in asked]
+    answers = [await answer_to(folder, append) for append in asked]
     return [(entry.outcome, entry.offset) for answer in answers for entry in answer.outcomes]
 
 

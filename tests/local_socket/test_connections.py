@@ -124,7 +124,7 @@ async def test_a_request_under_way_keeps_its_place(tmp_path: Path) -> None:
         assert not next_one.done()
         go_on.set()
         assert await next_one == [("applied", 1)]
-        assert {type(one) for one in await asyncio.gather(*asking)} == {local_socket.Consumers}
+        assert {type(answer) for answer in await asyncio.gather(*asking)} == {local_socket.Consumers}
 
 
 async def test_few_clients_wait_for_a_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,8 +141,8 @@ async def test_few_clients_wait_for_a_place(tmp_path: Path, monkeypatch: pytest.
         assert await reader.read() == b""
         go_on.set()
         assert isinstance(await first, local_socket.Consumers)
-        for one in (waiting, writer):
-            one.close()
+        for stream in (waiting, writer):
+            stream.close()
 
 
 async def test_a_request_that_waits_for_others_has_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ def test_an_unusable_store_is_quarantined_and_a_new_one_begun(tmp_path: Path) ->
     ruined = b"no database" * 1000
     settings.node.store_file.write_bytes(ruined)
     with open_store(settings) as store:
-        assert [(one.name, one.end_offset) for one in store.streams()] == [("facts.operational", 1)], (
+        assert [(stream.name, stream.end_offset) for stream in store.streams()] == [("facts.operational", 1)], (
             "the incident's fact"
         )
     assert ruined in [file.read_bytes() for file in tmp_path.iterdir()]
@@ -49,7 +49,7 @@ def test_an_unusable_store_is_quarantined_and_a_new_one_begun(tmp_path: Path) ->
 
 def places(store: FactStore) -> list[tuple[Origin, int]]:
     """The first two facts, each of another life."""
-    found = [one.batch.header for one in store.read("facts.operational", 0, 100, 2**30).batches]
+    found = [batch.batch.header for batch in store.read("facts.operational", 0, 100, 2**30).batches]
     return [(header.origin, header.first_sequence) for header in found[:2]]
 
 
@@ -69,16 +69,16 @@ def test_a_node_signs_with_its_key_and_records_without_it(tmp_path: Path) -> Non
             fact = Fact("order:line1/77", "order_released", b"1")
             message = Message(Envelope(name, "plant-a", "*", 1_700_000_000_000), fact)
             store.appends.append_message("facts.operational", message).result()
-            is_impaired = any(one.kind == "signing" for one in store.reader.incidents())
+            is_impaired = any(incident.kind == "signing" for incident in store.reader.incidents())
             assert is_impaired is (name != "a")
-            return [bool(one.batch.record) for one in store.read("facts.operational", 0, 100, 2**30).batches]
+            return [bool(batch.batch.record) for batch in store.read("facts.operational", 0, 100, 2**30).batches]
 
     assert record("a") == [True]
     moved = files["s.key"].rename(tmp_path / "moved")
     assert record("b") == [True, False]
     moved.rename(files["s.key"])
     with open_store(settings) as store:
-        (incident,) = (one for one in store.reader.incidents() if one.kind == "signing")
+        (incident,) = (incident for incident in store.reader.incidents() if incident.kind == "signing")
         assert "facts are not signed" in incident.detail
         assert store.reader.verified("facts.operational", places(store)) == ["yes", "no"]
     assert record("c") == [True, False, True]

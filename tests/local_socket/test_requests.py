@@ -35,7 +35,7 @@ def fetch(consumer: str, limit: int = 100, **asked: Any) -> FetchFacts:
 def asked_for(folder: Path, consumer: str) -> bool:
     """Whether the store has a consumer."""
     with closing(StoreReader(folder / "facts.db")) as reader:
-        return any(one.name == consumer for one in reader.consumers())
+        return any(known.name == consumer for known in reader.consumers())
 
 
 async def test_a_message_is_stored_once_and_a_different_one_refused(tmp_path: Path) -> None:
@@ -80,7 +80,9 @@ async def test_a_consumer_is_in_sync_at_the_end_only(tmp_path: Path) -> None:
         for name, start in (("local.behind", "oldest"), ("local.end", "end")):
             await answer_to(tmp_path, fetch(name, limit=1, start=start))
         behind, end, other = (await answer_to(tmp_path, local_socket.ListConsumers())).consumers
-        assert [(one.name, one.zone, one.in_sync, one.behind_facts) for one in (behind, end)] == [
+        assert [
+            (consumer.name, consumer.zone, consumer.in_sync, consumer.behind_facts) for consumer in (behind, end)
+        ] == [
             ("local.behind", "local", False, 2),
             ("local.end", "local", True, 0),
         ]

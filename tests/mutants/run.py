@@ -98,7 +98,7 @@ def run(mutants: Sequence[Mutant], jobs: int, *, has_baseline: bool = True) -> I
         failing = _baseline(trees, pool, fitting, jobs) if has_baseline else []
         sound = list[Mutant]()
         for mutant in fitting:
-            if bad := [one for one in failing if any(_covers(test, one) for test in mutant.tests)]:
+            if bad := [failure for failure in failing if any(_covers(test, failure) for test in mutant.tests)]:
                 yield Result(mutant, Verdict.NO_BASELINE, ", ".join(bad))
             else:
                 sound.append(mutant)
@@ -121,7 +121,7 @@ def _baseline(trees: "queue.Queue[Path]", pool: ThreadPoolExecutor, mutants: Seq
             return []
         return found.failed() or sys.exit(f"the tests of the mutants cannot be run:\n{found.output}")
 
-    return [one for failed in pool.map(examine, filter(None, shares)) for one in failed]
+    return [failure for failed in pool.map(examine, filter(None, shares)) for failure in failed]
 
 
 def _covers(test: str, failed: str) -> bool:

@@ -64,7 +64,7 @@ def test_tests_that_are_slow_anyway_catch_nothing(monkeypatch: pytest.MonkeyPatc
     """A run that is stopped proves something only where the tests end in time without the mutant: otherwise a busy
     machine would catch every mutant."""
     monkeypatch.setattr(runner, "RUN_S_MAX", 0.01)
-    mutant = next(one for one in MUTANTS if one.name == "store/frontier-jumps-a-hole")
+    mutant = next(mutant for mutant in MUTANTS if mutant.name == "store/frontier-jumps-a-hole")
     (result,) = run([mutant], jobs=1, has_baseline=False)
     assert result.verdict is Verdict.BROKEN
 

@@ -125,7 +125,9 @@ def test_the_zone_above_shows_what_happened_to_the_clock(tmp_path: Path) -> None
     back = ClockChange(None, NOW, NOW - 7_200 * S, -7_200 * S, Doubt.BEHIND)
     again = ClockChange(NOW - 7_200 * S, NOW, NOW, None, None)
     odd = {"offset_ms": 1, "doubted_since": None, "from_time": "2026", "to_time": 7, "believed": True}
-    contents = [canonical_json(one) for one in (1, {}, {**odd, "offset_ms": "1"}, odd, {**odd, "to_time": "noon"})]
+    contents = [
+        canonical_json(content) for content in (1, {}, {**odd, "offset_ms": "1"}, odd, {**odd, "to_time": "noon"})
+    ]
     others = [
         Message(Envelope(f"m{n}", "plant-a", "*", 1), Fact("clock:plant-a", "clock_set", content))
         for n, content in enumerate(contents)

@@ -37,7 +37,7 @@ class Gateway:
             "meter": stack.enter_context(running("modbus_server")),
             "plc": stack.enter_context(running("opcua_server")),
         }
-        self.ports = {name: one.port for name, one in {**self.brokers, **self.sources}.items()}
+        self.ports = {name: server.port for name, server in {**self.brokers, **self.sources}.items()}
         (folder / "meter.csv").write_text(modbus_tags_csv())
         (folder / "plc.csv").write_text(opcua_tags_csv())
         self.file.write_text(self.text())
@@ -94,13 +94,13 @@ class Gateway:
         sources = found.get("sources", [])
         return (
             bool(sources)
-            and all(one["connected"] and one["values_total"] for one in sources)
-            and all(one["connected"] for one in found["brokers"])
+            and all(source["connected"] and source["values_total"] for source in sources)
+            and all(broker["connected"] for broker in found["brokers"])
         )
 
     def reasons(self) -> list[str]:
         """What the status reports about node.toml."""
-        return [one["text"] for one in self.status().get("reasons", []) if one["subject"] == "node.toml"]
+        return [reason["text"] for reason in self.status().get("reasons", []) if reason["subject"] == "node.toml"]
 
     def gaps(self) -> set[str]:
         """Sources for which a gap was recorded."""
@@ -151,7 +151,7 @@ def test_a_change_disturbs_no_other_part(
     after = gateway.connections()
     assert not after.pop(disturbed) & before.pop(disturbed)
     assert after == before
-    assert not {one for one in gateway.gaps() - gaps if "plc" in one}
+    assert not {gap for gap in gateway.gaps() - gaps if "plc" in gap}
 
 
 def test_a_source_comes_and_another_goes(gateway: Gateway) -> None:
@@ -163,7 +163,7 @@ def test_a_source_comes_and_another_goes(gateway: Gateway) -> None:
     gateway.file.write_text(new)
     assert gateway.bsfg("reload").stdout == "reloaded: modbus meter, modbus meter-2\n"
     wait_until(gateway.is_well, "the new source")
-    assert {one["name"] for one in gateway.status()["sources"]} == {"plc", "meter-2"}
+    assert {source["name"] for source in gateway.status()["sources"]} == {"plc", "meter-2"}
     assert gateway.connections()["plc"] == before["plc"]
     wait_until(lambda: "tags_removed_while_stopped" in gateway.log.read_text(), "the removed tags recorded")
 

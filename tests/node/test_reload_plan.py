@@ -52,7 +52,7 @@ def leaves() -> list[tuple[str, type, str, int | None]]:
         entry = typing.get_args(kind)[0] if typing.get_origin(kind) is tuple else kind
         assert is_dataclass(entry), f"{section}: a section is a dataclass, or a tuple of them"
         index = 0 if entry is not kind else None
-        found += [(section, typing.cast(type, entry), one.name, index) for one in fields(entry)]
+        found += [(section, typing.cast(type, entry), field.name, index) for field in fields(entry)]
     return found
 
 
@@ -105,7 +105,7 @@ def test_each_setting_alone(section: str, kind: type, field: str, index: int | N
     if reach is Reach.OTHER:
         assert plan == ReloadPlan(new), "another program reads it, and nothing is told"
         return
-    assert {one for one, names in named.items() if names} == {reach}
+    assert {named_reach for named_reach, names in named.items() if names} == {reach}
     assert all(name.startswith(section) for name in named[reach])
     assert plan.settings == (new if reach is Reach.APPLY else FULL)
     if reach is not Reach.APPLY:
@@ -163,16 +163,16 @@ def settings() -> st.SearchStrategy[NodeSettings]:
             ),
             "peer": st.lists(
                 st.fixed_dictionaries({"zone": st.sampled_from(["x", "y", "z"]), "consumers_max": st.integers(0, 2)}),
-                unique_by=lambda one: one["zone"],
-            ).map(lambda some: [{**one, "broker": "b0", "asks": True} for one in some]),
+                unique_by=lambda origin: origin["zone"],
+            ).map(lambda some: [{**peer, "broker": "b0", "asks": True} for peer in some]),
             "stream": st.lists(
                 st.fixed_dictionaries({"name": st.sampled_from(["s", "t"]), "keep_hours": st.sampled_from([1, 2])}),
-                unique_by=lambda one: one["name"],
+                unique_by=lambda source: source["name"],
             ),
             "modbus": st.lists(
                 st.fixed_dictionaries({"name": st.sampled_from(["m", "n"]), "unit_id": st.integers(1, 2)}),
-                unique_by=lambda one: one["name"],
-            ).map(lambda some: [{**one, "host": "h", "tags_file": "t", "address_base": 0} for one in some]),
+                unique_by=lambda source: source["name"],
+            ).map(lambda some: [{**source, "host": "h", "tags_file": "t", "address_base": 0} for source in some]),
             "origin": st.lists(st.sampled_from(["p", "q"]), unique=True).map(lambda some: [{"zone": z} for z in some]),
         }
     )

@@ -83,7 +83,7 @@ async def test_a_reload_that_is_asked_for_during_another_is_carried_out() -> Non
         second = group.create_task(reloader.reload(), name="second")
         await asyncio.sleep(0)
         file.reading_may_end.set()
-        assert [(await one).settings for one in (first, second)] == [BEFORE, AFTER]
+        assert [(await reloaded).settings for reloaded in (first, second)] == [BEFORE, AFTER]
     assert carried_out == [BEFORE, AFTER]
     assert reloader.settings == AFTER
 

@@ -71,7 +71,7 @@ def test_a_node_records_it_once(tmp_path: Path, caplog: pytest.LogCaptureFixture
     ahead_ns = 4_000_000_000 * S  # the source's clock was in the year 2096
 
     def lines() -> list[logging.LogRecord]:
-        return [one for one in caplog.records if getattr(one, "action", "") == "tags_removed_while_stopped"]
+        return [record for record in caplog.records if getattr(record, "action", "") == "tags_removed_while_stopped"]
 
     async def scenario() -> None:
         stop = asyncio.Event()

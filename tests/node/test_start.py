@@ -51,5 +51,8 @@ def test_a_wrong_tag_file_costs_no_other_source_anything(folder: Path) -> None:
     noted = list[Note]()
     store: Any = type("Store", (), {"note_incident": lambda _, *words: noted.append(Note(*words))})()
     start.report(store)
-    assert [(one.kind, one.subject) for one in noted] == [("settings", "source b"), ("settings", "source c")]
-    assert all(one.text.startswith("the last map in force is read: ") for one in noted)
+    assert [(incident.kind, incident.subject) for incident in noted] == [
+        ("settings", "source b"),
+        ("settings", "source c"),
+    ]
+    assert all(incident.text.startswith("the last map in force is read: ") for incident in noted)

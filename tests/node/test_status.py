@@ -327,7 +327,7 @@ def test_the_servers_of_all_brokers_are_counted_together(tmp_path: Path) -> None
     with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
         collector = collector_of(store, tmp_path)
         counted = {"first": Counted(5, FetchFacts=3, GetBounds=7), "second": Counted(2, FetchFacts=4)}
-        collector._runtimes = {name: serving_only(one) for name, one in counted.items()}
+        collector._runtimes = {name: serving_only(counts) for name, counts in counted.items()}
         snapshot = collector.snapshot()
     assert snapshot.requests.fetches_total == 7
     assert snapshot.serving.requests == {"FetchFacts": 7, "GetBounds": 7}
@@ -371,10 +371,10 @@ def test_the_certificate_that_ends_first_counts(tmp_path: Path) -> None:
     ends = [None, *(datetime.now(UTC) + timedelta(days=days, hours=1) for days in (30, 3, 90))]
     runtimes = {
         f"b{number}": SimpleNamespace(
-            link=SimpleNamespace(statistics=partial(SimpleNamespace, identity_ends=one)),
+            link=SimpleNamespace(statistics=partial(SimpleNamespace, identity_ends=end)),
             broker=SimpleNamespace(cert_file=Path(f"b{number}.pem")),
         )
-        for number, one in enumerate(ends)
+        for number, end in enumerate(ends)
     }
     with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
         collector = collector_of(store, tmp_path)
@@ -399,8 +399,8 @@ def test_facts_of_the_pair_that_are_declined_are_told_once() -> None:
     """Of our own zone, if another node records it, too; not of other zones, whose relay may lie, nor for each range."""
     told = [("declined", f"facts.telemetry of {zone}/00, {first} to 9", "no record", 1, 0, status.DAY_MS)
             for zone in ("plant-b", "plant-a") for first in (1, 5)]  # fmt: skip
-    incidents = [Incident(*one) for one in told]
-    assert [one.subject for one in status._history(incidents, status.DAY_MS, "plant-a")] == [
+    incidents = [Incident(*row) for row in told]
+    assert [event.subject for event in status._history(incidents, status.DAY_MS, "plant-a")] == [
         "facts.telemetry of plant-a/00, 1 to 9"
     ]
     assert status._history(incidents, status.DAY_MS) == ()

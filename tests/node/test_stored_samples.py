@@ -81,7 +81,9 @@ def test_the_search_at_the_start_ends_at_its_depth(tmp_path: Path, monkeypatch: 
             other = Message(Envelope(f"other {n}", "plant-a", "*", n), Fact("x:y", "z", b"{}"))
             store.appends.append_message("facts.operational", other).result()
         stored = StoredSamples(store.reader)
-        assert [one.sample for one in stored.newest_samples(STREAM, [2, 3]).values()] == [Sample(2, 30 * S, 30.0)]
+        assert [stored_sample.sample for stored_sample in stored.newest_samples(STREAM, [2, 3]).values()] == [
+            Sample(2, 30 * S, 30.0)
+        ]
         assert stored.open_outages("plc") == []
         monkeypatch.setattr(stored_samples, "NEWEST_DEPTH_FACTS", 5)
         assert stored.newest_samples(STREAM, [2]) == {}
@@ -317,7 +319,7 @@ def test_a_tag_that_the_other_node_took_out_of_service_is_not_removed_again(two:
             st.integers(1, 9),
             st.lists(st.tuples(st.integers(1, 3), st.booleans())),
         ),
-        unique_by=lambda one: one[:2],
+        unique_by=lambda row: row[:2],
     )
 )
 def test_the_newest_is_that_of_the_highest_place(batches: list[tuple[bytes, int, list[tuple[int, bool]]]]) -> None:

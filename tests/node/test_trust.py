@@ -48,9 +48,9 @@ class Files:
         self.trust = TrustFiles(settings, store, EAGER)
         self.trust.read(is_start=True)
 
-    def trusts(self, one: Made) -> bool:
+    def trusts(self, made: Made) -> bool:
         """Whether a request signed with this key of the plant is accepted."""
-        _, proof = split_request(sign_request(ZoneSigner(signing_key(one), one.der), PLACE, b"{}"))
+        _, proof = split_request(sign_request(ZoneSigner(signing_key(made), made.der), PLACE, b"{}"))
         return self.trust.judge.refuses_request(PLACE, b"{}", proof, is_writing=True) is None
 
     def replace(self, file: Path, data: bytes) -> None:
@@ -79,7 +79,7 @@ async def played(folder: Path) -> AsyncIterator[Files]:
 
 def logged(caplog: pytest.LogCaptureFixture, event: str) -> list[Any]:
     """The records of an event."""
-    return [one for one in caplog.records if one.message == event]
+    return [record for record in caplog.records if record.message == event]
 
 
 async def test_pins_and_rules_are_taken_over_by_a_reload(tmp_path: Path) -> None:
@@ -87,9 +87,9 @@ async def test_pins_and_rules_are_taken_over_by_a_reload(tmp_path: Path) -> None
     need not sign; an unusable file changes nothing."""
     async with played(tmp_path) as files:
 
-        def pinned(one: Made, rule: Any = "required", authority: Path | None = None) -> NodeSettings:
+        def pinned(made: Made, rule: Any = "required", authority: Path | None = None) -> NodeSettings:
             signing = SigningSettings(facts_ca_file=authority, compromised_file=files.compromised)
-            origin = OriginSettings("plant", rule, (one.sha256.hex(),))
+            origin = OriginSettings("plant", rule, (made.sha256.hex(),))
             return NodeSettings(IdentitySettings("idmz", tmp_path), signing=signing, origin=(origin,))
 
         files.trust.reconfigure(pinned(PLANT))
@@ -210,7 +210,7 @@ async def test_files_that_cannot_be_used_change_nothing(
         assert len(files.trust._trust.compromised_since_ms) == 1
         (line,) = logged(caplog, "signers_not_read")
         assert line.in_force == "the previous signers stay trusted"
-        (incident,) = [one for one in files.store.reader.incidents() if one.kind == "signing"]
+        (incident,) = [incident for incident in files.store.reader.incidents() if incident.kind == "signing"]
         assert incident.count == 1
         files.replace(files.compromised, listed)
         files.replace(files.authorities, SECOND.pem)

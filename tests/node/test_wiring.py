@@ -79,7 +79,7 @@ async def test_two_nodes_of_one_zone_are_two_peers(store: FactStore) -> None:
     pair = [peer_of("plant-a", "site", node=node, pulls=(TELEMETRY,)) for node in ("plant-a", "plant-a-2")]
     other = peer_of("plant-b", "site", pulls=(TELEMETRY,), relays=("cell",))
     runtime = made(store, *pair, other)._runtimes["site"]
-    found = {one._runner.settings.peer_node: one._runner.settings for one in runtime.pullers}
+    found = {puller._runner.settings.peer_node: puller._runner.settings for puller in runtime.pullers}
     assert [*found] == [*runtime.nodes] == [*runtime.comparers] == ["plant-a", "plant-a-2", "plant-b"]
     both = frozenset({"plant-a", "plant-a-2"})
     for node in both:
@@ -88,7 +88,7 @@ async def test_two_nodes_of_one_zone_are_two_peers(store: FactStore) -> None:
         assert runtime.comparers[node].settings.pair_zones == {"plant-a"}
     assert found["plant-b"].origins == {"plant-b", "cell"}
     assert (found["plant-b"].shared_zones, found["plant-b"].receiver.repeated_ms) == ((), 0)
-    assert {one.consumer_name for one in found.values()} == {f"idmz.{TELEMETRY}"}
+    assert {comparer.consumer_name for comparer in found.values()} == {f"idmz.{TELEMETRY}"}
     assert dict(runtime.server._context.zones)["plant-a-2"] == both
 
 
@@ -108,14 +108,14 @@ async def test_each_of_two_brokers_has_its_own_peers_and_the_status_all(tmp_path
             runtime = node._runtimes[peer.broker]
             assert runtime.nodes == (peer.zone,)
             assert dict(runtime.server._context.exports) == {peer.zone: frozenset(peer.exports)}
-            assert [(one._runner.settings.peer_node, one._runner.settings.stream) for one in runtime.pullers] == [
-                (peer.zone, stream) for stream in peer.pulls
-            ]
+            assert [
+                (puller._runner.settings.peer_node, puller._runner.settings.stream) for puller in runtime.pullers
+            ] == [(peer.zone, stream) for stream in peer.pulls]
             assert [*runtime.comparers] == [peer.zone]
             for number, puller in enumerate(runtime.pullers, 1):
                 puller._runner.peer_end_offset = puller.statistics().offset + 10 * number
             counted = runtime.comparers[peer.zone]._counted
-            counted |= {stream: replace(one, repaired_facts=len(counted)) for stream, one in counted.items()}
+            counted |= {stream: replace(counts, repaired_facts=len(counted)) for stream, counts in counted.items()}
         assert [(depth, node._queue_depth(depth)) for depth in (TELEMETRY, OPERATIONAL)] == [
             (TELEMETRY, 20),
             (OPERATIONAL, 20),
@@ -125,16 +125,19 @@ async def test_each_of_two_brokers_has_its_own_peers_and_the_status_all(tmp_path
         refreshing.cancel()
         shown = node._collector.snapshot()
         assert [*node._collector._lags] == [(peer.zone, stream) for peer in peers for stream in peer.pulls]
-        ends = {one.name: one.end_offset for one in store.streams()}
-        assert {one.name: (one.zone, one.stream, ends[one.stream] - one.behind_facts) for one in shown.consumers} == (
-            FRONTIERS
-        )
-        assert [(one.zone, one.stream, one.compared and one.compared.repaired_facts_total) for one in shown.peers] == [
+        ends = {stream.name: stream.end_offset for stream in store.streams()}
+        assert {
+            consumer.name: (consumer.zone, consumer.stream, ends[consumer.stream] - consumer.behind_facts)
+            for consumer in shown.consumers
+        } == (FRONTIERS)
+        assert [
+            (peer.zone, peer.stream, peer.compared and peer.compared.repaired_facts_total) for peer in shown.peers
+        ] == [
             ("plant-a", TELEMETRY, 1),
             ("plant-b", TELEMETRY, 2),
             ("plant-b", OPERATIONAL, 2),
         ]
-        assert [(one.name, one.connected) for one in shown.brokers] == [("first", False), ("second", False)]
+        assert [(broker.name, broker.connected) for broker in shown.brokers] == [("first", False), ("second", False)]
 
 
 async def test_each_part_goes_by_the_settings_of_its_peer(store: FactStore) -> None:
@@ -151,8 +154,8 @@ async def test_each_part_goes_by_the_settings_of_its_peer(store: FactStore) -> N
     assert puller._runner._judge is comparer._tools.judge is judge
     bandwidth = runtime.bandwidths["plant-a-2"]
     throttled = [comparer._requester, puller._runner.artifacts._requester]
-    assert all(one._bandwidth is bandwidth for one in (puller, *throttled))
-    assert [one._priority for one in throttled] == [Priority.REPAIR, Priority.BACKLOG]
+    assert all(throttle._bandwidth is bandwidth for throttle in (puller, *throttled))
+    assert [throttle._priority for throttle in throttled] == [Priority.REPAIR, Priority.BACKLOG]
 
 
 def test_a_comparison_without_a_node_judges_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,11 +195,11 @@ async def test_a_pull_begins_where_its_peer_says(tmp_path: Path, store: FactStor
     kept = PeerLatest("plant-latest", TELEMETRY, 1, [])
     for seeds in (1, 0):
         runtime = made(store, *peers)._runtimes["site"]
-        starts = [one._runner.settings.receiver.start for one in runtime.pullers]
+        starts = [puller._runner.settings.receiver.start for puller in runtime.pullers]
         assert starts == ["oldest", "end", "end"]
-        compared = [one.settings for one in runtime.comparers.values()]
-        assert [bool(one.begun_late) for one in compared] == [False, True, True]
-        assert [one.origins for one in compared] == [frozenset({peer.zone, *peer.relays}) for peer in peers]
+        compared = [comparer.settings for comparer in runtime.comparers.values()]
+        assert [bool(comparer.begun_late) for comparer in compared] == [False, True, True]
+        assert [comparer.origins for comparer in compared] == [frozenset({peer.zone, *peer.relays}) for peer in peers]
         assert len(runtime._latest_seeds) == seeds
         save_peer_latest(tmp_path, kept)
 
@@ -236,8 +239,10 @@ async def test_the_certificates_of_each_broker_are_watched_after_each_reload(tmp
         node._runtimes["first"].start(group)
         for before, after in pairwise(lists):
             await node._carry_out(plan_reload(before, after), {})
-            assert [one.files[1] for one in watcher._identities] == [one.cert_file for one in after.broker]
-            assert watcher._identities == [one.identity for one in node._runtimes.values()]
+            assert [identity.files[1] for identity in watcher._identities] == [
+                broker.cert_file for broker in after.broker
+            ]
+            assert watcher._identities == [runtime.identity for runtime in node._runtimes.values()]
             kept = load_kept(tmp_path)
             assert kept is not None
             assert kept.settings.broker == after.broker
@@ -272,7 +277,7 @@ async def test_a_wait_for_brokers_that_are_gone_ends(store: FactStore) -> None:
 def test_a_source_retries_only_passing_errors() -> None:
     """A source retries if the store is full or busy; any other error of the store ends the source."""
     assert set(_SOURCE_RETRIES) == {StoreBusy, StoreFull}
-    assert all(one("", "").retryable for one in _SOURCE_RETRIES)
+    assert all(error("", "").retryable for error in _SOURCE_RETRIES)
 
 
 @pytest.mark.parametrize(

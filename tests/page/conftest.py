@@ -33,12 +33,12 @@ EVIL = '<script>alert("x")</script>&"\''
 def record_health(store: FactStore, snapshot: NodeSnapshot) -> None:
     """Append the health of a snapshot as its node would."""
     samples = health_samples(snapshot, assess(snapshot))
-    numbers = store.appends.define([one.definition for one in samples]).result()
+    numbers = store.appends.define([sample.definition for sample in samples]).result()
     columns = SampleColumns(
         numbers,
         [snapshot.taken_unix_ms * 1_000_000] * len(samples),
-        [one.value for one in samples],
-        [one.quality for one in samples],
+        [sample.value for sample in samples],
+        [sample.quality for sample in samples],
     )
     store.appends.append_columns(HEALTH_STREAM, columns).result()
 
@@ -90,7 +90,7 @@ async def ask(app: Starlette, path: str, method: str = "GET", **headers: str) ->
         sent.append(message)
 
     await app(scope, receive, send)
-    body = b"".join(one.get("body", b"") for one in sent[1:])
+    body = b"".join(part.get("body", b"") for part in sent[1:])
     found = {name.decode(): text.decode() for name, text in sent[0]["headers"]}
     return sent[0]["status"], found, (gzip.decompress(body) if "content-encoding" in found else body).decode()
 

@@ -176,14 +176,17 @@ async def test_users(site: Site, tmp_path: Path) -> None:
     def basic(text: str) -> str:
         return "Basic " + base64.b64encode(text.encode()).decode()
 
-    assert [await status(one) for one in (basic("ann:secret"), basic("ann:wrong"), basic("bob:secret"))] == [
+    assert [
+        await status(credentials) for credentials in (basic("ann:secret"), basic("ann:wrong"), basic("bob:secret"))
+    ] == [
         200,
         401,
         401,
     ]
-    assert [await status(one) for one in ("", "Basic !", basic("ann"), basic("ann:"), basic("ann:" + "x" * 999))] == [
-        401
-    ] * 5
+    assert [
+        await status(credentials)
+        for credentials in ("", "Basic !", basic("ann"), basic("ann:"), basic("ann:" + "x" * 999))
+    ] == [401] * 5
     assert (await ask(app, "/help"))[1]["www-authenticate"].startswith("Basic")
     file.write_text("nonsense")
     assert await status(basic("ann:secret")) == 401

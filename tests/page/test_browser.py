@@ -224,7 +224,7 @@ def test_pictures_of_a_thousand_zones(tmp_path: Path, browser: Chromium) -> None
     with FactStore.open(tmp_path / "state" / "facts.db", "enterprise", settings=settings) as store:
         ages_ms = [8_000_000 if n == 417 else -30_000 for n in range(1000)]  # ahead, for a machine at work
         made = [gateway(f"plant-{n:04}", now_ms - age_ms) for n, age_ms in enumerate(ages_ms)]
-        Zones(store).send(*(with_trouble(one, trouble.get(n, "")) for n, one in enumerate(made)))
+        Zones(store).send(*(with_trouble(health, trouble.get(n, "")) for n, health in enumerate(made)))
     words, where = [sys.executable, "-m", "agent.cli"], ["--config", tmp_path / "node.toml"]
     with (
         Child("node", [*words, "run", *where], tmp_path / "node.log") as node,

@@ -124,9 +124,9 @@ def test_zones_share_their_definitions_and_paths(tmp_path: Path, healthy: NodeSn
         assert tail.read() == {"a", "b"}
         chains = [tail.dictionary.of(zone, end) for zone, end in reader.definition_ends()]
         assert [chain.zone for chain in chains] == ["a", "b"]
-        assert all(one is other for one, other in zip(*(chain.tags for chain in chains), strict=True))
+        assert all(tag is other_tag for tag, other_tag in zip(*(chain.tags for chain in chains), strict=True))
         paths = [sorted(tail.zones[name].values) for name in "ab"]
-        assert all(one is other for one, other in zip(*paths, strict=True))
+        assert all(name is other_name for name, other_name in zip(*paths, strict=True))
 
 
 def test_an_arrow_shows_the_latest_of_the_worst_streams() -> None:

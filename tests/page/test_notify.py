@@ -37,7 +37,7 @@ def row(zone: str, *, alert: bool = True, what: str = "source press: lost") -> Z
 
 def told(core: NoticeCore, now_ms: int, *rows: ZoneRow) -> list[tuple[str, str]]:
     """What is told now."""
-    return [(one.event.value, one.zone) for one in core.decide(rows, now_ms)]
+    return [(notice.event.value, notice.zone) for notice in core.decide(rows, now_ms)]
 
 
 def test_raised_repeated_and_cleared() -> None:

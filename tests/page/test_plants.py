@@ -49,13 +49,13 @@ def test_a_plant_is_one_row_with_both_gateways() -> None:
     """The leader first, also if it is not named like the zone; the search finds the plant by either."""
     row = row_of(box("plant-a", "follows"), box("plant-a-2", "leads"))
     assert (row.zone, row.node, row.level, row.what) == ("plant-a", "plant-a-2", Level.GOOD, "")
-    assert [(one.node, one.role, one.is_recording) for one in row.gateways] == [
+    assert [(member.node, member.role, member.is_recording) for member in row.gateways] == [
         ("plant-a-2", "leads", True),
         ("plant-a", "follows", False),
     ]
     assert fleet_sentence([row]) == "The one zone is good."
     assert matching([row], "plant-a-2 good") == [row]
-    assert [one["role"] for one in row.to_json()["gateways"]] == ["leads", "follows"]  # type: ignore[attr-defined]
+    assert [member["role"] for member in row.to_json()["gateways"]] == ["leads", "follows"]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -82,9 +82,9 @@ def test_a_leader_that_has_died_has_led() -> None:
     record."""
     dead, new = box("plant-a", "leads", 7, 60), box("plant-a-2", "leads", 8, 5)
     row = row_of(dead, replace(new, values=new.values | {"pair/since_unix_ms": NOW_MS - 50_000}))
-    assert [(one.node, one.role) for one in row.gateways] == [("plant-a-2", "leads"), ("plant-a", "led")]
+    assert [(member.node, member.role) for member in row.gateways] == [("plant-a-2", "leads"), ("plant-a", "led")]
     row = row_of(box("plant-a", "alone"), box("plant-a-2", "alone", 8))
-    assert [(one.role, one.is_recording) for one in row.gateways] == [("records alone", True)] * 2
+    assert [(member.role, member.is_recording) for member in row.gateways] == [("records alone", True)] * 2
 
 
 def test_only_gateways_that_name_each_other_are_one_plant() -> None:
@@ -99,7 +99,10 @@ def test_only_gateways_that_name_each_other_are_one_plant() -> None:
     assert (rows[0].level, rows[0].node) == (Level.BROKEN, "plant-a")
     row = row_of(box("plant-a-2", "leads"))
     assert (row.zone, row.node, row.level) == ("plant-a", "plant-a-2", Level.GOOD)
-    assert [(one.node, one.role) for one in row.gateways] == [("plant-a-2", "leads"), ("plant-a", "no health here")]
+    assert [(member.node, member.role) for member in row.gateways] == [
+        ("plant-a-2", "leads"),
+        ("plant-a", "no health here"),
+    ]
     odd = {"zone": 5, "pair/role": [1], "pair/term": "x", "pair/partner": {}, "pair/since_unix_ms": None, "verdict": 0}
     assert row_of(ZoneHealth("a", NOW_MS, odd)).zone == "a"
 

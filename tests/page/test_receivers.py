@@ -121,9 +121,9 @@ async def test_raised_repeated_and_cleared(folder: Path, monkeypatch: pytest.Mon
         smtp_password_file=folder / "password", mail_from="bsfg@example", mail_to=("oncall@example",),
     )  # fmt: skip
     hook = NotifySettings("hook", after_s=0, repeat_hours=2, webhook_url=f"http://{HOST}:{hook_port}/hooks/bsfg")
-    senders = [Sender(one, "enterprise") for one in (mail, hook)]
-    tasks = [asyncio.create_task(one.run(watch)) for one in senders]
-    await wait_until_async(lambda: all(one._queue for one in senders), "both to have something to tell")
+    senders = [Sender(receiver, "enterprise") for receiver in (mail, hook)]
+    tasks = [asyncio.create_task(sender.run(watch)) for sender in senders]
+    await wait_until_async(lambda: all(sender._queue for sender in senders), "both to have something to tell")
     with mail_server(folder, mail_port) as exim, hook_server(folder, hook_port) as webhook:
         for server, port in ((exim, mail_port), (webhook, hook_port)):
             server.start()

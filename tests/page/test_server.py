@@ -140,7 +140,7 @@ def test_visitors_change_nothing_at_the_node(tmp_path: Path) -> None:
 
 
 def _sockets(pid: int) -> int:
-    return sum("socket" in str(one.readlink()) for one in Path(f"/proc/{pid}/fd").iterdir() if one.is_symlink())
+    return sum("socket" in str(file.readlink()) for file in Path(f"/proc/{pid}/fd").iterdir() if file.is_symlink())
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may start it as another user")

@@ -30,12 +30,12 @@ class Zones:
         chains, batches = list[DefinitionChain](), list[Batch]()
         for snapshot in snapshots:
             samples, known = health_samples(snapshot, assess(snapshot)), self._bodies.setdefault(snapshot.name, [])
-            bodies, count = [one.definition.to_json() for one in samples], len(known)
+            bodies, count = [sample.definition.to_json() for sample in samples], len(known)
             known += [body for body in bodies if body not in known]
             chains.append(chain_of(snapshot.name, known, count + 1))
             at_ns = snapshot.taken_unix_ms * 1_000_000
             named = zip(bodies, samples, strict=True)
-            rows = [Sample(known.index(body) + 1, at_ns, one.value, one.quality) for body, one in named]
+            rows = [Sample(known.index(body) + 1, at_ns, sample.value, sample.quality) for body, sample in named]
             link = self._links.get(snapshot.name) or Link(HEALTH_STREAM, _origin(snapshot.name))
             batch = parse(seal_samples(link, rows, definitions_of(known)).sealed)
             verify(batch)

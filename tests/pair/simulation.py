@@ -106,7 +106,12 @@ class Simulation:
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._order = count()
         self.has_witness = has_witness
-        self.ways = {(one, other): Way() for one in (*BOXES, WITNESS) for other in (*BOXES, WITNESS) if one != other}
+        self.ways = {
+            (sender, receiver): Way()
+            for sender in (*BOXES, WITNESS)
+            for receiver in (*BOXES, WITNESS)
+            if sender != receiver
+        }
         self.boxes = {name: self._box(name, other) for name, other in (BOXES, BOXES[::-1])}
         self.stored: dict[str, Lead] = {}
         self.witness: Witness | None = None

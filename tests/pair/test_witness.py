@@ -80,11 +80,11 @@ def test_terms_rise_and_a_lease_is_kept(claimed: list[tuple[Claim, int]]) -> Non
 
 
 @given(st.integers(0, 10**15), st.sampled_from(Granter), st.sampled_from(Granter))
-def test_no_two_granters_grant_the_same_term(least: int, one: Granter, other: Granter) -> None:
+def test_no_two_granters_grant_the_same_term(least: int, first: Granter, second: Granter) -> None:
     """The next term is at most two above what is asked for, and is that of its granter alone."""
-    term = next_term(least, one)
+    term = next_term(least, first)
     assert least <= term < least + 3
-    assert (next_term(term, other) == term) is (one is other)
+    assert (next_term(term, second) == term) is (first is second)
 
 
 def test_after_a_restart_the_stored_lead_waits_for_its_holder() -> None:

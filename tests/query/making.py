@@ -92,15 +92,15 @@ def naive(file: Path) -> list[dict[str, Any]]:
     """Every fact of a store as a dict, from the batches by the plainest code: what all readers are compared with."""
     found = list[dict[str, Any]]()
     with closing(StoreReader(file)) as reader:
-        for info in sorted(reader.streams(), key=lambda one: one.name):
+        for info in sorted(reader.streams(), key=lambda stream: stream.name):
             for stored in reader.read(info.name, 0, EVERYTHING, EVERYTHING).batches:
                 batch = parse(stored.sealed)
                 origin, first = batch.header.origin, batch.header.first_sequence
                 where = {"stream": info.name, "zone": origin.zone, "life": origin.life.hex()}
                 if batch.header.kind is Kind.MESSAGES:
-                    for n, one in enumerate(open_messages(batch)):
+                    for n, opened in enumerate(open_messages(batch)):
                         found.append(
-                            where | of_message(one) | {"offset": stored.first_offset + n, "sequence": first + n}
+                            where | of_message(opened) | {"offset": stored.first_offset + n, "sequence": first + n}
                         )
                     continue
                 chain = reader.definitions(origin.zone, stored.definitions.digest)
@@ -126,14 +126,14 @@ def of_sample(sample: Sample, definition: TagDefinition) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def of_message(one: Message) -> dict[str, Any]:
+def of_message(opened: Message) -> dict[str, Any]:
     """What a row says of a message."""
-    at_ns = one.envelope.produced_at_unix_ms * 1_000_000
+    at_ns = opened.envelope.produced_at_unix_ms * 1_000_000
     return {
-        "kind": "message", "subject": one.fact.subject, "predicate": one.fact.predicate, "tag": None,
+        "kind": "message", "subject": opened.fact.subject, "predicate": opened.fact.predicate, "tag": None,
         "exact": bits(None), "json": None, "unit": None, "quality": None, "source_time_ns": at_ns,
-        "source_time": time_text(at_ns), "object_json": one.fact.object_json.decode(),
-        "message_id": one.envelope.message_id,
+        "source_time": time_text(at_ns), "object_json": opened.fact.object_json.decode(),
+        "message_id": opened.envelope.message_id,
     }  # fmt: skip
 
 

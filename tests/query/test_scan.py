@@ -149,24 +149,24 @@ def test_facts_without_their_definitions_are_holes(tmp_path: Path) -> None:
         connection.execute("DROP TRIGGER definition_update_refused")
         connection.execute("UPDATE definition SET body = CAST(body || ' ' AS BLOB) WHERE zone = 'plant' AND number = 2")
         connection.commit()
-    lost = [(one["stream"], one["offset"]) for one in whole if (one["zone"], one["kind"]) == ("plant", "sample")]
-    kept = [one for one in whole if (one["stream"], one["offset"]) not in lost]
+    lost = [(row["stream"], row["offset"]) for row in whole if (row["zone"], row["kind"]) == ("plant", "sample")]
+    kept = [row for row in whole if (row["stream"], row["offset"]) not in lost]
     for bounds in (Bounds(), Bounds(subject_tests=(lambda _: True,))):
         with closing(StoreReader(file)) as reader:
             scanner = Scanner(reader)
             assert rows(scanner, bounds) == plain(kept)
             holes = scanner.counters.holes
-            assert [(on, at) for on, one in holes for at in range(one.first_offset, one.last_offset + 1)] == lost
+            assert [(on, at) for on, hole in holes for at in range(hole.first_offset, hole.last_offset + 1)] == lost
             shown = list(fact_messages(reader, TELEMETRY, 0, 1000))
             assert [message for message in shown if isinstance(message, Hole)] == [message for _, message in holes]
-            assert [one["offset"] for one in shown if not isinstance(one, Hole)] == [
-                one["offset"] for one in kept if one["stream"] == TELEMETRY
+            assert [row["offset"] for row in shown if not isinstance(row, Hole)] == [
+                row["offset"] for row in kept if row["stream"] == TELEMETRY
             ]
             searcher, later = Scanner(reader), Scanner(reader)
-            assert {one.tag.zone for one in find_latest(searcher, BASE_NS)} == {"north"}
+            assert {value.tag.zone for value in find_latest(searcher, BASE_NS)} == {"north"}
             assert searcher.counters.holes == holes
             known = find_latest_in_stream(later, BASE_NS, TELEMETRY, AbsentTags())
-            assert {one.tag.zone for one in known} == {"north"}
+            assert {value.tag.zone for value in known} == {"north"}
             assert later.counters.holes == [hole for hole in holes if hole[0] == TELEMETRY]
 
 
@@ -181,13 +181,13 @@ def test_rows_that_a_damaged_file_lost_are_holes(tmp_path: Path, monkeypatch: py
     file = everything(tmp_path, rounds=3)
     with closing(StoreReader(file)) as reader:
         scanner, searcher = Scanner(reader), Scanner(reader)
-        batches = [one for page in scanner.summaries(TELEMETRY, 1, scanner.ends[TELEMETRY]) for one in page]
+        batches = [summary for page in scanner.summaries(TELEMETRY, 1, scanner.ends[TELEMETRY]) for summary in page]
         lost = batches[0], batches[2], batches[-1]
         unreadable, changed, all_rows, row = batches[5], batches[7], reader.row_summaries, reader.row
         damage(file, changed.first_offset)
 
         def rows_left(after_row: int, limit: int) -> list[tuple[int, str, BatchSummary]]:
-            return [one for one in all_rows(after_row, limit) if one[1] != TELEMETRY or one[2] not in lost]
+            return [row for row in all_rows(after_row, limit) if row[1] != TELEMETRY or row[2] not in lost]
 
         def row_left(stream: str, number: int) -> StoredBatch:
             found = row(stream, number)
@@ -199,12 +199,14 @@ def test_rows_that_a_damaged_file_lost_are_holes(tmp_path: Path, monkeypatch: py
         monkeypatch.setattr(reader, "row", row_left)
         found = list(scanner.scan(Bounds(streams=frozenset([TELEMETRY]))))
         find_latest(searcher, BASE_NS)
-    gone = {(one.first_offset, one.last_offset) for one in (*lost, unreadable, changed)}
-    assert {one.first_offset for one in found} == {one.first_offset for one in batches} - {first for first, _ in gone}
-    assert {one.verified() for one in found} == {"no"}
+    gone = {(hole.first_offset, hole.last_offset) for hole in (*lost, unreadable, changed)}
+    assert {batch.first_offset for batch in found} == {batch.first_offset for batch in batches} - {
+        first for first, _ in gone
+    }
+    assert {batch.verified() for batch in found} == {"no"}
     for holes in (scanner.counters.holes, searcher.counters.holes):
-        assert {(one.first_offset, one.last_offset, one.reason) for _, one in holes} == {
-            (*one, "damaged") for one in gone
+        assert {(hole.first_offset, hole.last_offset, hole.reason) for _, hole in holes} == {
+            (*span, "damaged") for span in gone
         }
 
 
@@ -242,13 +244,13 @@ def test_messages_are_presented_as_rows_are(file: Path, facts: list[dict[str, An
             shown = list(fact_messages(reader, stream, 0, FACTS_MAX))
             expected = [fact for fact in facts if fact["stream"] == stream]
             assert len(shown) == len(expected)
-            for one, fact in zip(shown, expected, strict=True):
-                assert isinstance(one, dict)
-                assert (one["offset"], one["envelope"]["message_id"]) == (fact["offset"], fact["message_id"])
-                assert one["fact"]["subject"] == fact["subject"]
+            for row, fact in zip(shown, expected, strict=True):
+                assert isinstance(row, dict)
+                assert (row["offset"], row["envelope"]["message_id"]) == (fact["offset"], fact["message_id"])
+                assert row["fact"]["subject"] == fact["subject"]
                 if fact["kind"] == "sample":
-                    assert one["fact"]["object"]["value"] == fact["json"]
-                    assert one["fact"]["object"]["source_time"] == fact["source_time"]
+                    assert row["fact"]["object"]["value"] == fact["json"]
+                    assert row["fact"]["object"]["source_time"] == fact["source_time"]
 
 
 def test_every_type_of_value_is_in_the_store(facts: list[dict[str, Any]]) -> None:

@@ -241,7 +241,7 @@ async def test_a_store_without_room_leaves_the_lead(tmp_path: Path) -> None:
     async with running(tmp_path) as stage:
         stage.box.error = StoreFull("the disk is full")
         stage.witness.says, stage.partner.says = lends("plant-a"), claims("follows")
-        await stage.wait(lambda: any(one.claim.state == "releases" for one in stage.witness.asked), "a release")
+        await stage.wait(lambda: any(asked.claim.state == "releases" for asked in stage.witness.asked), "a release")
         assert stage.box.done == []
         stage.box.error = None
         await stage.wait(lambda: stage.role == "leads", "the lead")

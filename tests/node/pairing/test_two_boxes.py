@@ -127,7 +127,10 @@ async def test_the_lead_of_two_boxes(tmp_path: Path) -> None:
         assert leader.snapshot().role == "leads"
         reader = plant.stores[NODES[0]].reader
         await wait_until_async(
-            lambda: ("lead", "plant-a to plant-a-2") in {(one.kind, one.subject) for one in reader.incidents()},
+            lambda: (
+                ("lead", "plant-a to plant-a-2")
+                in {(incident.kind, incident.subject) for incident in reader.incidents()}
+            ),
             "the switch is an incident",
         )
 

@@ -352,21 +352,21 @@ def test_statistics_count_what_is_there(tmp_path: Path) -> None:
     whole = naive(file)
     with closing(StoreReader(file)) as reader:
         found = statistics(reader).to_dict()
-        bytes_of = {one.name: one.bytes for one in reader.streams()}
+        bytes_of = {stream.name: stream.bytes for stream in reader.streams()}
     assert found["facts"] == len(whole)
     streams = {stream["name"]: stream for stream in found["streams"]}
-    for name, one in streams.items():
+    for name, stream in streams.items():
         mine = [fact for fact in whole if fact["stream"] == name]
-        assert (one["facts"], one["end_offset"]) == (len(mine), len(mine))
-        assert one["messages"] == sum(fact["kind"] == "message" for fact in mine)
-        assert one["oldest_source_time"] == min(mine, key=lambda fact: fact["source_time_ns"])["source_time"]
-        assert one["newest_source_time"] == max(mine, key=lambda fact: fact["source_time_ns"])["source_time"]
-        assert one["bytes"] == bytes_of[name], "as bsfg sql and bsfg status count them"
+        assert (stream["facts"], stream["end_offset"]) == (len(mine), len(mine))
+        assert stream["messages"] == sum(fact["kind"] == "message" for fact in mine)
+        assert stream["oldest_source_time"] == min(mine, key=lambda fact: fact["source_time_ns"])["source_time"]
+        assert stream["newest_source_time"] == max(mine, key=lambda fact: fact["source_time_ns"])["source_time"]
+        assert stream["bytes"] == bytes_of[name], "as bsfg sql and bsfg status count them"
     assert streams[OPERATIONAL]["messages"] == 3
     origins = {origin["zone"]: origin for origin in streams[TELEMETRY]["origins"]}
     assert [origins[zone]["missing"] for zone in ("plant", "north", "south")] == [0, 0, 2]
     assert {definition["zone"]: definition["count"] for definition in found["definitions"]}["plant"] == len(TAGS)
-    erp, mes = sorted(found["consumers"], key=lambda one: one["name"])
+    erp, mes = sorted(found["consumers"], key=lambda entry: entry["name"])
     assert mes["unconfirmed_facts"] == streams[TELEMETRY]["facts"] - 30
     assert 0 < mes["unconfirmed_bytes"] < streams[TELEMETRY]["bytes"]
     for whole_stream, unconfirmed in (("facts", "unconfirmed_facts"), ("bytes", "unconfirmed_bytes")):

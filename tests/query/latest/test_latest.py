@@ -176,7 +176,7 @@ def test_a_clock_that_is_wrong_or_set(
 )
 def test_what_a_later_mark_shows_of_earlier_times(clock: list[int], believed: list[int]) -> None:
     """The clock at the marks of a stream, in seconds, and the times that are believed."""
-    times_ns = believed_times([one * SECOND_NS for one in clock])
+    times_ns = believed_times([second * SECOND_NS for second in clock])
     assert [time_ns // SECOND_NS for time_ns in times_ns] == believed
 
 
@@ -213,7 +213,7 @@ def check_search(file: Path, batches: list[list[tuple[int, int, bool]]], wanted:
         patch.object(transaction, "is_mark_due", lambda *_: True),  # as after a minute
         FactStore.open(file, "plant", settings=AT_ONCE) as store,
     ):
-        done(store.appends.define([TagDefinition(one, unit=str(n)) for n, one in enumerate(subjects)]))
+        done(store.appends.define([TagDefinition(subject, unit=str(n)) for n, subject in enumerate(subjects)]))
         for rows, step in zip(batches, steps, strict=False):
             now_ns[0] += step * MINUTE_NS
             stream = OTHER if rows[0][2] else TELEMETRY
@@ -241,11 +241,11 @@ def newest_of(facts: list[tuple[Arrival, int]]) -> set[tuple[int, int] | None]:
     ahead = max((arrival for arrival, at_ns in facts if at_ns > arrival.recorded_ns + 2 * MINUTE_NS), default=None)
     since = [fact for fact in facts if ahead is None or fact[0] >= ahead]
 
-    def rank(one: tuple[Arrival, int]) -> tuple[int, int]:
-        return one[0].recorded_ns - MINUTE_NS if one[0] == ahead else one[1], one[0].offset
+    def rank(arrival: tuple[Arrival, int]) -> tuple[int, int]:
+        return arrival[0].recorded_ns - MINUTE_NS if arrival[0] == ahead else arrival[1], arrival[0].offset
 
     newest = max(map(rank, since), default=None)
-    return {(one[1], one[0].offset) for one in since if rank(one) == newest} or {None}
+    return {(arrival[1], arrival[0].offset) for arrival in since if rank(arrival) == newest} or {None}
 
 
 @given(
@@ -273,7 +273,7 @@ def test_repeated_searches_equal_a_fresh_search(
             stream = OTHER if rows[0][2] else TELEMETRY
             samples = [Sample(tag, BASE_NS + minute * MINUTE_NS, 0) for tag, minute, _ in rows]
             done(store.appends.append_samples(stream, samples))
-            for _, names, depth in filter(lambda one: one[0] in {at, 12}, questions):
+            for _, names, depth in filter(lambda question: question[0] in {at, 12}, questions):
                 asked: dict[str, Any] = {
                     "is_wanted": lambda tag, names=names: tag.subject[4:] in names,
                     "depth_facts": depth,
@@ -448,4 +448,4 @@ def test_batches_are_read_in_groups_that_fit_into_memory() -> None:
     small, large = [place(1) for _ in range(10)], [place(READ_BYTES_MAX // 2) for _ in range(5)]
     groups = list(latest_query._groups([*small, *large]))
     assert [len(group) for group in groups] == [1, 2, 4, 4, 2, 2]
-    assert [one for group in groups for one in group] == [*small, *large]
+    assert [row for group in groups for row in group] == [*small, *large]

@@ -34,9 +34,9 @@ def test_each_tag_counts_once() -> None:
     in_force = TagsInForce("plant", {f"tag:{name}": 0 for name in ("bad", "good", "new")})
     found = summarize(rows, in_force, every)
     assert (found.good, found.uncertain, found.removed, found.tags) == (1, 1, 1, 7)
-    assert [one["subject"] for one in found.bad] == ["tag:bad"]
+    assert [entry["subject"] for entry in found.bad] == ["tag:bad"]
     assert found.silent == ["tag:degraded", "tag:never", "tag:stale", "tag:new"]
-    assert [one["subject"] for one in found.first] == ["tag:good", "tag:uncertain"]
+    assert [entry["subject"] for entry in found.first] == ["tag:good", "tag:uncertain"]
 
 
 def test_a_tag_that_was_not_asked_for_is_not_missed() -> None:
@@ -51,5 +51,5 @@ def test_the_first_values_are_of_every_source() -> None:
     the order is that of the rows."""
     rows = [aged(f"tag:a/{number:04}") for number in range(1000)] + [aged("tag:b/1", source="boiler")]
     rows.append(aged("tag:c/1", zone="north"))
-    first = [one["subject"] for one in summarize(rows, None, every).first]
+    first = [entry["subject"] for entry in summarize(rows, None, every).first]
     assert first == [*(f"tag:a/{number:04}" for number in range(8)), "tag:b/1", "tag:c/1"]

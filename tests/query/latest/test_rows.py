@@ -31,7 +31,7 @@ def from_peer(subject: str, at: str, value: object = 2, **more: Any) -> LatestRe
 
 def values(rows: list[LatestRecord]) -> dict[str, tuple[object, str | None]]:
     """The value shown for each tag, and the peer it came from."""
-    return {one["subject"]: (one["value"], one["via"]) for one in rows}
+    return {entry["subject"]: (entry["value"], entry["via"]) for entry in rows}
 
 
 def test_a_peers_latest_value_is_shown_until_the_store_has_a_newer_one() -> None:
@@ -44,7 +44,7 @@ def test_a_peers_latest_value_is_shown_until_the_store_has_a_newer_one() -> None
     ]  # fmt: skip
     merged = merge_peer_records(own, from_peers, NOW_NS, FRESH_MS)
     assert values(merged) == {"tag:a": (1, None), "tag:b": (2, "idmz"), "tag:c": (2, "idmz"), "tag:d": (2, "idmz")}
-    assert [one["subject"] for one in merged] == ["tag:a", "tag:b", "tag:c", "tag:d"]
+    assert [entry["subject"] for entry in merged] == ["tag:a", "tag:b", "tag:c", "tag:d"]
 
 
 def test_of_times_ahead_of_a_clock_the_stores_own_fact_is_newer() -> None:
@@ -65,8 +65,8 @@ def test_staleness_is_that_of_the_source_over_both() -> None:
         from_peer("tag:d", "2023-01-01T00:00:00Z", as_of="2023-11-14T22:10:00Z"),
         from_peer("tag:e", "2023-01-01T00:00:00Z", source="x"),
     ]
-    found = {one["subject"]: one for one in merge_peer_records(own, from_peers, NOW_NS, FRESH_MS)}
-    assert {name: (one["staleness_ms"], one["mode"]) for name, one in found.items()} == {
+    found = {record["subject"]: record for record in merge_peer_records(own, from_peers, NOW_NS, FRESH_MS)}
+    assert {name: (entry["staleness_ms"], entry["mode"]) for name, entry in found.items()} == {
         "tag:a": (30_000, "fresh"), "tag:d": (30_000, "fresh"), "tag:other": (900_000, "degraded"),
         "tag:e": (27_468_900_000, "degraded"),
     }  # fmt: skip

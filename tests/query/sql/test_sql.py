@@ -111,7 +111,7 @@ def wheres(draw: st.DrawFn) -> str:
     parts = []
     for _ in range(draw(st.integers(1, 4))):
         column = draw(st.sampled_from(list(CONDITIONS)))
-        one, other = (draw(st.sampled_from(CONDITIONS[column])) for _ in range(2))
+        low, high = (draw(st.sampled_from(CONDITIONS[column])) for _ in range(2))
         form = draw(
             st.sampled_from([
                 "{c} = {a}", "{c} > {a}", "{c} >= {a}", "{c} < {a}", "{c} <= {a}", "{c} in ({a}, {b})", "{c} <> {a}",
@@ -119,7 +119,7 @@ def wheres(draw: st.DrawFn) -> str:
                 "{c} like 'TAG:line1%'", "{c} = {a} collate nocase", "({c} = {a} or {c} > {b})", "+{c} = {a}",
             ])
         )  # fmt: skip
-        parts.append(form.format(c=column, a=one, b=other))
+        parts.append(form.format(c=column, a=low, b=high))
     return draw(st.sampled_from([" and ", " or "])).join(parts)
 
 
@@ -349,12 +349,12 @@ def test_a_long_question_lets_the_log_be_reused(tmp_path: Path) -> None:
 @given(st.integers(-(2**62), 2**62), st.integers(-(2**62), 2**62))
 def test_times_as_texts_are_ordered_as_times(one_ns: int, other_ns: int) -> None:
     """Our own form reads back to the nanosecond, and texts compare as the times they name."""
-    one, other = time_text(one_ns), time_text(other_ns)
-    assert parse_time_ns(one) == one_ns
-    assert compare(one, other) == (one_ns > other_ns) - (one_ns < other_ns)
-    assert compare(one.replace("T", " ").removesuffix("Z"), one) == 0
-    if "." in one and len(one) < 30:
-        assert compare(one.removesuffix("Z") + "0Z", one) == 0
+    first, second = time_text(one_ns), time_text(other_ns)
+    assert parse_time_ns(first) == one_ns
+    assert compare(first, second) == (one_ns > other_ns) - (one_ns < other_ns)
+    assert compare(first.replace("T", " ").removesuffix("Z"), first) == 0
+    if "." in first and len(first) < 30:
+        assert compare(first.removesuffix("Z") + "0Z", first) == 0
 
 
 @pytest.mark.parametrize(
