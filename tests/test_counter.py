@@ -72,7 +72,7 @@ def test_another_unit_begins_anew() -> None:
     reader = CounterReader()
     told = [(118, "kWh"), (119, "kWh"), (119_000, "Wh"), (119_500, "Wh"), (120, "kWh"), (121, "kWh")]
     found = [reader.read(Reading(value, second), unit) for second, (value, unit) in enumerate(told)]
-    assert [None if one is None else one.counted for one in found] == [None, 1, None, 500, None, 1]
+    assert [None if reading is None else reading.counted for reading in found] == [None, 1, None, 500, None, 1]
 
 
 def test_readings_far_apart_are_not_compared() -> None:
@@ -80,7 +80,7 @@ def test_readings_far_apart_are_not_compared() -> None:
     reader = CounterReader(None, apart_ns_max=10)
     told = [(1, 0), (0, 100), (30, 110), (50, 111), (20, 112), (60, 122)]
     found = [reader.read(Reading(value, time_ns)) for value, time_ns in told]
-    assert [None if one is None else one.counted for one in found] == [None, None, 30, 20, None, None]
+    assert [None if reading is None else reading.counted for reading in found] == [None, None, 30, 20, None, None]
 
 
 RISES = st.lists(st.integers(0, 64), min_size=2, max_size=40)
@@ -137,8 +137,8 @@ def test_two_gateways_with_other_clocks_count_once(
     reader, found = CounterReader(modulus), []
     for second, _, counted, life in told:
         found.append(reader.read(Reading(counted % modulus if modulus else counted, second, life)))
-    assert sum(one.counted for one in found if one) == max(told, key=lambda one: one[2])[2] - told[0][2]
-    assert Change.RESTARTED not in {one.change for one in found if one}
+    assert sum(reading.counted for reading in found if reading) == max(told, key=lambda row: row[2])[2] - told[0][2]
+    assert Change.RESTARTED not in {reading.change for reading in found if reading}
 
 
 def test_a_restart_between_two_gateways_is_one() -> None:
@@ -146,4 +146,4 @@ def test_a_restart_between_two_gateways_is_one() -> None:
     of its old count."""
     reader, readings = CounterReader(), [(1000, "a"), (12, "b"), (40, "b"), (600, "b")]
     found = [reader.read(Reading(value, second, life)) for second, (value, life) in enumerate(readings)]
-    assert [None if one is None else one.counted for one in found] == [None, None, 40, 560]
+    assert [None if reading is None else reading.counted for reading in found] == [None, None, 40, 560]

@@ -60,8 +60,10 @@ def test_the_lock_keeps_to_the_ranges() -> None:
     pinned = re.findall(r"^([A-Za-z0-9_.-]+)==", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
     locked = {name.lower().replace("_", "-") for name in pinned}
     extras = dict(PROJECT["optional-dependencies"])
-    assert all("==" in one for extra in ("fuzz", "mutants", "spark-connect") for one in extras.pop(extra))
-    asked = [*PROJECT["dependencies"], *(one for extra in extras.values() for one in extra)]
+    assert all(
+        "==" in requirement for extra in ("fuzz", "mutants", "spark-connect") for requirement in extras.pop(extra)
+    )
+    asked = [*PROJECT["dependencies"], *(requirement for extra in extras.values() for requirement in extra)]
     assert {package(requirement) for requirement in asked} <= locked
 
 

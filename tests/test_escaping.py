@@ -27,7 +27,7 @@ any_text = st.text(st.characters(), max_size=60) | st.text(st.sampled_from(HOSTI
 
 def does_something(text: str) -> list[str]:
     """The characters of a text that act on a terminal or reorder what is shown."""
-    return [one for one in text if unicodedata.category(one) in ESCAPES_ONLY]
+    return [character for character in text if unicodedata.category(character) in ESCAPES_ONLY]
 
 
 @given(any_text)
@@ -117,7 +117,7 @@ def test_no_peer_fills_the_log() -> None:
 
     def lines(count: int, at_s: float, event: str = "peer_restored", **fields: object) -> list[logging.LogRecord]:
         made = [logging.makeLogRecord({"msg": event, "created": at_s, **fields}) for _ in range(count)]
-        return [one for one in made if limit.filter(one)]
+        return [record for record in made if limit.filter(record)]
 
     assert len(lines(1000, 0.0, peer="evil")) == LINES_MAX
     assert len(lines(1000, 59.0, peer="evil")) == 0

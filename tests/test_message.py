@@ -368,7 +368,7 @@ def test_an_enumerations_name_is_added_to_its_number() -> None:
 def test_every_text_of_a_definition_is_limited() -> None:
     """A text with a control character, or one that is too long, is refused in each field of a definition, however it is
     made; peers keep definitions for ever."""
-    names = [one.name for one in fields(TagDefinition) if one.name != "subject"]
+    names = [attribute.name for attribute in fields(TagDefinition) if attribute.name != "subject"]
     for name in names:
         for text in ("a\nb", "x" * 4097):
             wrong = replace(TagDefinition("tag:a"), **{name: text})

@@ -100,7 +100,7 @@ def test_which_page_may_be_stored(after: Position, *, is_answer_to_trail: bool, 
 def test_a_page_begins_where_the_trail_is_valid_furthest() -> None:
     """Whatever the order of its lives; from the beginning where none of them is known."""
     trail = (Position(B, 12), Position(A, 3), Position(OTHER, 30))
-    assert furthest([(one, LOG.resolve(one, lambda *_: False)) for one in trail]) == Position(B, 10)
+    assert furthest([(position, LOG.resolve(position, lambda *_: False)) for position in trail]) == Position(B, 10)
     assert furthest([(Position(OTHER, 30), UNKNOWN)]) == furthest([]) == NOTHING_READ
 
 
@@ -156,9 +156,9 @@ def test_a_reader_of_copies_misses_nothing(chance: Random, steps: int) -> None:
             case "read":
                 trail = _read(store, trail, read, chance)
     for store in stores:
-        for one in trail:
-            if store.log.resolve(one, lambda *_: False).how == "exact":
-                assert set(store.facts[: one.offset]) <= read
+        for position in trail:
+            if store.log.resolve(position, lambda *_: False).how == "exact":
+                assert set(store.facts[: position.offset]) <= read
         trail = _read(store, trail, read, Random(1), most=10**6)
         assert set(store.facts) <= read
 
@@ -171,7 +171,7 @@ def _read(store: _Store, trail: Trail, read: set[_Fact], chance: Random, most: i
     after = Position(at.life, here.offset)
     if names_trail or here.how != "exact":
         names_trail = True
-        after = furthest([(one, store.log.resolve(one, lambda *_: False)) for one in trail])
+        after = furthest([(position, store.log.resolve(position, lambda *_: False)) for position in trail])
     assert continues(trail, after, is_answer_to_trail=names_trail), "an honest answer is refused"
     until = min(len(store.facts), after.offset + chance.randint(1, most) if most < 10**6 else len(store.facts))
     read |= set(store.facts[after.offset : until])

@@ -43,12 +43,12 @@ def test_the_first_steps_work_as_written(tmp_path: Path) -> None:
 def pages_and_links() -> dict[Path, set[Path]]:
     """Every page of the repository, and the files that its links name."""
     pages = [page for folder in FOLDERS for page in ROOT.glob(folder)]
-    return {page: {(page.parent / one).resolve() for one in LINK.findall(page.read_text("utf-8"))} for page in pages}
+    return {page: {(page.parent / link).resolve() for link in LINK.findall(page.read_text("utf-8"))} for page in pages}
 
 
 def test_every_link_leads_somewhere() -> None:
     """No relative link of any page points at a file that does not exist."""
-    assert [(page, one) for page, links in pages_and_links().items() for one in links if not one.exists()] == []
+    assert [(page, link) for page, links in pages_and_links().items() for link in links if not link.exists()] == []
 
 
 def test_every_page_is_reached_from_the_readme() -> None:
@@ -58,5 +58,5 @@ def test_every_page_is_reached_from_the_readme() -> None:
     left = {README}
     while left:
         found |= left
-        left = {one for page in left for one in pages[page] if one in pages} - found
+        left = {link for page in left for link in pages[page] if link in pages} - found
     assert pages.keys() - found == set()

@@ -21,7 +21,7 @@ class Clock:
 
 def of(telemetry: Telemetry, span: Span) -> SpanStatistics:
     """The counts of one span of the asking side."""
-    return next(one for one in telemetry.statistics() if one.step == (span, Side.ASKING, ""))
+    return next(counted for counted in telemetry.statistics() if counted.step == (span, Side.ASKING, ""))
 
 
 def test_ends_of_spans_are_counted_separately_and_only_stops_are_timed() -> None:
@@ -73,14 +73,18 @@ def test_the_log_has_each_event_at_debug_only(caplog: pytest.LogCaptureFixture) 
     assert caplog.records == []
     with caplog.at_level(logging.DEBUG, "agent.telemetry"):
         all_ends()
-    logged = [(one.message, one.__dict__.get("took_ms"), one.__dict__.get("reason")) for one in caplog.records]
+    logged = [
+        (record.message, record.__dict__.get("took_ms"), record.__dict__.get("reason")) for record in caplog.records
+    ]
     begun = ("span_start", None, None)
     assert logged == [
         *(begun, ("span_stop", 2.0, None)),
         *(begun, ("span_exception", 2.0, "busy")),
         *(begun, ("span_discarded", 2.0, "late")),
     ]
-    named = {tuple(one.__dict__[name] for name in ("span", "side", "operation", "peer")) for one in caplog.records}
+    named = {
+        tuple(record.__dict__[name] for name in ("span", "side", "operation", "peer")) for record in caplog.records
+    }
     assert named == {("serve", "serving", "GetLatest", "idmz")}
 
 
@@ -88,10 +92,10 @@ def test_sides_and_operations_are_counted_separately() -> None:
     """Every step of the table is there from the start with zero counts, an operation from its first use, and no other
     step."""
     telemetry = Telemetry()
-    assert [one.step[:2] for one in telemetry.statistics()] == list(STEPS)
+    assert [counted.step[:2] for counted in telemetry.statistics()] == list(STEPS)
     telemetry.stop(telemetry.start(Span.CONFIRM, Side.SERVING))
     telemetry.stop(telemetry.start(Span.SERVE, Side.SERVING, "GetLatest"))
-    counted = {one.step: one.stopped for one in telemetry.statistics() if one.started}
+    counted = {counted.step: counted.stopped for counted in telemetry.statistics() if counted.started}
     assert counted == {("confirm", "serving", ""): 1, ("serve", "serving", "GetLatest"): 1}
     with pytest.raises(AssertionError):
         telemetry.start(Span.FETCH, Side.SERVING)

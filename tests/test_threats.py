@@ -50,7 +50,9 @@ def test_every_test_named_is_there() -> None:
 def test_every_requirement_has_a_state_and_what_holds_it() -> None:
     """All requirements are listed once and in order; one that is met or partly met names a test, another one a reason,
     and one that is partly met says what is missing."""
-    assert [row[0] for row in rows()] == [f"{group}.{one}" for group, ones in REQUIREMENTS.items() for one in ones]
+    assert [row[0] for row in rows()] == [
+        f"{group}.{promise}" for group, ones in REQUIREMENTS.items() for promise in ones
+    ]
     for number, _, state, how, held in rows():
         assert state in {"met", "partly", "not", "not applicable"}, number
         assert bool(TEST.search(held)) is (state in {"met", "partly"}), number

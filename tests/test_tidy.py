@@ -469,9 +469,13 @@ def test_modules_import_in_no_circle() -> None:
 @pytest.mark.parametrize("room, users", OPTIONAL_ROOMS.items(), ids=OPTIONAL_ROOMS)
 def test_optional_rooms_are_entered_by_their_commands_only(room: str, users: tuple[str, ...]) -> None:
     """No part of the core imports them."""
-    outside = [one for one in modules() if not one.path.startswith("tests/")]
-    outside = [one for one in outside if not any(f"{one.name}.".startswith(f"{user}.") for user in (room, *users))]
-    assert [one.path for one in outside for _, name in one.imports() if f"{name}.".startswith(f"{room}.")] == []
+    outside = [module for module in modules() if not module.path.startswith("tests/")]
+    outside = [
+        module for module in outside if not any(f"{module.name}.".startswith(f"{user}.") for user in (room, *users))
+    ]
+    assert [
+        module.path for module in outside for _, name in module.imports() if f"{name}.".startswith(f"{room}.")
+    ] == []
 
 
 def test_folders_are_small() -> None:
@@ -486,7 +490,9 @@ def test_folders_are_small() -> None:
 
 def test_faces_offer_what_others_use() -> None:
     """Each name that a face imports is used outside its package: a face is no list of all that is there."""
-    faces = {one.name for one in modules() if one.path.endswith("/__init__.py") and "__all__ =" not in one.source}
+    faces = {
+        module.name for module in modules() if module.path.endswith("/__init__.py") and "__all__ =" not in module.source
+    }
     used: dict[str, set[str]] = {face: set() for face in faces if face.startswith("agent.")}
     for module in modules():
         called_here: dict[str, str] = {}  # faces imported as modules, by their names here: `local_socket.ask`

@@ -190,7 +190,7 @@ async def run_commands(node: Node, commands: Iterable[Sequence[str]]) -> list[tu
     async with node.running():
         done = [await asyncio.to_thread(CliRunner().invoke, bsfg, command) for command in commands]
     node.store.close()
-    return [(one.exit_code, one.output + str(one.exception or "")) for one in done]
+    return [(result.exit_code, result.output + str(result.exception or "")) for result in done]
 
 
 def write_node_toml(folder: Path, broker: Mosquitto, zone: str, peer: str) -> Path:

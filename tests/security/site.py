@@ -106,7 +106,9 @@ class Site:
         self.attacker.command("begin", zone=EVIL)
         self.attacker.serve(EVIL, IDMZ)
         peers = self.status(IDMZ)["peers"]
-        if any(one["blocked"] for one in peers if one["zone"] == EVIL):  # by an earlier attack; it asks once a minute
+        if any(
+            peer["blocked"] for peer in peers if peer["zone"] == EVIL
+        ):  # by an earlier attack; it asks once a minute
             self.nodes[IDMZ].kill()
             self.revive()
         self._incidents_before = self.incidents(IDMZ)
@@ -123,7 +125,7 @@ class Site:
 
     def pull(self, zone: str, peer: str, stream: str = STREAM) -> dict[str, Any]:
         """The status of a zone's pull from a peer."""
-        (found,) = [one for one in self.status(zone)["peers"] if (one["zone"], one["stream"]) == (peer, stream)]
+        (found,) = [row for row in self.status(zone)["peers"] if (row["zone"], row["stream"]) == (peer, stream)]
         return dict(found)
 
     def command(self, zone: str, *words: str) -> subprocess.CompletedProcess[str]:
@@ -156,7 +158,7 @@ class Site:
     def incidents(self, zone: str) -> list[str]:
         """The incidents in a zone's store, newest first, as texts."""
         with contextlib.closing(StoreReader(self.store(zone))) as reader:
-            return [str(one) for one in reader.incidents()]
+            return [str(incident) for incident in reader.incidents()]
 
     def consumers(self, zone: str) -> list[ConsumerState]:
         """The consumers of a zone's store."""
@@ -165,7 +167,7 @@ class Site:
 
     def new_incidents(self, zone: str) -> list[str]:
         """Incidents that were added or counted again since `fresh_evil`."""
-        return [one for one in self.incidents(zone) if one not in self._incidents_before]
+        return [incident for incident in self.incidents(zone) if incident not in self._incidents_before]
 
     def log(self, zone: str) -> str:
         """The log of a node, over all its lives."""
@@ -204,7 +206,7 @@ class Site:
                 for stored in page:
                     parsed = batch.parse(stored.sealed)
                     if parsed.header.kind is batch.Kind.MESSAGES:
-                        found += [one.envelope.message_id for one in batch.open_messages(parsed)]
+                        found += [message.envelope.message_id for message in batch.open_messages(parsed)]
                 after = page[-1].last_offset
         return found
 
@@ -233,8 +235,8 @@ def identities(broker: Mosquitto, zones: Iterable[str]) -> dict[str, dict[str, s
     """The certificates of some zones, and the port of the broker, for the attacker."""
     found = dict[str, dict[str, str | int]]()
     for zone in zones:
-        one = broker.identity(zone)
-        files = {"ca": str(one.ca_file), "cert": str(one.cert_file), "key": str(one.key_file)}
+        identity = broker.identity(zone)
+        files = {"ca": str(identity.ca_file), "cert": str(identity.cert_file), "key": str(identity.key_file)}
         found[zone] = {**files, "port": broker.port}
     return found
 
@@ -267,7 +269,7 @@ _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 
 def control_characters(text: str) -> list[str]:
     """Characters that act on a terminal or change the order in which a line is shown."""
-    return [json.dumps(one) for one in _CONTROL.findall(text)]
+    return [json.dumps(match) for match in _CONTROL.findall(text)]
 
 
 def some(cases: Mapping[str, object], short: int = 8) -> list[str]:

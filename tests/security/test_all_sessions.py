@@ -34,7 +34,7 @@ SPARE = "spare"
 def reason(state: Path) -> dict[str, Any]:
     """What the status says of the zone; nothing without a reason, or an answer."""
     with contextlib.suppress(NodeSilent):
-        return next((one for one in Client(state).status()["reasons"] if one["problem"] == "broker_abused"), {})
+        return next((shown for shown in Client(state).status()["reasons"] if shown["problem"] == "broker_abused"), {})
     return {}
 
 

@@ -122,7 +122,7 @@ def test_a_flood_of_unsolicited_answers_is_counted_and_forgotten(folder: Path) -
             await requester.send(ListStreams(), answers.append, 60)
             await wait_until_async(lambda: link.statistics().unsolicited == UNSOLICITED + 2, "all are counted", 60)
             running.cancel()
-        assert [one.payload for one in answers] == [b"right"]
+        assert [answer.payload for answer in answers] == [b"right"]
         assert link.statistics().connects == 1
 
     with hostile(folder, "unsolicited answers") as access:

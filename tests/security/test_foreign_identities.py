@@ -47,14 +47,14 @@ class Authority:
         builder = builder.not_valid_before(now - timedelta(hours=1)).not_valid_after(now + timedelta(days=1))
         builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False)
         if alternatives:
-            names_beside = x509.SubjectAlternativeName([x509.DNSName(one) for one in alternatives])
+            names_beside = x509.SubjectAlternativeName([x509.DNSName(alternative) for alternative in alternatives])
             builder = builder.add_extension(names_beside, critical=False)
         return builder.sign(self.key, hashes.SHA256())
 
 
 def pem(*certificates: x509.Certificate) -> bytes:
     """A chain, the leaf first."""
-    return b"".join(one.public_bytes(serialization.Encoding.PEM) for one in certificates)
+    return b"".join(certificate.public_bytes(serialization.Encoding.PEM) for certificate in certificates)
 
 
 def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
@@ -147,4 +147,4 @@ def test_no_subject_speaks_for_another_zone(forgery: Forgery, case: str) -> None
         with session:
             assert not is_heard(forgery, session, ASKING)
     files = forgery.folder / "forged.pem", forgery.folder / "forged.key", forgery.broker.ca_file
-    assert any("common name" in one.why for one in check_identity(*files, ASKING))
+    assert any("common name" in problem.why for problem in check_identity(*files, ASKING))

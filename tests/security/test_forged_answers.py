@@ -110,12 +110,12 @@ def test_forged_answers_mislead_no_command(site: Site) -> None:
         site.attacker.command("patch", zone=IDMZ, operation=operation, header=header, times=10_000)
     site.attacker.serve(IDMZ, ENTERPRISE)
     compared = site.command(ENTERPRISE, "peer", "compare", IDMZ, "--json")
-    counted = {one["stream"]: one["compared_facts"] for one in map(json.loads, compared.stdout.splitlines())}
+    counted = {row["stream"]: row["compared_facts"] for row in map(json.loads, compared.stdout.splitlines())}
     assert (compared.returncode, counted[STREAM]) == (0, site.end(IDMZ)), compared
     appended = site.command(ENTERPRISE, "append", "--to", IDMZ, "order:line1/1", "done", "{}")
     assert appended.returncode == 1, appended
     assert "append_not_allowed" in appended.stderr, appended
-    asked = {one["operation"] for one in site.attacker.command("requests", zone=IDMZ)}
+    asked = {request["operation"] for request in site.attacker.command("requests", zone=IDMZ)}
     assert {"AppendFact", "GetDigests"} <= asked, "the attacker has answered both"
     site.nodes[IDMZ].stop()
     for words in (("append", "order:line1/1", "done", "{}", "--to"), ("latest", "--from")):

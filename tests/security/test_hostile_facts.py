@@ -54,7 +54,7 @@ def test_a_hostile_fact_is_set_aside_and_the_next_flows(site: Site, name: str) -
     new = site.ids(IDMZ, after=before)
     assert behind in new
     assert "evil-hostile" not in new
-    assert any(EVIL in one for one in site.new_incidents(IDMZ)), "no incident names evil"
+    assert any(EVIL in incident for incident in site.new_incidents(IDMZ)), "no incident names evil"
 
 
 @pytest.mark.parametrize(

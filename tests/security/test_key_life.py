@@ -49,7 +49,9 @@ def shared_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             f'[signing]\nkey_file = "{key_file}"\ncertificate_file = "{cert_file}"\n'
             f'facts_ca_file = "{folder / "facts/ca.pem"}"\ncompromised_file = "{folder / zone / "compromised.toml"}"\n'
         )
-        more[zone] += "".join(f'[[origin]]\nzone = "{one}"\nsignatures = "required"\n' for one in HONEST if one != zone)
+        more[zone] += "".join(
+            f'[[origin]]\nzone = "{honest}"\nsignatures = "required"\n' for honest in HONEST if honest != zone
+        )
     with running_site(folder, taken=(), more=more) as site:
         yield site
 
@@ -57,8 +59,8 @@ def shared_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 def record_keys(site: Site, zone: str) -> list[str]:
     """The keys (hex) that have signed the plant's messages, as stored by a zone, in the order of the log."""
     with contextlib.closing(StoreReader(site.store(zone))) as reader:
-        records = [one.batch.record for one in reader.read(STREAM, 0, 100_000, 80_000_000).batches]
-    return list(dict.fromkeys(key_id_in(one).hex() for one in records if one))
+        records = [batch_row.batch.record for batch_row in reader.read(STREAM, 0, 100_000, 80_000_000).batches]
+    return list(dict.fromkeys(key_id_in(record).hex() for record in records if record))
 
 
 @contextlib.contextmanager
@@ -170,7 +172,9 @@ def test_a_relay_whose_certificate_has_ended_goes_on_relaying(site: Site) -> Non
     for _ in range(3):
         site.assert_honest_flow(limit_s=40)
     own = site.append(IDMZ)
-    wait_until(lambda: any("expired" in one for one in site.incidents(ENTERPRISE)), "the relay's own fact declined")
+    wait_until(
+        lambda: any("expired" in incident for incident in site.incidents(ENTERPRISE)), "the relay's own fact declined"
+    )
     site.assert_honest_flow()
     assert own not in site.ids(ENTERPRISE)
     for zone in (PLANT, ENTERPRISE):

@@ -81,19 +81,19 @@ def restart(site: Site, zone: str) -> None:
 def batches(site: Site, zone: str) -> list[batch.Batch]:
     """The plant's batches in a zone's store."""
     with contextlib.closing(StoreReader(site.store(zone))) as reader:
-        found = [batch.parse(one.sealed) for one in reader.read(STREAM, 0, 10**6, 10**8).batches]
-    return [one for one in found if one.header.origin.zone == PLANT]
+        found = [batch.parse(stored.sealed) for stored in reader.read(STREAM, 0, 10**6, 10**8).batches]
+    return [parsed for parsed in found if parsed.header.origin.zone == PLANT]
 
 
 def checkpoints(site: Site, zone: str) -> list[bytes]:
     """The objects of the plant's checkpoints in a zone's store."""
     messages = [
-        one
+        opened
         for each in batches(site, zone)
         if each.header.kind is batch.Kind.MESSAGES
-        for one in batch.open_messages(each)
+        for opened in batch.open_messages(each)
     ]
-    return [one.fact.object_json for one in messages if one.fact.predicate == CHECKPOINT]
+    return [opened.fact.object_json for opened in messages if opened.fact.predicate == CHECKPOINT]
 
 
 def test_a_log_that_was_taken_back_changes_nothing(site: Site) -> None:
@@ -114,7 +114,7 @@ def test_a_log_that_was_taken_back_changes_nothing(site: Site) -> None:
     relay(site, end)
     site.wait_fact(third)
     arrived = Counter(site.ids(ENTERPRISE))
-    assert [arrived[one] for one in (first, second, third)] == [1, 1, 1]
+    assert [arrived[name] for name in (first, second, third)] == [1, 1, 1]
     assert site.incidents(ENTERPRISE) == []
     assert site.nodes[ENTERPRISE].running
 
@@ -128,7 +128,10 @@ def test_a_relay_that_spoils_records_is_named(site: Site) -> None:
     relay(site, end, spoil=1)
     serve_own(site)
     assert name not in site.ids(ENTERPRISE)
-    wait_until(lambda: any("declined" in one for one in site.incidents(ENTERPRISE)), "the spoiled batch to be declined")
+    wait_until(
+        lambda: any("declined" in incident for incident in site.incidents(ENTERPRISE)),
+        "the spoiled batch to be declined",
+    )
     assert list((site.folder / ENTERPRISE).rglob("declined/*.batch"))
     relay(site, end)
     site.wait_fact(name)
@@ -156,5 +159,7 @@ def test_an_old_checkpoint_proves_nothing_new(site: Site) -> None:
         site.attacker.command("append", zone=IDMZ, stream=STREAM, batch=of_plant)
     serve_own(site, object={"bin": b64(content)}, **forged)
     assert checkpoints(site, ENTERPRISE) == [real]
-    wait_until(lambda: any("declined" in one for one in site.incidents(ENTERPRISE)), "the forged ones to be declined")
+    wait_until(
+        lambda: any("declined" in incident for incident in site.incidents(ENTERPRISE)), "the forged ones to be declined"
+    )
     assert site.command(ENTERPRISE, "store", "verify").returncode == 0

@@ -35,6 +35,6 @@ def test_what_it_does_rightly_is_taken(site: Site) -> None:
         "fact": {"subject": "order:line1/77", "predicate": "step_completed", "object": {"b": 1, "a": 2}},
     }
     appended = attacker.ask(EVIL, IDMZ, "AppendFact", stream=STREAM, messages=[new])
-    assert [one["outcome"] for one in appended["outcomes"]] == ["applied"]
+    assert [outcome["outcome"] for outcome in appended["outcomes"]] == ["applied"]
     site.wait_fact("appended")
     site.assert_honest_flow()

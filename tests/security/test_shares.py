@@ -38,14 +38,14 @@ def test_a_flood_of_appends_takes_no_room_of_others(small_store: Site) -> None:
     for message_id, stream in zip(before, (STREAM, TELEMETRY), strict=True):
         site.wait_fact(message_id, IDMZ, stream=stream)
     answers = [append(site, number) for number in range(3 * FACTS)]
-    refused = [one["error"] for one in answers if one.get("status") != "ok"]
-    assert {one["code"] for one in refused} == {"store_full"}  # type: ignore[index]
+    refused = [answer["error"] for answer in answers if answer.get("status") != "ok"]
+    assert {code["code"] for code in refused} == {"store_full"}  # type: ignore[index]
     assert len(answers) - len(refused) > 12_000_000 // 12 // FACT_BYTES, "its share is a twelfth"
-    subjects = {one["subject"]: one["problem"] for one in site.status(IDMZ)["reasons"]}
+    subjects = {reason["subject"]: reason["problem"] for reason in site.status(IDMZ)["reasons"]}
     assert subjects[f"zone {EVIL}"] == "share_used_up"
     assert "appends_refused" not in subjects.values()
     for number, stream in enumerate((STREAM, TELEMETRY) * 7):
         content = site.noise(number, FACT_BYTES)
         site.wait_fact(site.append(PLANT, stream, b'"' + content.encode() + b'"'), IDMZ, stream=stream)
     assert {*before} <= {*site.ids(IDMZ), *site.ids(IDMZ, TELEMETRY)}
-    assert not any("facts_expired" in one for one in site.incidents(IDMZ))
+    assert not any("facts_expired" in incident for incident in site.incidents(IDMZ))

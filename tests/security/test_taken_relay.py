@@ -28,7 +28,7 @@ def shared_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 def serve_forged(site: Site, life: str, ids: list[str]) -> None:
     """Serve messages in the name of the plant, in one batch."""
-    forged = [message(one, zone=PLANT, message_id=one) for one in ids]
+    forged = [message(message_id, zone=PLANT, message_id=message_id) for message_id in ids]
     site.attacker.command("append", zone=IDMZ, stream=STREAM, batch={"zone": PLANT, "life": life, "messages": forged})
 
 
@@ -44,10 +44,14 @@ def test_forged_facts_of_the_plant_are_not_stored(site: Site, case: str) -> None
     site.attacker.command("begin", zone=IDMZ)
     name, life = secrets.token_hex(4), secrets.token_hex(16)
     forged = [f"forged-{name}-{number}" for number in range(10)]
-    for one in forged:
-        serve_forged(site, secrets.token_hex(16) if case == "many lives" else life, [one])
+    for forged_id in forged:
+        serve_forged(site, secrets.token_hex(16) if case == "many lives" else life, [forged_id])
         if case == "with facts of evil between":
-            batch = {"zone": EVIL, "life": life, "messages": [message(f"between-{one}", message_id=f"between-{one}")]}
+            batch = {
+                "zone": EVIL,
+                "life": life,
+                "messages": [message(f"between-{forged_id}", message_id=f"between-{forged_id}")],
+            }
             site.attacker.command("append", zone=IDMZ, stream=STREAM, batch=batch)
     behind = f"behind-{name}"
     serve_own(site, behind)
@@ -55,8 +59,8 @@ def test_forged_facts_of_the_plant_are_not_stored(site: Site, case: str) -> None
     stored = site.ids(ENTERPRISE)
     assert not set(forged) & set(stored)
     if case == "with facts of evil between":
-        assert {f"between-{one}" for one in forged} <= set(stored)
-    wait_until(lambda: any(PLANT in one for one in site.incidents(ENTERPRISE)), "an incident names the plant")
+        assert {f"between-{forged_id}" for forged_id in forged} <= set(stored)
+    wait_until(lambda: any(PLANT in incident for incident in site.incidents(ENTERPRISE)), "an incident names the plant")
     assert site.nodes[ENTERPRISE].running
 
 

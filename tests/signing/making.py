@@ -65,9 +65,9 @@ def spoiled(batch: Batch) -> Batch:
 def page(batches: Sequence[Batch], unreadable: dict[int, str] | None = None) -> list[Offered]:
     """A page of batches from offset 1 on."""
     offset, found = 1, list[Offered]()
-    for at, one in enumerate(batches):
-        last = offset + one.header.count - 1
-        found.append(Offered(one, offset, last, (unreadable or {}).get(at, "")))
+    for at, made in enumerate(batches):
+        last = offset + made.header.count - 1
+        found.append(Offered(made, offset, last, (unreadable or {}).get(at, "")))
         offset = last + 1
     return found
 
@@ -91,5 +91,5 @@ class Signers:
 
     def trust(self, rule: Rule = "required", proven: Iterable[str] = (), held: Iterable[Batch] = ()) -> Trust:
         """What a receiver with this rule for all zones accepts; `held` are batches whose digest is proven here."""
-        digests = {one.digest for one in held}
-        return Trust(lambda _: rule, frozenset(proven), self.resolve, lambda one: one.digest in digests)
+        digests = {batch_held.digest for batch_held in held}
+        return Trust(lambda _: rule, frozenset(proven), self.resolve, lambda batch_held: batch_held.digest in digests)

@@ -62,7 +62,9 @@ def make(
 ) -> Made:
     """A certificate; self-signed without an issuer."""
     key = key or ed25519.Ed25519PrivateKey.generate()
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, one) for one in (name, *names) if one])
+    subject = x509.Name(
+        [x509.NameAttribute(NameOID.COMMON_NAME, common_name) for common_name in (name, *names) if common_name]
+    )
     usage = dict.fromkeys(
         ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement"), False
     )  # and the rest by purpose

@@ -75,8 +75,8 @@ def test_an_honest_page_is_accepted_whole(offered: list[Offered], rule: Any) -> 
     assert judged.accepted == tuple(range(len(offered)))
     assert not judged.declined
     assert not judged.evidence
-    followed = {one.batch.header.previous_digest for one in offered}
-    ends = {at for at, one in enumerate(offered) if one.batch.digest not in followed}
+    followed = {offer.batch.header.previous_digest for offer in offered}
+    ends = {at for at, offer in enumerate(offered) if offer.batch.digest not in followed}
     assert judged.verified == (frozenset() if rule == "off" else ends)
 
 
@@ -124,7 +124,7 @@ def _truncate(offered: list[Offered], at: int) -> list[Offered]:
 
 def _continue(offered: list[Offered], _: int) -> list[Offered]:
     more = chain(3, key=STRANGER, at=[1], text="forged", link=offered[-1].batch.link)
-    return [*offered, *[Offered(one, 900 + n, 900 + n) for n, one in enumerate(more)]]
+    return [*offered, *[Offered(made, 900 + n, 900 + n) for n, made in enumerate(more)]]
 
 
 def _other_chain(offered: list[Offered], at: int) -> list[Offered]:
@@ -132,7 +132,7 @@ def _other_chain(offered: list[Offered], at: int) -> list[Offered]:
     forged = chain(
         len(offered), key=EVIL, at=[at], life=bytes([at]) * 16, stream=("facts.other", STREAM)[at % 2], text="forged"
     )
-    return [one._replace(batch=forged[n]) for n, one in enumerate(offered)]
+    return [offer._replace(batch=forged[n]) for n, offer in enumerate(offered)]
 
 
 ATTACKS = [
@@ -151,17 +151,18 @@ def test_nothing_forged_is_accepted(count: int, at: set[int], attacks: list[Any]
     """Whatever a relay changes, spoils, drops, reorders, cuts off, appends, signs with its own key or moves from
     another stream or life: only batches that the plant signed, or that precede one it signed, are accepted, and each
     batch of the page is either accepted or declined."""
-    honest = chain(count, key=PLANT, at={one for one in at if one < count} | {count - 1})
+    honest = chain(count, key=PLANT, at={place for place in at if place < count} | {count - 1})
     offered = page(honest)
     for attack, place in attacks:
         if offered:
             offered = attack(offered, min(place, len(offered) - 1))
     trust = SIGNERS.trust("required") if rule == "required" else SIGNERS.trust("if_present", {"plant"})
     judged = judge_page(offered, trust)
-    assert {offered[one].batch.sealed for one in judged.accepted} <= {one.sealed for one in honest}
+    assert {offered[place].batch.sealed for place in judged.accepted} <= {made.sealed for made in honest}
     assert judged.verified <= set(judged.accepted)
     declined = sum(
-        any(each.first_offset <= one.first_offset <= each.last_offset for each in judged.declined) for one in offered
+        any(each.first_offset <= offer.first_offset <= each.last_offset for each in judged.declined)
+        for offer in offered
     )
     assert declined + len(judged.accepted) >= len(offered)
 
@@ -216,7 +217,7 @@ def test_relay_spoils_a_record(verified: list[bytes]) -> None:
 def test_one_signature_is_verified_of_each_chain(verified: list[bytes]) -> None:
     """Whatever lies between its batches. If the newest fails or is missing, the one before it is verified."""
     run, other = chain(12, key=PLANT), chain(12, "evil", EVIL)
-    offered = page([one for pair in zip(run, other, strict=True) for one in pair])
+    offered = page([made for pair in zip(run, other, strict=True) for made in pair])
     assert judge_page(offered, SIGNERS.trust()).verified == {22, 23}
     assert verified == [run[-1].record[18:], other[-1].record[18:]]
     verified.clear()
@@ -300,10 +301,10 @@ def test_a_proven_zone_is_demanded_at_once() -> None:
 def test_a_flood_of_wrong_signatures_costs_a_bounded_number_of_checks(verified: list[bytes]) -> None:
     """Each record of a zone is wrong: WRONG_RECORDS_MAX of them are verified, not one for each batch. Facts of another
     zone beside them are stored."""
-    bad, good = [spoiled(one) for one in chain(60, "evil", EVIL)], chain(2, key=PLANT)
+    bad, good = [spoiled(made) for made in chain(60, "evil", EVIL)], chain(2, key=PLANT)
     judged = judge_page(page([*bad, *good]), SIGNERS.trust())
     assert judged.accepted == (60, 61)
-    assert [one.reason for one in judged.declined] == [WRONG]
+    assert [refusal.reason for refusal in judged.declined] == [WRONG]
     assert len(verified) == WRONG_RECORDS_MAX + 1
 
 
@@ -389,7 +390,7 @@ def test_a_malformed_record_is_wrong(change: Any) -> None:
     """The batch is a batch, and declined with evidence."""
     (batch,) = chain(1, key=PLANT)
     judged = judge_page(page([with_record(batch, change(batch.record))]), SIGNERS.trust("if_present"))
-    assert [one.reason for one in judged.declined] == [MALFORMED_RECORD]
+    assert [refusal.reason for refusal in judged.declined] == [MALFORMED_RECORD]
     assert judged.evidence == (0,)
 
 
@@ -398,7 +399,9 @@ def test_declined_facts_of_two_lives_are_reported_apart() -> None:
     later = Origin("plant", b"another life, ys")
     batches = [*chain(2), *chain(1, link=Link(STREAM, later, 3, b"d" * 16))]
     declined = judge_page(page(batches), SIGNERS.trust("required")).declined
-    assert [(one.facts.life, one.facts.first_sequence, one.facts.last_sequence) for one in declined] == [
+    assert [
+        (refusal.facts.life, refusal.facts.first_sequence, refusal.facts.last_sequence) for refusal in declined
+    ] == [
         (LIFE, 1, 2),
         (later.life, 3, 3),
     ]

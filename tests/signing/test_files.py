@@ -41,7 +41,7 @@ def test_a_node_that_is_not_named_like_its_zone_has_two_certificates(tmp_path: P
     node = make("plant-a-2", FACTS_CA, key=zone.key)
     settings = identity(tmp_path, zone)
     for order in ((zone, node), (node, zone)):
-        (tmp_path / "s.pem").write_bytes(b"".join(one.pem for one in order))
+        (tmp_path / "s.pem").write_bytes(b"".join(certificate.pem for certificate in order))
         loaded = load_identity(settings, "plant-a", "plant-a-2")
         assert loaded is not None
         assert (loaded.certificate, loaded.message_certificate) == (zone.der, node.der)

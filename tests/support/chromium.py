@@ -77,7 +77,7 @@ class Chromium:
         found = self.driver.execute_async_script(
             "const done = arguments[0]; axe.run(document).then((found) => done(JSON.stringify(found.violations)))"
         )
-        return [f"{one['id']}: {one['nodes'][0]['html'][:200]}" for one in json.loads(found)]
+        return [f"{violation['id']}: {violation['nodes'][0]['html'][:200]}" for violation in json.loads(found)]
 
     def picture(self, file: Path) -> None:
         """The whole page as a PNG."""

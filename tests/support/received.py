@@ -54,4 +54,4 @@ def page_of(
 def chains_in(store: FactStore) -> list[DefinitionChain]:
     """All definitions of a store."""
     found = [store.reader.definitions(zone, end.digest) for zone, end in store.reader.definition_ends()]
-    return [one for one in found if one is not None]
+    return [value for value in found if value is not None]

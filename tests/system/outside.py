@@ -122,7 +122,7 @@ def complaints(
             f"{zone}: {stream} is not {origin}'s byte for byte" for zone, log in logs.items() if log != logs[origin]
         ]
         for zone, log in logs.items():
-            found += _forgotten(f"{zone}: {stream}", log, [one for one in seen if one.stream == stream])
+            found += _forgotten(f"{zone}: {stream}", log, [page for page in seen if page.stream == stream])
             if stream in acknowledged:
                 found += _unkept(f"{zone}: {stream}", log, acknowledged[stream])
     for zone, path in paths.items():
@@ -158,22 +158,22 @@ def _forgotten(where: str, log: Sequence[bytes], seen: Sequence[Seen]) -> Iterat
     for sealed in log:
         end += batch.parse(sealed).header.count
         here.add((end, sealed[-batch.DIGEST_BYTES :]))
-    for one in seen:
-        if (one.last_offset, one.digest) not in here:
-            yield f"{where} once had another batch before offset {one.last_offset}, or one that is gone"
+    for page in seen:
+        if (page.last_offset, page.digest) not in here:
+            yield f"{where} once had another batch before offset {page.last_offset}, or one that is gone"
 
 
 def _unkept(where: str, log: Sequence[bytes], acknowledged: Sequence[Acknowledged]) -> Iterator[str]:
     """Acknowledged messages that are missing, duplicate, changed, at another offset, or out of order."""
-    messages = [one for sealed in log for one in batch.open_messages(batch.parse(sealed))]
-    there = [(one.envelope.message_id, one.fact.object_json) for one in messages]
+    messages = [message for sealed in log for message in batch.open_messages(batch.parse(sealed))]
+    there = [(message.envelope.message_id, message.fact.object_json) for message in messages]
     for message_id, times in Counter(message_id for message_id, _ in there).items():
         if times > 1:
             yield f"{where} holds {message_id} {times} times"
-    for one in acknowledged:
-        if there[one.offset - 1 : one.offset] != [(one.message_id, one.object_json)]:
-            yield f"{where} does not hold {one.message_id} at offset {one.offset}, where it was acknowledged"
-    offsets = [one.offset for one in acknowledged]
+    for append in acknowledged:
+        if there[append.offset - 1 : append.offset] != [(append.message_id, append.object_json)]:
+            yield f"{where} does not hold {append.message_id} at offset {append.offset}, where it was acknowledged"
+    offsets = [append.offset for append in acknowledged]
     if offsets != sorted(set(offsets)):
         yield f"{where}: messages do not lie in the order in which they were appended"
 
@@ -182,9 +182,9 @@ def _bookkeeping(path: Path, streams: Sequence[str]) -> Iterator[str]:
     """Tables that contradict that everything is held once, without a hole, and confirmed."""
     with contextlib.closing(StoreReader(path)) as reader:
         ends = {stream: reader.end_offset(stream) for stream in streams}
-        for one in reader.consumers():
-            if one.stream in ends and (one.frontier != ends[one.stream] or one.confirmed.ranges):
-                yield f"{one.name} has confirmed to {one.frontier} and {one.confirmed.ranges}, not to {ends[one.stream]}"
+        for consumer in reader.consumers():
+            if consumer.stream in ends and (consumer.frontier != ends[consumer.stream] or consumer.confirmed.ranges):
+                yield f"{consumer.name} has confirmed to {consumer.frontier} and {consumer.confirmed.ranges}, not to {ends[consumer.stream]}"
         yield from (f"incident: {incident}" for incident in reader.incidents())
     query = """SELECT stream.name, named_origin.zone, min(first_sequence), max(last_sequence), sum(last_sequence - first_sequence + 1)
         FROM held JOIN stream ON stream.id = held.stream JOIN named_origin ON named_origin.id = held.origin GROUP BY 1, 2"""

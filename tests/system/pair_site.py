@@ -89,7 +89,11 @@ class PairSite:
     def problems(self, name: str, subject: str) -> list[str]:
         """What a node says is wrong with a subject, each with what to do."""
         reasons = self.client(name).status()["reasons"]
-        return [f"{one['problem']}: {one['text']} -> {one['hint']}" for one in reasons if one["subject"] == subject]
+        return [
+            f"{reason['problem']}: {reason['text']} -> {reason['hint']}"
+            for reason in reasons
+            if reason["subject"] == subject
+        ]
 
     def wait_settled(self) -> str:
         """Wait until one box leads and the other follows; the leader's name."""

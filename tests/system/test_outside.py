@@ -45,7 +45,7 @@ def relay(source: Path, path: Path, leave_out: int = 0) -> None:
     kept = batches[: len(batches) - leave_out]
     with FactStore.open(path, "idmz", settings=AT_ONCE) as store:
         position = Position(epoch, kept[-1].last_offset)
-        done(put_page(store, "plant", OPERATIONAL, [parse(one.sealed) for one in kept], [], position))
+        done(put_page(store, "plant", OPERATIONAL, [parse(stored.sealed) for stored in kept], [], position))
 
 
 @pytest.fixture

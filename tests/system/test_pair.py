@@ -119,7 +119,7 @@ def drain(site: PairSite, application: Application, *but: str) -> None:
 def messages_in(site: PairSite, name: str) -> Counter[str]:
     """The messages of the application in a node's store, by their id."""
     found = facts(site.store(name).parent, OPERATIONAL)
-    return Counter(one["object"].get("id") for one in found if one["predicate"] == "step_completed")
+    return Counter(row["object"].get("id") for row in found if row["predicate"] == "step_completed")
 
 
 def complaints(site: PairSite, name: str, application: Application) -> list[str]:
@@ -131,10 +131,14 @@ def complaints(site: PairSite, name: str, application: Application) -> list[str]
         there = [sample for sample in site.samples(name) if sample.tag == f"tag:f/{variable}"]
         stored = [Stored(sample.time_ns, sample.value, sample.quality) for sample in there]
         books = Account(site.server.record(variable), stored, gaps)
-        found += [f"{name}: {variable} lacks {one.value} of {one.time_ns}" for one in books.undeclared]
-        found += [f"{name}: {variable} never was {one.value}" for one in books.invented]
+        found += [f"{name}: {variable} lacks {value.value} of {value.time_ns}" for value in books.undeclared]
+        found += [f"{name}: {variable} never was {value.value}" for value in books.invented]
     held = messages_in(site, name)
-    found += [f"{name}: {one} was acknowledged and is missing" for one in application.acknowledged if not held[one]]
+    found += [
+        f"{name}: {message_id} was acknowledged and is missing"
+        for message_id in application.acknowledged
+        if not held[message_id]
+    ]
     return found
 
 
@@ -147,7 +151,9 @@ def doubled(site: PairSite, name: str) -> int:
 def brought_twice(site: PairSite, name: str) -> float:
     """How many facts of both boxes came to a node that had them, for each that it stored."""
     peers = site.client(name).status()["peers"]
-    return float(sum(one["facts_duplicate_total"] for one in peers) / sum(one["facts_stored_total"] for one in peers))
+    return float(
+        sum(peer["facts_duplicate_total"] for peer in peers) / sum(peer["facts_stored_total"] for peer in peers)
+    )
 
 
 def silence_s(site: PairSite, name: str) -> float:

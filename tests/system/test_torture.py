@@ -70,7 +70,7 @@ def go_through(stage: RunningZones, rounds: list[Round], producer: Producer) -> 
 
     for faults in rounds:
         batches = [last_batch(stage.store(layout.PLANT), stream) for stream in layout.STREAMS]
-        seen += [one for one in batches if one is not None]
+        seen += [row for row in batches if row is not None]
         inflict(stage, faults, before_end)
         recovered_s.append(wait_alive(stage, producer))
         for zone in layout.ZONES:  # beside nodes that record, confirm and release

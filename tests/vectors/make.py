@@ -214,7 +214,7 @@ def shown(vectors: dict[str, Any]) -> str:
     """The vectors as the page shows them."""
     parts = ["Definitions, as canonical JSON, and the running digest after each:\n"]
     parts += [f"```text\n{entry['json']}\n{entry['digest']}\n```\n" for entry in vectors["definitions"]]
-    for entry in (one for one in vectors["batches"] if one["name"] in ON_PAGE):
+    for entry in (entry for entry in vectors["batches"] if entry["name"] in ON_PAGE):
         parts.append(f"**{entry['name']}.** {entry['about']}\n\n```text\n{lines(entry['sealed'])}\n```\n")
         parts.append(f"Content:\n\n```text\n{lines(entry['content'])}\n```\n")
     return "\n".join(parts)

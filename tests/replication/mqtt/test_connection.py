@@ -277,8 +277,8 @@ async def test_what_is_buffered_is_read_to_its_end(played: Played, monkeypatch: 
     connection = connected(monkeypatch, lambda incoming: arrived.append(incoming.payload))
     count = 2 * READS_PER_WAKE_MAX + 1
     for number in range(count):
-        one = Incoming("t", bytes([number]), None, None, None, False)
-        played.reads.append(lambda one=one: played.arrived.append(one))  # type: ignore[misc]
+        message = Incoming("t", bytes([number]), None, None, None, False)
+        played.reads.append(lambda message=message: played.arrived.append(message))  # type: ignore[misc]
     connection._read()
     assert len(arrived) == READS_PER_WAKE_MAX
     for _ in range(3):
@@ -313,7 +313,7 @@ async def test_requests_are_held_back_as_the_broker_asks(played: Played, monkeyp
     connection._read()
     assert played.published == ["t0", "t1", "t2"]
     assert connection.outgoing_bytes == 0
-    assert [one.done() for one in waiting] == [True, False, False]
+    assert [future.done() for future in waiting] == [True, False, False]
 
 
 async def test_a_message_fits_the_packet_with_its_topic(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:

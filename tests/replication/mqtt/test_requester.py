@@ -137,13 +137,13 @@ async def play(
 async def test_an_answer_is_delivered_to_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """The request goes to the peer's topic; two open requests get their own answers, in any order."""
     async with play(monkeypatch) as scene:
-        (first, one), (second, two) = await scene.ask(), await scene.ask()
-        assert one.topic == two.topic == request_topic("plant-a", "idmz")
-        assert scene.connection.subscribed == [subscription_to(one.response_topic)]
-        assert one.response_topic.startswith("bsfg/1/plant-a/idmz/rsp/")
-        assert one.correlation != two.correlation
-        scene.deliver(two, answer_of("second"))
-        scene.deliver(one, answer_of("first"))
+        (first, first_request), (second, second_request) = await scene.ask(), await scene.ask()
+        assert first_request.topic == second_request.topic == request_topic("plant-a", "idmz")
+        assert scene.connection.subscribed == [subscription_to(first_request.response_topic)]
+        assert first_request.response_topic.startswith("bsfg/1/plant-a/idmz/rsp/")
+        assert first_request.correlation != second_request.correlation
+        scene.deliver(second_request, answer_of("second"))
+        scene.deliver(first_request, answer_of("first"))
         assert ((await first).answer.store_zone, (await second).answer.store_zone) == ("first", "second")
         assert (await first).bytes == len(answer_of("first"))
         assert scene.unsolicited == 0
@@ -160,7 +160,7 @@ async def test_what_changes_something_at_the_peer_is_signed(monkeypatch: pytest.
     async with play(monkeypatch, signer=signer_of("idmz")) as scene:
         for request in (*changing, ListStreams(), GetBounds(stream="facts.operational")):
             scene.requester.send(request, lambda _: None, 1)
-    proofs = [split_request(one.payload)[1] for one in scene.connection.published]
+    proofs = [split_request(request.payload)[1] for request in scene.connection.published]
     assert [proof is not None for proof in proofs] == [True] * len(changing) + [False, False]
 
 
@@ -193,9 +193,9 @@ async def test_a_foreign_answer_is_not_delivered(monkeypatch: pytest.MonkeyPatch
 async def test_an_answer_is_delivered_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A repeated answer is counted as unsolicited and does not reach the next request."""
     async with play(monkeypatch) as scene:
-        first, one = await scene.ask()
-        scene.deliver(one, answer_of("first"))
-        scene.deliver(one, answer_of("again"))
+        first, request = await scene.ask()
+        scene.deliver(request, answer_of("first"))
+        scene.deliver(request, answer_of("again"))
         assert (await first).answer.store_zone == "first"
         assert scene.unsolicited == 1
 
@@ -203,12 +203,12 @@ async def test_an_answer_is_delivered_once(monkeypatch: pytest.MonkeyPatch) -> N
 async def test_a_late_answer_does_not_reach_the_next_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """After its time-out a request is over: its answer has no effect, and the next request waits for its own."""
     async with play(monkeypatch) as scene:
-        late, one = await scene.ask(timeout_s=0.001)
+        late, request = await scene.ask(timeout_s=0.001)
         with pytest.raises(TransportError, match="no answer in") as raised:
             await late
         assert raised.value.retryable
         following, two = await scene.ask()
-        scene.deliver(one, answer_of("late"))
+        scene.deliver(request, answer_of("late"))
         await asyncio.sleep(0)
         assert not following.done()
         scene.deliver(two, answer_of("in-time"))

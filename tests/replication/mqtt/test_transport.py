@@ -68,12 +68,12 @@ async def test_two_connections_of_a_zone_are_independent_clean_sessions(broker: 
     """Two connections of one zone are two clean sessions, so neither takes over the other and nothing is kept.
     TCP_NODELAY is set: without it an answer takes up to 88 ms longer."""
     before = len(broker.log_text())
-    one = await Connection.open(access(broker, "idmz"), lambda _: None)
+    opened = await Connection.open(access(broker, "idmz"), lambda _: None)
     two = await Connection.open(access(broker, "idmz"), lambda _: None)
-    await one.subscribe([subscription_to(MINE)])
+    await opened.subscribe([subscription_to(MINE)])
     await two.subscribe([subscription_to(MINE)])
-    assert not one.closed.done()
-    for each in (one, two):
+    assert not opened.closed.done()
+    for each in (opened, two):
         assert each._socket is not None
         assert each._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         await each.close()
@@ -123,11 +123,11 @@ async def test_silent_brokers_leave_the_shared_threads_free(broker: Mosquitto, m
         async with asyncio.timeout(LIMIT_S / 2):
             accepted = [await asyncio.get_running_loop().sock_accept(mute) for _ in connecting]
         assert await asyncio.to_thread(lambda: "done") == "done"
-        assert not any(one.done() for one in connecting)
+        assert not any(task.done() for task in connecting)
         for opened, _ in accepted:
             opened.close()
         ended = await asyncio.gather(*connecting, return_exceptions=True)
-        assert all(isinstance(one, BrokerUnreachable) for one in ended)
+        assert all(isinstance(error, BrokerUnreachable) for error in ended)
 
 
 async def test_a_broker_that_is_full_is_named(tmp_path: Path) -> None:
@@ -146,8 +146,8 @@ async def test_a_broker_that_is_full_is_named(tmp_path: Path) -> None:
 
         with pytest.raises(BrokerUnreachable, match="max_connections"):
             await fill()
-        for one in standing:
-            await one.close()
+        for connection in standing:
+            await connection.close()
 
 
 async def test_a_port_without_tls_is_named(broker: Mosquitto) -> None:

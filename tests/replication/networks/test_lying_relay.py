@@ -105,7 +105,7 @@ def smuggle(relay: FactStore, batches: Sequence[Batch], certificate: RecordSigne
 
 def of_plant(store: FactStore) -> list[bytes]:
     """The batches in the plant's name in a store."""
-    return [one for one in sealed(store) if parse(one).header.origin.zone == "plant-a"]
+    return [batch_bytes for batch_bytes in sealed(store) if parse(batch_bytes).header.origin.zone == "plant-a"]
 
 
 @contextlib.asynccontextmanager
@@ -133,7 +133,11 @@ def chain(
 
 def declined(node: Node) -> list[str]:
     """The incidents of a node about facts that it declined."""
-    return [f"{one.subject}: {one.detail}" for one in node.store.reader.incidents() if one.kind == "declined"]
+    return [
+        f"{incident.subject}: {incident.detail}"
+        for incident in node.store.reader.incidents()
+        if incident.kind == "declined"
+    ]
 
 
 class Liar:
@@ -158,7 +162,10 @@ class Liar:
         answer, attached = decode_answer(message)
         sent = message
         if isinstance(answer, FetchAnswer) and answer.batches:
-            parts = [_Part(first, last, one) for (first, last, _), one in zip(answer.batches, attached, strict=True)]
+            parts = [
+                _Part(first, last, sealed_batch)
+                for (first, last, _), sealed_batch in zip(answer.batches, attached, strict=True)
+            ]
             if self.told < LIES_MAX:
                 sent = self._changed(answer, parts, message)
                 self.told += sent != message
@@ -205,12 +212,13 @@ async def test_a_lie_changes_nothing_that_is_stored(broker: Mosquitto, tmp_path:
                 await wait_until_async(lambda end=end: puller.statistics().offset == end, lie)  # type: ignore[misc]
             found = await comparer.compare(STREAM, repair=True)
             kinds = {
-                node.zone: {one.kind for one in node.store.reader.incidents()} for node in (plant, relay, enterprise)
+                node.zone: {incident.kind for incident in node.store.reader.incidents()}
+                for node in (plant, relay, enterprise)
             }
             counters = puller.statistics().counters
             print(f"{lie}: {liar.told} lies. Plant, relay and enterprise said {kinds}; {counters}; then {found}")
             assert sorted(of_plant(enterprise.store)) == sorted(of_plant(plant.store))
-            assert {Origin(one.zone, one.life) for one in enterprise.store.reader.held(STREAM)} == {
+            assert {Origin(held.zone, held.life) for held in enterprise.store.reader.held(STREAM)} == {
                 plant.store.origin,
                 *([enterprise.store.origin] if "declined" in kinds["enterprise"] else []),  # the notice
             }

@@ -55,8 +55,8 @@ async def scenario(broker: Mosquitto, folder: Path) -> None:
                 await second.wait_end(100)
                 await above.wait_end(100)
             counters = [puller.statistics().counters for puller in above.pullers]
-            assert sum(one.facts_stored for one in counters) == 100
-            assert sum(one.facts_duplicate for one in counters) <= 30
+            assert sum(counter.facts_stored for counter in counters) == 100
+            assert sum(counter.facts_duplicate for counter in counters) <= 30
             await asyncio.wrap_future(second.store.take_lead(2**42))
             await second.append(101, 50)
             await above.wait_end(150)
@@ -64,4 +64,4 @@ async def scenario(broker: Mosquitto, folder: Path) -> None:
         assert {origin.zone for origin in held} == {"mill"}
         assert sorted(span.span for spans in held.values() for span in spans) == [(1, 100), (101, 150)]
         assert above.store.end_offset(STREAM) == 150
-        assert {one.name for one in second.store.consumers.all()} == {f"mill-1.{STREAM}", f"idmz.{STREAM}"}
+        assert {consumer.name for consumer in second.store.consumers.all()} == {f"mill-1.{STREAM}", f"idmz.{STREAM}"}

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.system
 
 LIFE = {"begins": datetime(2020, 1, 1, tzinfo=UTC), "ends": datetime(2100, 1, 1, tzinfo=UTC)}
 MADE = {zone: make(zone, **LIFE) for zone in ("idmz", "evil")}  # type: ignore[arg-type]
-SIGNERS = {zone: ZoneSigner(signing_key(one), one.der) for zone, one in MADE.items()}
+SIGNERS = {zone: ZoneSigner(signing_key(made), made.der) for zone, made in MADE.items()}
 TRUST = SignerTrust(pins={"idmz": frozenset({MADE["idmz"].sha256})})
 CONSUMER = f"idmz.{STREAM}"
 

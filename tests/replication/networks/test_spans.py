@@ -71,13 +71,13 @@ class Pull:
 
 def ends(telemetry: Telemetry, span: Span, side: Side = Side.ASKING, operation: str = "") -> tuple[int, int, int, int]:
     """Started, stopped, failed, discarded."""
-    one = of(telemetry, span, side, operation)
-    return one.started, one.stopped, one.failed, one.discarded
+    counted = of(telemetry, span, side, operation)
+    return counted.started, counted.stopped, counted.failed, counted.discarded
 
 
 def of(telemetry: Telemetry, span: Span, side: Side = Side.ASKING, operation: str = "") -> SpanStatistics:
     """Counters of one step."""
-    return next(one for one in telemetry.statistics() if one.step == (span, side, operation))
+    return next(counted for counted in telemetry.statistics() if counted.step == (span, side, operation))
 
 
 def page(first: int, last: int, *, more: bool = False, frontier: int = 0) -> ArrivedPage:

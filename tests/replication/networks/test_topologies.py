@@ -16,8 +16,8 @@ pytestmark = pytest.mark.system
 def held(node: Node) -> dict[Origin, list[int]]:
     """The sequences of each origin, in log order."""
     found: dict[Origin, list[int]] = {}
-    for one in sealed(node.store):
-        header = parse(one).header
+    for batch_bytes in sealed(node.store):
+        header = parse(batch_bytes).header
         found.setdefault(header.origin, []).extend(range(header.first_sequence, header.last_sequence + 1))
     return found
 

@@ -244,9 +244,9 @@ def test_chains_that_prove_nothing(tmp_path: Path) -> None:
     root = _sign("root", None, key, is_ca=True)
     leaf = _sign("plant-a", (root, key), other, is_ca=False)
     below_leaf = _sign("idmz", (leaf, other), key, is_ca=False)
-    one = _sign("one", (_sign("two", None, other, is_ca=True), other), key, is_ca=True)
-    two = _sign("two", (one, key), other, is_ca=True)
-    below_circle = _sign("idmz", (one, key), key, is_ca=False)
+    first = _sign("one", (_sign("two", None, other, is_ca=True), other), key, is_ca=True)
+    two = _sign("two", (first, key), other, is_ca=True)
+    below_circle = _sign("idmz", (first, key), key, is_ca=False)
     (tmp_path / "zones").mkdir()
     _write_key(tmp_path, key)
     (tmp_path / "zones/idmz.key").chmod(0o600)
@@ -254,7 +254,7 @@ def test_chains_that_prove_nothing(tmp_path: Path) -> None:
     own = _sign("own root", None, other, is_ca=True)
     for chain, trusted, says in (
         ((below_leaf, leaf), root, "which is not an authority"),
-        ((below_circle, one, two), root, "no root within 8"),
+        ((below_circle, first, two), root, "no root within 8"),
         ((_sign("idmz", None, key, is_ca=True),), root, "signed by CN=idmz"),
         ((_sign("idmz", (own, other), key, is_ca=False), own), root, "no root within 8"),
         ((twice,), root, "no single common name"),

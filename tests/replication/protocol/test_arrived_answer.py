@@ -49,7 +49,7 @@ def opened(payload: bytes, place: MessagePlace = PLACE) -> object:
     return ArrivedAnswer(payload, place, verified).open()[0]
 
 
-@pytest.mark.parametrize("answer", ANSWERS, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: type(answer).__name__)
 def test_every_answer_needs_a_proof(answer: Answer) -> None:
     """Holes, digests, outcomes of appends and latest values are accepted only with the signature of this answer to this
     request."""

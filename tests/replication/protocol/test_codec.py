@@ -159,7 +159,7 @@ def test_fetch_answer_round_trip(runs: list[tuple[int, bytes, bool]], frontier: 
 def test_definitions_answer_round_trip() -> None:
     """Definitions come back byte for byte, also with spaces."""
     bodies = [b'{"subject":"tag:x","a" : [1, 2]}', b"{}"]
-    run = DefinitionRun(zone="plant-a", digest=LIFE, lengths=[len(one) for one in bodies])
+    run = DefinitionRun(zone="plant-a", digest=LIFE, lengths=[len(body) for body in bodies])
     answer = DefinitionsAnswer(store_zone="plant-a", life=LIFE, runs=[run])
     assert decode_answer(encode_answer(answer, bodies)) == (answer, bodies)
 
@@ -349,9 +349,9 @@ def test_an_invalid_start_time_is_refused(start: object) -> None:
 def test_an_append_has_some_messages_and_not_too_many(count: int, *, is_good: bool) -> None:
     """The number of messages has a limit of its own, below the limit in bytes."""
     envelope = {"message_id": "a", "from_zone": "b", "to_zone": "c", "produced_at_unix_ms": 1}
-    one = {"envelope": envelope, "fact": {"subject": "a:b", "predicate": "c", "object": 1}}
+    message = {"envelope": envelope, "fact": {"subject": "a:b", "predicate": "c", "object": 1}}
     head = {"protocol": "bsfg.replication", "version": "1.0", "operation": "AppendFact", "stream": "facts"}
-    payload = json.dumps({**head, "messages": [one] * count}).encode()
+    payload = json.dumps({**head, "messages": [message] * count}).encode()
     assert len(payload) <= REQUEST_BYTES_MAX
     if is_good:
         assert len(decode_request(payload).messages) == count  # type: ignore[union-attr]
@@ -382,17 +382,19 @@ def with_integer(kind: Any, place: Place, value: int) -> Any:
         case msgspec.inspect.IntType():
             return value if place == () else kind.ge
         case msgspec.inspect.UnionType(types=types):
-            (inner,) = (one for one in types if not isinstance(one, msgspec.inspect.NoneType))
+            (inner,) = (choice for choice in types if not isinstance(choice, msgspec.inspect.NoneType))
             return with_integer(inner, place, value)
         case msgspec.inspect.StructType(fields=fields):
-            used = [one for one in fields if one.required or place[:1] == (one.encode_name,)]
-            return {one.encode_name: with_integer(one.type, rest(place, one.encode_name), value) for one in used}
+            used = [member for member in fields if member.required or place[:1] == (member.encode_name,)]
+            return {
+                member.encode_name: with_integer(member.type, rest(place, member.encode_name), value) for member in used
+            }
         case msgspec.inspect.ListType(item_type=item):
             return [with_integer(item, rest(place, 0), value)] if place[:1] == (0,) else []
         case msgspec.inspect.TupleType(item_types=items):
             return [with_integer(item, rest(place, at), value) for at, item in enumerate(items)]
         case msgspec.inspect.StrType(pattern=pattern):
-            return next(one for one in TEXTS if pattern is None or re.search(pattern, one))
+            return next(text for text in TEXTS if pattern is None or re.search(pattern, text))
         case msgspec.inspect.BoolType():
             return False
     return 1  # any JSON
@@ -436,4 +438,8 @@ def test_no_sum_of_claims_leaves_64_bits() -> None:
     """A thousand of the largest claims fit into 64 bits, and every integer of every answer has both limits."""
     assert len(CLAIMS) > 40
     assert CLAIM_MAX * 1000 < 2**63
-    assert [(place, one.ge, one.le) for _, _, place, one in CLAIMS if one.ge not in {0, 1} or one.le > CLAIM_MAX] == []
+    assert [
+        (place, limits.ge, limits.le)
+        for _, _, place, limits in CLAIMS
+        if limits.ge not in {0, 1} or limits.le > CLAIM_MAX
+    ] == []

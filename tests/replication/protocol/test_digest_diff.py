@@ -50,9 +50,9 @@ def search(ours: list[Batch], theirs: list[Batch], count: int) -> tuple[Forked, 
     asked = 0
     while isinstance(interval, Interval):
         asked += 1
-        places = {bisect_left(lasts, one) for one in spread(interval.equal + 1, interval.different, count)}
+        places = {bisect_left(lasts, sequence) for sequence in spread(interval.equal + 1, interval.different, count)}
         there = {theirs[place][1]: theirs[place][2] for place in places}
-        interval = narrow(interval, {one: own.get(one, b"") for one in there}, there)
+        interval = narrow(interval, {sequence: own.get(sequence, b"") for sequence in there}, there)
     return interval, asked
 
 
@@ -64,7 +64,7 @@ def test_missing_sequences_are_requested_exactly(sizes: list[int], choice: rando
     """One history, with batches lost at random on either side: exactly the sequences that they have and we do not are
     requested; those after our last one only if we have had everything that they had."""
     chain = history(sizes)
-    ours, theirs = ([one for one in chain if choice.random() < 0.6] for _ in range(2))
+    ours, theirs = ([batch for batch in chain if choice.random() < 0.6] for _ in range(2))
     here = {n for first, last, _ in ours for n in range(first, last + 1)}
     there = {n for first, last, _ in theirs for n in range(first, last + 1)}
 
@@ -82,8 +82,8 @@ def test_missing_sequences_are_requested_exactly(sizes: list[int], choice: rando
     both = shared(held(ours), held(theirs))
     assert numbers(both) == there & here
     for first, last in both:
-        assert len([one for one in held(ours) if one.first_sequence <= first <= last <= one.last_sequence]) == 1
-        assert len([one for one in held(theirs) if one.first_sequence <= first <= last <= one.last_sequence]) == 1
+        assert len([run for run in held(ours) if run.first_sequence <= first <= last <= run.last_sequence]) == 1
+        assert len([run for run in held(theirs) if run.first_sequence <= first <= last <= run.last_sequence]) == 1
 
 
 @given(CHAIN, CHAIN, st.integers(0, 40), st.integers(1, 20))
@@ -93,8 +93,8 @@ def test_a_fork_is_named_at_its_first_batch(sizes: list[int], others: list[int],
     ours = history(sizes)
     theirs = history(others, 1, tuple(ours[:kept]))
     end = min(ours[-1][1], theirs[-1][1])
-    theirs_till = [one for one in theirs if one[1] <= end]
-    different = [one for one in theirs_till if one not in ours]
+    theirs_till = [batch for batch in theirs if batch[1] <= end]
+    different = [batch for batch in theirs_till if batch not in ours]
     if not different or theirs_till[-1][1] != end:
         return  # nothing to compare at the end: no search begins
     found, _ = search(ours, theirs_till, count)

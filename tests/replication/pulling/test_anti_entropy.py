@@ -66,7 +66,7 @@ def test_the_commands_of_the_page(broker: Mosquitto, tmp_path: Path) -> None:
         plant.serve({"idmz": [STREAM]})
         async with plant.running():
             outputs = [await asyncio.to_thread(said, line) for line in lines]
-            assert ["equal" in one for one in outputs] == [True, True, False]
+            assert ["equal" in output for output in outputs] == [True, True, False]
             assert "damaged here" in outputs[2]
             assert "repaired: 1 ranges, 100 facts" in outputs[2]
             with FactStore.open(tmp_path / "state" / "facts.db", "idmz") as store:
@@ -75,7 +75,7 @@ def test_the_commands_of_the_page(broker: Mosquitto, tmp_path: Path) -> None:
                 requesters = {"plant-a": Requester(link, "plant-a")}
                 known = compare.comparers(load(config), store, requesters, {}, PageJudge(store))
                 door = RequestHandler(store, partial(compare.compare, known))
-                tasks = [asyncio.create_task(one) for one in (link.run(), serve(door, tmp_path / "state"))]
+                tasks = [asyncio.create_task(coroutine) for coroutine in (link.run(), serve(door, tmp_path / "state"))]
                 await link.wait_up()
                 output = await asyncio.to_thread(said, "bsfg peer compare plant-a --json")
                 assert json.loads(output)["divergent_ranges"] == 0

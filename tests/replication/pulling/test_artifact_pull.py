@@ -43,7 +43,7 @@ class Files:
         return [] if self.bytes == BLOB else [ArtifactReference(DIGEST, len(BLOB))]
 
     def absent(self, _stream: str, after: str) -> tuple[list[str], str | None]:
-        return ([], None) if after else ([one.digest for one in self.missing(None)], DIGEST)
+        return ([], None) if after else ([reference.digest for reference in self.missing(None)], DIGEST)
 
     def put_chunk(self, _zone: str, _: str, size: int, offset: int, data: bytes):  # noqa: ANN201
         if self.error is not None:
@@ -102,7 +102,7 @@ def test_a_transfer_resumes_at_the_bytes_held() -> None:
     files.bytes = BLOB[:1_000_000]
     bring(files, peer)
     assert files.bytes == BLOB
-    assert [one.offset for one in peer.asked] == [1_000_000]
+    assert [request.offset for request in peer.asked] == [1_000_000]
 
 
 class FarAway(Peer):
@@ -138,7 +138,7 @@ def test_chunks_are_asked_for_ahead_and_stored_in_order() -> None:
     bring(files, peer)
     assert files.bytes == BLOB
     assert max(peer.waited) == CHUNKS_AHEAD_MAX == 3
-    assert sorted(one.offset for one in peer.asked) == list(range(0, len(BLOB), CHUNK_BYTES_MAX))
+    assert sorted(request.offset for request in peer.asked) == list(range(0, len(BLOB), CHUNK_BYTES_MAX))
 
 
 def test_a_peer_that_gives_less_than_asked_for_is_asked_for_less() -> None:
@@ -166,7 +166,7 @@ def test_an_artifact_that_takes_long_is_named_meanwhile(caplog: pytest.LogCaptur
     pull = ArtifactPull(ThrottledRequester(peer, None), files, (Refused,), lambda: now_s)  # type: ignore[arg-type]
     asyncio.run(pull.fetch([]))
     assert seen[:4] == ["", "", "", f"plant has sent {2 * CHUNK_BYTES_MAX:,} of 1,200,000 bytes of an artifact in 12 s"]
-    assert [one.message for one in caplog.records].count("artifact_slow") == 1
+    assert [record.message for record in caplog.records].count("artifact_slow") == 1
     assert pull.waits == ""
 
 
@@ -176,7 +176,9 @@ def test_a_loss_in_the_middle_keeps_what_came_before() -> None:
 
     class Lossy(Peer):
         async def ask(self, request: GetObject, timeout_s: float) -> Reply:
-            if request.offset == CHUNK_BYTES_MAX and not any(one.offset == CHUNK_BYTES_MAX for one in self.asked):
+            if request.offset == CHUNK_BYTES_MAX and not any(
+                earlier.offset == CHUNK_BYTES_MAX for earlier in self.asked
+            ):
                 self.asked.append(request)
                 raise TransportError("plant", "lost")
             return await super().ask(request, timeout_s)
@@ -202,7 +204,7 @@ def test_chunks_keep_to_the_peers_bandwidth(monkeypatch: pytest.MonkeyPatch) -> 
     files, peer = Files(), Peer()
     bring(files, peer, TokenBucket(100_000))
     assert files.bytes == BLOB
-    assert {one.bytes_max for one in peer.asked} == {25_000}
+    assert {request.bytes_max for request in peer.asked} == {25_000}
     assert len(BLOB) / 100_000 - 1 < now_ms / 1000 < len(BLOB) / 100_000 + 1
 
 
@@ -286,7 +288,7 @@ def test_a_final_refusal_is_reported_once_and_delays_nothing(peer: Peer) -> None
     bring(files, peer)
     assert len(files.reported) == 1
     assert files.reported[0].startswith(DIGEST)
-    assert len([one for one in peer.asked if one.offset == 0]) <= 2
+    assert len([request for request in peer.asked if request.offset == 0]) <= 2
 
 
 def test_damaged_bytes_of_an_earlier_life_cost_one_more_attempt() -> None:

@@ -68,9 +68,9 @@ def held(node: Node, blob: bytes) -> bool:
 def coming(node: Node) -> int:
     """The received bytes of an incomplete artifact."""
     return sum(
-        one.stat().st_size
-        for one in (node.store.path.parent / "artifacts" / "partial").glob("*/*")
-        if one.stat().st_nlink == 1
+        file.stat().st_size
+        for file in (node.store.path.parent / "artifacts" / "partial").glob("*/*")
+        if file.stat().st_nlink == 1
     )
 
 
@@ -180,7 +180,7 @@ async def test_a_comparison_brings_what_was_missing(broker: Mosquitto, tmp_path:
 
 def logged(caplog: pytest.LogCaptureFixture) -> str:
     """The reason why our own store refused a page."""
-    return " ".join(str(vars(one).get("reason")) for one in caplog.records if one.message == "store_refuses")
+    return " ".join(str(vars(record).get("reason")) for record in caplog.records if record.message == "store_refuses")
 
 
 async def test_a_store_without_room_waits_and_loses_nothing(

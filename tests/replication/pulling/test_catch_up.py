@@ -69,8 +69,8 @@ def test_catch_up_is_logged_at_start_periodically_and_at_the_end() -> None:
     pull is far behind again."""
     tracker, said = CatchUpTracker(), list[tuple[int, CatchUpEvent]]()
     for second in range(101):
-        if (one := tracker.update(second * 1_000, second * (FAR - NEAR_FACTS) // 100, FAR)) is not None:
-            said.append((second, one[0]))
+        if (event := tracker.update(second * 1_000, second * (FAR - NEAR_FACTS) // 100, FAR)) is not None:
+            said.append((second, event[0]))
     apart = LOG_EVERY_MS // 1_000
     between = [(apart * number, CatchUpEvent.PROGRESS) for number in (1, 2, 3)]
     assert said == [(0, CatchUpEvent.STARTED), *between, (100, CatchUpEvent.FINISHED)]

@@ -148,8 +148,8 @@ async def test_only_what_the_peer_may_bring_is_missing(tmp_path: Path) -> None:
     """Not missing: facts of a zone that it may not relay."""
     async with played(tmp_path) as (plant, idmz):
         theirs, relayed = Elsewhere("plant-a"), Elsewhere("north")
-        for one in (theirs, relayed):
-            put(plant, one, [one.seal(10), one.seal(10)])
+        for life in (theirs, relayed):
+            put(plant, life, [life.seal(10), life.seal(10)])
         put(idmz, theirs, theirs.sealed[:1], level(plant))
         async with comparing(plant, idmz) as (comparer, _):
             found = await comparer.compare(STREAM, repair=True)
@@ -210,7 +210,7 @@ async def test_damage_is_fetched_from_a_peer_that_holds_it(tmp_path: Path, zone:
         assert (found.repaired_ranges, found.repaired_facts, found.refused, found.unavailable_facts) == (2, 20, [], 0)
         assert (again.divergent_ranges, comparer.statistics()[0].repaired_facts) == (0, 20)
         assert [(hole.first_offset, hole.last_offset) for hole in idmz.read(STREAM, 0, 99, 10**6).holes] == [of_north]
-        repaired = {one.subject for one in idmz.reader.incidents() if one.kind == "repaired"}
+        repaired = {incident.subject for incident in idmz.reader.incidents() if incident.kind == "repaired"}
         assert repaired == {f"{STREAM} {first} to {last}" for first, last in damaged}
     with FactStore.open(path, "idmz") as idmz:
         assert sealed_in(idmz, STREAM)[:3] == before
@@ -239,7 +239,7 @@ async def test_a_damaged_tag_definition_is_put_back(tmp_path: Path) -> None:
             again = await comparer.compare(STREAM, repair=True)
         assert [(zone, wanted.count) for zone, wanted in named.damaged_definitions] == [("plant-a", 2)]
         assert (found.repaired_ranges, found.repaired_definitions, found.refused) == (1, 1, [])
-        assert [one.kind for one in idmz.reader.incidents()] == ["definitions_repaired"]
+        assert [incident.kind for incident in idmz.reader.incidents()] == ["definitions_repaired"]
         assert again.divergent_ranges == 0
     with FactStore.open(path, "idmz") as idmz:
         assert chains_in(idmz) == chains
@@ -264,8 +264,8 @@ async def test_a_comparison_is_a_span_that_ends_in_each_of_its_ways(tmp_path: Pa
     limit, theirs = Counting(), Elsewhere("plant-a")
 
     def ends() -> tuple[int, int, int, int]:
-        (one,) = (one for one in comparer._telemetry.statistics() if one.step.span is Span.ANTI_ENTROPY)
-        return one.started, one.stopped, one.failed, one.discarded
+        (counted,) = (counted for counted in comparer._telemetry.statistics() if counted.step.span is Span.ANTI_ENTROPY)
+        return counted.started, counted.stopped, counted.failed, counted.discarded
 
     async with played(tmp_path) as (plant, idmz):
         for store in (plant, idmz):
@@ -303,7 +303,7 @@ async def test_own_facts_that_a_restore_lost_are_fetched(tmp_path: Path) -> None
                     source.backup(to)
                     to.execute("UPDATE store SET is_open = 0")
                     to.commit()
-        lost = [one.sealed for one in before.read(STREAM, 0, 100, 10**6).batches]
+        lost = [batch.sealed for batch in before.read(STREAM, 0, 100, 10**6).batches]
         definitions = chains_in(before)
         position = Position(before.life, before.end_offset(STREAM))
         put_page(plant, "idmz", STREAM, parsed(lost), definitions, position).result()
@@ -312,8 +312,8 @@ async def test_own_facts_that_a_restore_lost_are_fetched(tmp_path: Path) -> None
     async with played(tmp_path) as (plant, idmz):
         assert former.life in idmz.own_lives()
         invented, forged = Elsewhere("idmz"), Elsewhere("idmz", life=idmz.life)
-        for one in (invented, forged):
-            put(plant, one, [one.seal(10)])
+        for life in (invented, forged):
+            put(plant, life, [life.seal(10)])
         theirs = Elsewhere("plant-a")
         put(plant, theirs, [theirs.seal(10)])
         put(idmz, theirs, theirs.sealed, level(plant))
@@ -321,7 +321,9 @@ async def test_own_facts_that_a_restore_lost_are_fetched(tmp_path: Path) -> None
             found = await comparer.compare(STREAM, repair=True)
         assert {*found.missing} == {(former, (11, 20)), (invented.origin, (1, 10)), (forged.origin, (1, 10))}
         assert any("20 facts of this zone in 2 lives that this store does not know" in why for why in found.refused)
-        assert [(one.first_sequence, one.last_sequence) for one in idmz.reader.held(STREAM)[former]] == [(1, 20)]
+        assert [
+            (held_range.first_sequence, held_range.last_sequence) for held_range in idmz.reader.held(STREAM)[former]
+        ] == [(1, 20)]
         assert {origin for origin in idmz.reader.held(STREAM) if origin.zone == "idmz"} == {former}
 
 
@@ -407,8 +409,8 @@ async def test_lives_from_before_a_late_start_are_listed_once(tmp_path: Path) ->
             for store in (plant, idmz):
                 put(store, later, later.sealed, level(plant))
             found += [await comparer.compare(STREAM, repair=True) for _ in range(2)]
-            assert [one.missing for one in found] == [[]] * 4
-            assert [one.exchanges for one in found] == [2, 1, 2, 1]
+            assert [comparison.missing for comparison in found] == [[]] * 4
+            assert [comparison.exchanges for comparison in found] == [2, 1, 2, 1]
 
 
 @asynccontextmanager
@@ -420,7 +422,7 @@ async def lost(folder: Path, signer: ZoneSigner | None) -> AsyncIterator[tuple[F
         before.appends.define([tag(1)])
         for first in (1, 11):
             before.appends.append_samples(STREAM, samples(10, first)).result()
-        sealed = [one.sealed for one in before.read(STREAM, 0, 100, 10**6).batches]
+        sealed = [batch.sealed for batch in before.read(STREAM, 0, 100, 10**6).batches]
         put_page(plant, "idmz", STREAM, parsed(sealed), chains_in(before), before.log(STREAM).end).result()
         invented, theirs = Elsewhere("idmz"), Elsewhere("plant-a")
         put(plant, invented, [invented.seal(10)])
@@ -440,7 +442,7 @@ async def test_own_facts_of_a_lost_disk_come_home(tmp_path: Path) -> None:
             again = await comparer.compare(STREAM, repair=True)
         own = {origin for origin in idmz.reader.held(STREAM) if origin.zone == "idmz"}
         assert own == {former, idmz.origin}, "of the present life only the notice of what was declined"
-        assert [one.span for one in idmz.reader.held_of(STREAM, former)] == [(1, 20)]
+        assert [held_range.span for held_range in idmz.reader.held_of(STREAM, former)] == [(1, 20)]
         assert (first.repaired_facts, again.repaired_facts) == (20, 0)
         assert "no signature, which this node demands of the zone" in "".join(first.refused)
 
@@ -453,7 +455,10 @@ async def test_a_node_without_a_key_takes_unknown_facts_of_its_own_only_by_comma
             assert (named.divergent_ranges, named.repaired_facts, idmz.end_offset(STREAM)) == (2, 0, 10)
             assert "30 facts of this zone in 2 lives that this store does not know" in named.refused[0]
             fetched = await comparer.compare(STREAM, repair=True, is_commanded=True)
-        assert (fetched.repaired_facts, [one.span for one in idmz.reader.held_of(STREAM, former)]) == (30, [(1, 20)])
+        assert (fetched.repaired_facts, [held_range.span for held_range in idmz.reader.held_of(STREAM, former)]) == (
+            30,
+            [(1, 20)],
+        )
 
 
 async def test_facts_of_our_zone_from_our_partner_are_as_any_others(tmp_path: Path) -> None:
@@ -487,7 +492,7 @@ async def test_own_facts_come_home_only_while_there_is_room(tmp_path: Path) -> N
         async with comparing(plant, idmz, policy=policy) as (comparer, _):
             found = await comparer.compare(STREAM, repair=True)
         assert idmz.end_offset(STREAM) == end
-        assert any("nearly full" in one for one in found.refused)
+        assert any("nearly full" in refusal for refusal in found.refused)
 
 
 async def test_what_is_proven_only_by_later_facts_is_fetched_at_once(
@@ -517,7 +522,7 @@ async def test_what_is_proven_only_by_later_facts_is_fetched_at_once(
             again = await comparer.compare(STREAM, repair=True)
         assert [span for _, span in found.missing] == [(1, 60), (61, 120)]
         assert (found.repaired_facts, found.repaired_ranges, found.refused) == (120, 2, [])
-        assert (again.divergent_ranges, [one.kind for one in idmz.reader.incidents()]) == (0, [])
+        assert (again.divergent_ranges, [incident.kind for incident in idmz.reader.incidents()]) == (0, [])
         assert comparer.statistics()[0].is_equal
 
 
@@ -532,7 +537,7 @@ async def test_facts_behind_a_fork_are_fetched(tmp_path: Path) -> None:
             found = await comparer.compare(STREAM, repair=True)
         assert len(found.forks) == 1
         assert found.missing == [(theirs.origin, (21, 40))]
-        assert [one.span for one in idmz.reader.held_of(STREAM, theirs.origin)] == [(1, 20), (21, 40)]
+        assert [held_range.span for held_range in idmz.reader.held_of(STREAM, theirs.origin)] == [(1, 20), (21, 40)]
         assert comparer.statistics()[0].is_equal is False
 
 
@@ -551,7 +556,7 @@ async def test_a_digest_that_our_disk_changed_is_no_fork(tmp_path: Path) -> None
         async with comparing(plant, idmz) as (comparer, _):
             found = await comparer.compare(STREAM, repair=True)
         assert (found.forks, found.damaged) == ([], [(theirs.origin, (11, 20))])
-        assert not [one for one in idmz.reader.incidents() if one.kind == "fork"]
+        assert not [incident for incident in idmz.reader.incidents() if incident.kind == "fork"]
         assert idmz.read(STREAM, 10, 1, 1).batches[0].sealed == sealed[1]
 
 
@@ -569,9 +574,9 @@ async def test_forks_of_one_comparison_are_recorded_within_a_limit(
         async with comparing(plant, idmz) as (comparer, _):
             found = await comparer.compare(STREAM, repair=True)
         assert len(found.forks) == 3
-        forks = [one for one in idmz.reader.incidents() if one.kind == "fork"]
-        assert {one.subject for one in forks} == {f"{STREAM} of {life} from plant-a" for life, _ in found.forks[:2]}
-        assert [one.count for one in forks] == [1, 1]
+        forks = [incident for incident in idmz.reader.incidents() if incident.kind == "fork"]
+        assert {fork.subject for fork in forks} == {f"{STREAM} of {life} from plant-a" for life, _ in found.forks[:2]}
+        assert [fork.count for fork in forks] == [1, 1]
 
 
 async def test_artifacts_come_before_the_facts_of_a_gap(tmp_path: Path) -> None:
@@ -604,7 +609,7 @@ async def test_what_a_comparison_declines_is_told(tmp_path: Path) -> None:
             comparer._tools.judge.judge = lambda *_: ReceivedPage("plant-a", STREAM, [], declined=(unproven,))  # type: ignore[method-assign]
             found = await comparer.compare(STREAM, repair=True)
         assert found.refused == [f"{theirs.origin}: 11 to 20 declined: no signature"]
-        assert [one.last_sequence for one in idmz.reader.held(STREAM)[theirs.origin]] == [10]
+        assert [held_range.last_sequence for held_range in idmz.reader.held(STREAM)[theirs.origin]] == [10]
 
 
 async def test_a_repair_does_not_move_the_position_back(tmp_path: Path) -> None:
@@ -785,12 +790,12 @@ class Inventor:
             return Reply(
                 DigestsAnswer(**own, end_offset=1, end_life="0" * 32, ends=[(request.last_sequence, "a" * 32)]), []
             )
-        zone = request.zone or min({one[0].split("/")[0] for one in self.ranges} - {request.after_zone})
-        of_zone = [one for one in self.ranges if one[0].startswith(f"{zone}/")]
-        left = [one for one in of_zone if request.below is None or one[0] < f"{zone}/{request.below}"]
+        zone = request.zone or min({row[0].split("/")[0] for row in self.ranges} - {request.after_zone})
+        of_zone = [row for row in self.ranges if row[0].startswith(f"{zone}/")]
+        left = [row for row in of_zone if request.below is None or row[0] < f"{zone}/{request.below}"]
         part = left[-1:] if request.zone is None else left[-2000:]
         before = [(zone, len(left) - len(part), "b" * 32)]
-        more = request.zone is None and any(one[0].split("/")[0] > zone for one in self.ranges)
+        more = request.zone is None and any(row[0].split("/")[0] > zone for row in self.ranges)
         return Reply(DigestsAnswer(**own, end_offset=1, end_life="0" * 32, ranges=part, before=before, more=more), [])
 
     async def compared(self, idmz: FactStore) -> Comparison:
@@ -830,7 +835,7 @@ async def test_holes_without_end_are_refused(tmp_path: Path) -> None:
         peer = Inventor(claimed, lambda first: {"holes": [(first, first + 1, "expired")], "more": True})
         with pytest.raises(PageRefused, match=f"more than {HOLE_PAGES_MAX} pages of holes"):
             await peer.compared(idmz)
-        assert sum(isinstance(one, FetchSequences) for one in peer.asked) == HOLE_PAGES_MAX + 1
+        assert sum(isinstance(request, FetchSequences) for request in peer.asked) == HOLE_PAGES_MAX + 1
 
 
 def test_the_reasons_of_a_comparison_are_bounded() -> None:

@@ -86,7 +86,7 @@ async def test_a_new_zone_begins_at_the_latest_values(broker: Mosquitto, tmp_pat
     assert found == {"t0": (20001.0, None), "t1": (30002.0, None), **from_peer}
     plant.store.close()
     with open_store(load(file)) as store:
-        assert {one.name: one.end_offset for one in store.streams()}[STREAM] == 3
+        assert {stream.name: stream.end_offset for stream in store.streams()}[STREAM] == 3
         assert store.reader.incidents() == []
 
 
@@ -108,7 +108,7 @@ async def test_a_relay_passes_on_the_latest_values_it_received(broker: Mosquitto
         begun.set()
         await values.run()
         await others.run()
-    assert [[(one.subject, one.via, one.offset) for one in each.values] for each in kept] == [
+    assert [[(entry.subject, entry.via, entry.offset) for entry in each.values] for each in kept] == [
         [("tag:001", "plant-a", None), ("tag:002", "plant-a", None)],
         [],
     ]
@@ -169,7 +169,7 @@ def test_a_value_that_is_no_json_is_refused_and_the_others_stay(
     with caplog.at_level(logging.WARNING):
         asyncio.run(run())
     assert [row["subject"] for row in peer_latest(tmp_path)] == ["tag:001", "tag:003"]
-    (line,) = [one for one in caplog.records if one.msg == "latest_values_refused"]
+    (line,) = [record for record in caplog.records if record.msg == "latest_values_refused"]
     assert (line.peer, line.stream, line.values) == ("plant-a", STREAM, 1)  # type: ignore[attr-defined]
     assert "tag:002" in line.reason  # type: ignore[attr-defined]
 
@@ -210,7 +210,7 @@ async def test_values_are_asked_for_until_they_are_kept(monkeypatch: pytest.Monk
     async with asyncio.timeout(LIMIT_S):
         await seeding
     assert (asked, failures) == ([10.0, 15.0, 20.0], [0, 1])
-    assert [one.asked_unix_ms for one in kept] == [15_000, 20_000]
+    assert [seed.asked_unix_ms for seed in kept] == [15_000, 20_000]
     assert [each.subject for each in kept[-1].values] == ["tag:001"]
 
 

@@ -219,7 +219,7 @@ def test_sequences_are_those_that_were_asked_for(first: int, fields: dict[str, o
         stream=STREAM, origin=str(batch.header.origin), first_sequence=1, last_sequence=20, limit=100
     )
     good, _ = check_sequences(of_sequences(batch), [batch.sealed], "plant-a", request, ORIGINS)
-    assert [one.batch for one in good] == [batch]
+    assert [offer.batch for offer in good] == [batch]
     with pytest.raises(PageRefused, match=re.escape(said)):
         check_sequences(of_sequences(batch, first, **fields), [batch.sealed], "plant-a", request, ORIGINS)
 

@@ -212,7 +212,7 @@ def test_facts_signed_before_a_renewal_are_still_our_own(store: FactStore) -> No
 
 def sealed(batches: Sequence[Batch]) -> list[bytes]:
     """The bytes of the batches."""
-    return [one.sealed for one in batches]
+    return [batch.sealed for batch in batches]
 
 
 def test_a_gap_is_filled_without_a_record(store: FactStore) -> None:
@@ -220,7 +220,7 @@ def test_a_gap_is_filled_without_a_record(store: FactStore) -> None:
     declined when it comes again. Facts that only look like a predecessor are declined."""
     run, judge = chain(6, key=KEY, at=[5]), judge_of(store)
     put(store, judge.judge("idmz", STREAM, page(run[3:]), [PLANT.der]), 6)
-    assert [HeldProofs(store, STREAM).proves(one) for one in run] == [False, False, True, True, True, True]
+    assert [HeldProofs(store, STREAM).proves(batch) for batch in run] == [False, False, True, True, True, True]
     forged = chain(3, text="forged")
     assert not judge.judge("idmz", STREAM, page(forged), []).batches
     filled = judge.judge("idmz", STREAM, page(run[:3]), [])
@@ -259,7 +259,7 @@ def test_a_record_beyond_a_hole_proves_nothing_before_it(store: FactStore) -> No
     run = chain(6, key=KEY, at=[5])
     put(store, judge_of(store, rule="off").judge("idmz", STREAM, page(run[:2]), []), 2)
     put(store, judge_of(store).judge("idmz", STREAM, page(run[4:]), [PLANT.der]), 6)
-    assert [HeldProofs(store, STREAM).proves(one) for one in run] == [False, False, False, True, True, True]
+    assert [HeldProofs(store, STREAM).proves(batch) for batch in run] == [False, False, False, True, True, True]
 
 
 def test_a_zone_that_has_signed_is_held_to_it_at_once(store: FactStore) -> None:
@@ -298,7 +298,7 @@ def test_whose_requests_are_taken(store: FactStore) -> None:
     unknown = split_request(sign_request(ZoneSigner(signing_key(stranger), stranger.der), place, request))[1]
 
     def said(judge: PageJudge, *proofs: MessageProof | None) -> list[bool]:
-        return [judge.refuses_request(place, request, one, is_writing=True) is None for one in proofs]
+        return [judge.refuses_request(place, request, proof, is_writing=True) is None for proof in proofs]
 
     assert said(judge_of(store, rule="if_present"), None, unknown, wrong, good, None, unknown) == [
         True,
@@ -364,7 +364,9 @@ def test_changing_certificates_are_looked_at_so_often(store: FactStore, monkeypa
     place, answer, now_ms, read = MessagePlace("plant", "enterprise", "i", b"c" * 16), b"an answer", NOW_MS, []
     judge = judge_of(store)
     judge._clock_ms = lambda: now_ms  # type: ignore[method-assign]
-    monkeypatch.setattr(message_judge, "_described", lambda one: (read.append(one), describe_signer(one))[1])
+    monkeypatch.setattr(
+        message_judge, "_described", lambda certificate: (read.append(certificate), describe_signer(certificate))[1]
+    )
     monkeypatch.setattr(store, "signers", lambda key_ids: (read.append(key_ids), ())[1])
     good = split_answer(sign_answer(ZoneSigner(KEY, PLANT.der), place, answer))[1]
     assert good is not None
@@ -418,7 +420,7 @@ def test_the_dates_of_a_certificate_limit_what_is_written(
     serving = MessagePlace("plant", "enterprise", "i", b"c" * 16)
     answered = split_answer(sign_answer(signer, serving, b"{}"))[1]
     assert judge.refuses_answer(serving, b"{}", answered) is None
-    assert [one.message for one in caplog.records] == ["peer_key_outside_dates"]
+    assert [record.message for record in caplog.records] == ["peer_key_outside_dates"]
     assert judge.judge("plant", STREAM, page(chain(1, key=KEY)), [outside.der]).batches == []
 
 
@@ -456,8 +458,8 @@ def test_a_key_whose_certificate_is_renewed_each_year(store: FactStore) -> None:
         return PageJudge(store, TrustPolicy(trust, RULES, "enterprise"), clock_ms=lambda: now_ms)
 
     def declined(judge: PageJudge, at_ms: int, certificates: Sequence[bytes] = ()) -> bool:
-        (one,) = chain(1, key=KEY, signed_at_ms=at_ms, life=at_ms.to_bytes(16, "big"))
-        judged = judge.judge("idmz", STREAM, page([one]), certificates)
+        (signed,) = chain(1, key=KEY, signed_at_ms=at_ms, life=at_ms.to_bytes(16, "big"))
+        judged = judge.judge("idmz", STREAM, page([signed]), certificates)
         put(store, judged, 1)
         return bool(judged.declined)
 
@@ -467,7 +469,9 @@ def test_a_key_whose_certificate_is_renewed_each_year(store: FactStore) -> None:
             now_ms = NOW_MS + (number * 12 + month) * MONTH_MS + DAY_MS
             is_known = signer_name("plant", KEY.key_id) in judge.signers_known()
             sent += not is_known
-            assert not declined(judge, now_ms, () if is_known else [one.der for one in years[max(0, number - 3) :][:4]])
+            assert not declined(
+                judge, now_ms, () if is_known else [year.der for year in years[max(0, number - 3) :][:4]]
+            )
         assert year.der in store.reader.signers([KEY.key_id])
     assert sent < len(years) + 2
     again = life()
@@ -484,8 +488,8 @@ def test_false_certificates_of_one_peer_displace_none_of_another(store: FactStor
     relay = PageJudge(store, clock_ms=lambda: NOW_MS)
 
     def bring(peer: str, certificate: bytes, judge: PageJudge = relay) -> None:
-        (one,) = chain(1, key=KEY, life=hashlib.blake2b(certificate + peer.encode(), digest_size=16).digest())
-        judged = judge.judge(peer, STREAM, page([one]), [certificate])
+        (signed,) = chain(1, key=KEY, life=hashlib.blake2b(certificate + peer.encode(), digest_size=16).digest())
+        judged = judge.judge(peer, STREAM, page([signed]), [certificate])
         signers = judged.signers
         put_page(
             store,
@@ -500,8 +504,8 @@ def test_false_certificates_of_one_peer_displace_none_of_another(store: FactStor
 
     false = [make("plant", key=PLANT.key).der for _ in range(2 * CERTIFICATES_OF_KEY_MAX)]
     bring("evil", PLANT.der)  # as its own, to lose it with its others
-    for number, one in enumerate(false):
-        bring("evil", one)
+    for number, batch in enumerate(false):
+        bring("evil", batch)
         if number % CERTIFICATES_OF_KEY_MAX == 0:
             bring("idmz", PLANT.der)
     held = store.reader.signers([KEY.key_id])
@@ -509,9 +513,9 @@ def test_false_certificates_of_one_peer_displace_none_of_another(store: FactStor
     assert PLANT.der in held[:2]
     bring("evil", PLANT.der, judge_of(store))
     assert store.reader.signers([KEY.key_id])[0] == PLANT.der
-    for one in false:
-        bring("idmz", one)
-        bring("evil", one)
+    for batch in false:
+        bring("idmz", batch)
+        bring("evil", batch)
     assert store.reader.signers([KEY.key_id])[0] == PLANT.der
 
 
@@ -524,9 +528,9 @@ def test_certificates_of_ever_new_keys_have_a_limit_for_each_zone(
     relay = PageJudge(store, clock_ms=lambda: NOW_MS)
     put(store, relay.judge("idmz", STREAM, page(chain(1, key=KEY)), [PLANT.der]), 1)
     keys = [make("evil") for _ in range(10)]
-    for number, one in enumerate(keys, 2):
-        batches = chain(1, "evil", signing_key(one), life=bytes([number]) * 16)
-        put(store, relay.judge("idmz", STREAM, page(batches), [one.der]), number)
+    for number, made in enumerate(keys, 2):
+        batches = chain(1, "evil", signing_key(made), life=bytes([number]) * 16)
+        put(store, relay.judge("idmz", STREAM, page(batches), [made.der]), number)
     with closing(sqlite3.connect(tmp_path / "facts.db")) as file:
         kept = {der for (der,) in file.execute("SELECT certificate FROM signer WHERE peer != ''")}
     assert PLANT.der in kept
@@ -540,13 +544,13 @@ def test_evidence_is_kept_within_limits(store: FactStore, tmp_path: Path) -> Non
     folder = tmp_path / "declined"
     judge = judge_of(store, evidence=EvidenceFolder(folder))
     for number in range(EVIDENCE_FILES_MAX + 5):
-        one = spoiled(chain(1, key=KEY, life=bytes([number]) * 16)[0])
-        judge.judge("../idmz", STREAM, [Offered(one, 1, 1)], [PLANT.der])
+        declined = spoiled(chain(1, key=KEY, life=bytes([number]) * 16)[0])
+        judge.judge("../idmz", STREAM, [Offered(declined, 1, 1)], [PLANT.der])
     files = sorted(folder.iterdir())
     assert len(files) == EVIDENCE_FILES_MAX
-    assert all(one.name.startswith(".._idmz-facts.telemetry-plant-1-") for one in files)
-    assert {one.stat().st_mode & 0o777 for one in files} == {0o600}
-    assert one.sealed in {each.read_bytes() for each in files}
+    assert all(file.name.startswith(".._idmz-facts.telemetry-plant-1-") for file in files)
+    assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
+    assert declined.sealed in {each.read_bytes() for each in files}
     several = EvidenceFolder(tmp_path / "several")
     bad = page([spoiled(chain(1, key=KEY, life=bytes([number]) * 16)[0]) for number in range(1, 9)])
     judge_of(store, evidence=several).judge("idmz", STREAM, bad, [PLANT.der])
@@ -582,9 +586,14 @@ def test_whatever_a_peer_sends_is_judged(
         for at, (zone, record) in enumerate(sent)
     ]
     offered = page(batches)
-    changed = [one if isinstance(one, bytes) else _flipped(PLANT.der, one) for one in certificates]
+    changed = [
+        certificate if isinstance(certificate, bytes) else _flipped(PLANT.der, certificate)
+        for certificate in certificates
+    ]
     judged = judge_of(store, rule=rule).judge("idmz", STREAM, offered, changed)
-    assert len(judged.batches) + sum(one.last_offset - one.first_offset + 1 for one in judged.declined) == len(sent)
+    assert len(judged.batches) + sum(
+        refusal.last_offset - refusal.first_offset + 1 for refusal in judged.declined
+    ) == len(sent)
     assert not judged.verified
 
 

@@ -136,7 +136,7 @@ def test_two_machines_that_serve_under_one_name(
             )
             await wait_until_async(lambda: frontier(plant) == end_offset, "its confirmation")
         ours = idmz.store.reader.held(STREAM)
-        assert [one.last_sequence for one in ours[plant.store.origin]] == [end_offset]
+        assert [held_range.last_sequence for held_range in ours[plant.store.origin]] == [end_offset]
         assert puller.statistics().counters.facts_duplicate == 0
         assert puller.statistics().counters.restarts < 20
 

@@ -209,8 +209,8 @@ class Peer(Elsewhere):
         sealed = fields.pop("sealed", None) or self.seal(count)
         last = first + count - 1
         holes = fields.get("holes", [])
-        ends = (min([first, *(one[0] for one in holes)]) - 1, max([last, *(one[1] for one in holes)]))
-        after, end = (LogPosition(offset=one, life=ONE if one else "") for one in ends)
+        ends = (min([first, *(hole[0] for hole in holes)]) - 1, max([last, *(hole[1] for hole in holes)]))
+        after, end = (LogPosition(offset=end, life=ONE if end else "") for end in ends)
         answer = {
             "store_zone": "plant",
             "stream": TELEMETRY,
@@ -322,7 +322,7 @@ async def test_definitions_that_the_store_lacks_are_fetched_before_the_page() ->
         async def ask(request: GetDefinitions, _: float) -> Reply:
             asked.append(request)
             (wanted,) = request.wanted
-            run = DefinitionRun(zone="plant", digest=wanted.digest, lengths=[len(one) for one in plant.bodies])
+            run = DefinitionRun(zone="plant", digest=wanted.digest, lengths=[len(body) for body in plant.bodies])
             return Reply(DefinitionsAnswer(store_zone="plant", life=ONE, runs=[run]), list(plant.bodies))
 
         scene.puller._runner._definitions._requester.ask = ask  # type: ignore[method-assign,assignment]
@@ -330,9 +330,11 @@ async def test_definitions_that_the_store_lacks_are_fetched_before_the_page() ->
         await scene.answer(plant.page(11, 10))
         scene.store.put[0].future.set_exception(DefinitionsMissing("telemetry", lacking))
         await wait_until_async(lambda: len(scene.store.put) == 2, "the page to be offered again")
-        assert [one.digest for request in asked for one in request.wanted] == [plant.definitions.digest.hex()]
+        assert [definitions.digest for request in asked for definitions in request.wanted] == [
+            plant.definitions.digest.hex()
+        ]
         assert scene.store.defined == [chain]
-        assert [one.end[1] for one in scene.store.put] == [10, 10]
+        assert [put.end[1] for put in scene.store.put] == [10, 10]
         scene.store.put[1].future.set_result(result())
         await wait_until_async(lambda: len(scene.store.put) == 3, "the next page")
 
@@ -379,7 +381,7 @@ async def test_nothing_behind_a_refused_page_is_stored() -> None:
         assert (found.asking, found.offset) == (Asking.BLOCKED, 0)
         assert scene.store.notes == [("pull_stands", found.lost_reason)]
         assert "FactsRefused: another history" in str(found.lost_reason)
-        assert [one.confirm for one in scene.peer.requests] == [None] * len(scene.peer.requests)
+        assert [request.confirm for request in scene.peer.requests] == [None] * len(scene.peer.requests)
 
 
 @pytest.mark.parametrize("is_at_once", [False, True])
@@ -398,7 +400,7 @@ async def test_page_is_offered_again_while_the_store_is_full(*, is_at_once: bool
         await wait_until_async(lambda: "disk full" in scene.puller.statistics().page_waits, "the page to wait")
         store.refuses = None
         await wait_until_async(lambda: len(store.put) == 2 - is_at_once, "the page to be offered again")
-        assert [one.end for one in store.put] == [(ONE, 10)] * len(store.put)
+        assert [put.end for put in store.put] == [(ONE, 10)] * len(store.put)
         assert store.notes == []
         store.put[-1].future.set_result(result())
         await wait_until_async(lambda: store.put[-1].end == (ONE, 20), "the page behind it")
@@ -422,16 +424,16 @@ async def test_unproven_answers_neither_fence_nor_skip_nor_restart() -> None:
             (page := plant.page(11, 5, more=False)),
             b"no answer",
         ]
-        for one in forged:
-            await scene.answer(one, is_proven=False)
+        for answer in forged:
+            await scene.answer(answer, is_proven=False)
         statistics = scene.puller.statistics()
         assert (statistics.counters.unproven, statistics.asking) == (len(forged), Asking.WAITING)
         await scene.answer(page)
         for put in (0, 1):
             scene.store.put[put].future.set_result(result())
             await settle()
-        assert [one.end for one in scene.store.put] == [(ONE, 10), (ONE, 15)]
-        assert [one.page.holes for one in scene.store.put] == [[], []]
+        assert [put.end for put in scene.store.put] == [(ONE, 10), (ONE, 15)]
+        assert [put.page.holes for put in scene.store.put] == [[], []]
 
 
 def flipped(sealed: bytes, at: int) -> bytes:
@@ -515,10 +517,10 @@ async def test_next_page_is_checked_while_one_is_stored_and_waits_for_it() -> No
         for number in range(3):
             await scene.answer(plant.page(1 + 10 * number, 10))
             await settle()
-        assert [one.end[1] for one in scene.store.put] == [10]
+        assert [put.end[1] for put in scene.store.put] == [10]
         scene.store.put[0].future.set_result(result())
         await settle()
-        assert [one.end[1] for one in scene.store.put] == [10, 20]
+        assert [put.end[1] for put in scene.store.put] == [10, 20]
 
 
 async def test_artifacts_come_before_the_facts() -> None:
@@ -688,10 +690,12 @@ async def test_a_pull_that_ends_leaves_nothing_open() -> None:
         timer: Any = scene.puller._alarm._cancel
         assert not timer.__self__.cancelled()
     assert timer.__self__.cancelled()
-    begun = {one.step.span: one for one in scene.telemetry.statistics() if one.started}
+    begun = {counted.step.span: counted for counted in scene.telemetry.statistics() if counted.started}
     assert begun.keys() >= {Span.FETCH, Span.APPEND}
     assert begun[Span.FETCH].stopped == 1
-    assert all(one.started == one.stopped + one.failed + one.discarded for one in begun.values()), begun
+    assert all(counted.started == counted.stopped + counted.failed + counted.discarded for counted in begun.values()), (
+        begun
+    )
 
 
 async def test_a_check_in_the_event_loop_fails_as_one_in_a_thread() -> None:
@@ -721,13 +725,13 @@ def test_skipped_facts_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     """Refused facts are logged each time, and facts that could not be compared once, although each page of an old life
     names them."""
     plant, expected = Peer(), ["facts_refused", "facts_refused"]
-    one = OriginRange("plant", bytes(16), 1, 5)
+    refused = OriginRange("plant", bytes(16), 1, 5)
 
     async def scenario() -> None:
         async with pulling() as scene:
             for number in range(2):
                 await scene.answer(plant.page(1 + 10 * number, 10))
-                scene.store.put[number].future.set_result(PutResult(10, 0, 10, refused=(one,)))
+                scene.store.put[number].future.set_result(PutResult(10, 0, 10, refused=(refused,)))
                 await settle()
 
     asyncio.run(scenario())
@@ -748,8 +752,8 @@ def test_a_peer_that_is_lost_and_its_return_are_logged(caplog: pytest.LogCapture
             await scene.answer(Peer().page(11, 10, end_offset=BEHIND_FACTS_MIN))
 
     asyncio.run(scenario())
-    found = [(one.message, one.levelname, vars(one)) for one in caplog.records if "peer" in vars(one)]
-    assert [one[:2] for one in found] == [
+    found = [(record.message, record.levelname, vars(record)) for record in caplog.records if "peer" in vars(record)]
+    assert [line[:2] for line in found] == [
         ("peer_lost", "WARNING"), ("catch_up_started", "INFO"), ("peer_returned", "INFO")
     ]  # fmt: skip
     assert all((fields["peer"], fields["stream"]) == ("plant", TELEMETRY) for _, _, fields in found)

@@ -304,8 +304,10 @@ def test_two_machines_that_answer_in_turn_are_asked_rarely() -> None:
     driver.answer(page(0, 0, frontier=10, life=TWO))
     assert driver.core.asking is not Asking.BLOCKED, "a restart is a new life"
     driver(Tick(), 200)
-    notes = [one for one in driver.answer(page(11, 20, life=ONE)) if isinstance(one, Note)]
-    assert [(one.kind, ONE in one.reason, TWO in one.reason) for one in notes] == [(NoteKind.PEER_REFUSES, True, True)]
+    notes = [effect for effect in driver.answer(page(11, 20, life=ONE)) if isinstance(effect, Note)]
+    assert [(note.kind, ONE in note.reason, TWO in note.reason) for note in notes] == [
+        (NoteKind.PEER_REFUSES, True, True)
+    ]
     driver(Appended())
     asked = []
     while driver.core.asking is Asking.BLOCKED:
@@ -329,7 +331,9 @@ def test_two_machines_that_refuse_in_turn_are_named() -> None:
         noted = driver(FetchFailed(newest, "busy", "another", is_retryable=True, life=life))
     assert driver.core.asking is Asking.BLOCKED
     assert [
-        (ONE in one.reason, TWO in one.reason) for one in noted if getattr(one, "kind", "") is NoteKind.PEER_REFUSES
+        (ONE in effect.reason, TWO in effect.reason)
+        for effect in noted
+        if getattr(effect, "kind", "") is NoteKind.PEER_REFUSES
     ] == [(True, True)]
 
 

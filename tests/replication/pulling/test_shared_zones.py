@@ -56,8 +56,8 @@ class Store:
         return found
 
     def _batch_at(self, sequence: int) -> HeldRange | None:
-        ranges = [HeldRange.of(one.header, one.digest) for one in self.log]
-        return next((one for one in ranges if one.first_sequence <= sequence <= one.last_sequence), None)
+        ranges = [HeldRange.of(batch.header, batch.digest) for batch in self.log]
+        return next((held for held in ranges if held.first_sequence <= sequence <= held.last_sequence), None)
 
     # --- as `StoredFacts`
 
@@ -74,10 +74,10 @@ class Store:
     def batch_ends(self, _stream: str, _origin: Origin, sequences: Sequence[int]) -> Sequence[BatchEnd]:
         kept = self.log[self.released :]
         return [
-            BatchEnd(one.header.last_sequence, one.digest)
-            for one in kept
+            BatchEnd(batch.header.last_sequence, batch.digest)
+            for batch in kept
             for sequence in sequences
-            if one.header.first_sequence <= sequence <= one.header.last_sequence
+            if batch.header.first_sequence <= sequence <= batch.header.last_sequence
         ]
 
 
@@ -94,9 +94,9 @@ def page(server: Store, held: Sequence[tuple[str, str, int, int]]) -> tuple[Sequ
         offset += batch.header.count
     chosen = select_page(ReadPlan(STREAM, 0, 10**6, 10**6), Page(rows, offset - 1), HeldThere(spans=held), 10**6)
     assert isinstance(chosen, Selection)
-    sent = {one.batch.first_offset for one in chosen.pieces}
+    sent = {piece.batch.first_offset for piece in chosen.pieces}
     return chosen.held_runs, [
-        one.batch for one in rows if one.first_offset not in sent and one.last_offset <= chosen.last_offset
+        row.batch for row in rows if row.first_offset not in sent and row.last_offset <= chosen.last_offset
     ]
 
 
@@ -120,7 +120,7 @@ def test_what_is_proven_is_held(
     zones = shared(reader)
     runs, left_out = page(server, zones.held())
     if not zones.find_unproven(runs, more=False):
-        assert {one.digest for one in left_out} <= {one.digest for one in reader.log}
+        assert {batch.digest for batch in left_out} <= {batch.digest for batch in reader.log}
     else:
         assert zones.held() == []
 

@@ -78,8 +78,10 @@ def test_the_next_request_waits_for_the_bandwidth_of_the_last_answer(monkeypatch
 
     asyncio.run(scenario())
     assert peer.asked_ms == [0, 500, 1_000, 1_500, 1_500]
-    (one,) = (one for one in telemetry.statistics() if one.step == (Span.ASK, Side.ASKING, "ListStreams"))
-    assert (one.started, one.stopped, one.failed, one.discarded) == (6, 3, 2, 1)
+    (counted,) = (
+        counted for counted in telemetry.statistics() if counted.step == (Span.ASK, Side.ASKING, "ListStreams")
+    )
+    assert (counted.started, counted.stopped, counted.failed, counted.discarded) == (6, 3, 2, 1)
 
 
 def test_a_repair_waits_for_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,4 +42,4 @@ async def test_acks_all_through_the_broker(broker: Mosquitto, tmp_path: Path) ->
 def keeps_up(plant: Node) -> bool:
     """Whether the consumer was known to be at the end just now."""
     followers = plant.store.consumers.followers(STREAM)
-    return [is_in_sync(one, LAG_NS, time.monotonic_ns()) for one in followers] == [True]
+    return [is_in_sync(follower, LAG_NS, time.monotonic_ns()) for follower in followers] == [True]

@@ -148,7 +148,9 @@ def page(
 
 def pieces_of(selection: Selection) -> list[tuple[int, int, int, bool]]:
     """Of each batch: its first offset, the offsets sent, whether it is whole."""
-    return [(one.batch.first_offset, one.first_offset, one.last_offset, one.is_whole) for one in selection.pieces]
+    return [
+        (piece.batch.first_offset, piece.first_offset, piece.last_offset, piece.is_whole) for piece in selection.pieces
+    ]
 
 
 BATCHES = [batch(1, 10), batch(11, 20), batch(21, 30)]
@@ -205,14 +207,14 @@ def test_whole_batches_that_the_requester_holds_are_omitted() -> None:
     it, of another life or of another zone is sent."""
     rows = [batch(1, 10), batch(11, 20), batch(21, 30, zone="mill"), batch(31, 40, 50_000)]
     life = rows[0].origin.life.hex()
-    first = [one.batch.header.first_sequence for one in rows]
+    first = [row.batch.header.first_sequence for row in rows]
 
     def sent(*spans: tuple[str, str, int, int]) -> list[int]:
         plan, held = ReadPlan(STREAM, 0, 100, 10_000), HeldThere(frozenset({"idmz"}), spans)
         chosen = select_page(plan, Page(rows[:3], 1_000), held, 20_000)
         assert isinstance(chosen, Selection)
         assert chosen.last_offset == 30
-        return [one.first_offset for one in chosen.pieces]
+        return [piece.first_offset for piece in chosen.pieces]
 
     whole = ("plant-a", life, first[0], first[1] + 9)
     assert sent() == [1, 11, 21]
@@ -277,17 +279,17 @@ def test_page_after_page_sends_every_fact_of_a_range_once(
     position = data.draw(st.integers(0, until - 1), "position")
     asked, sent, named = range(position + 1, until + 1), list[int](), list[int]()
     while position < until:
-        left = [one for one in batches if one.last_offset > position and one.first_offset <= until]
-        held = [one for one in left if one.origin.zone != "gone"]
+        left = [stored for stored in batches if stored.last_offset > position and stored.first_offset <= until]
+        held = [stored for stored in left if stored.origin.zone != "gone"]
         holes = [  # as the store cuts them
-            Hole(max(one.first_offset, position + 1), min(one.last_offset, until), "damaged")
-            for one in left
-            if one.origin.zone == "gone"
+            Hole(max(stored.first_offset, position + 1), min(stored.last_offset, until), "damaged")
+            for stored in left
+            if stored.origin.zone == "gone"
         ]
         plan = ReadPlan(STREAM, position, limit, bytes_max, until)
         chosen = page(plan, held, holes=holes)
         runs = sorted(
-            [(one.first_offset, one.last_offset) for one in (*chosen.pieces, *chosen.holes)] + list(chosen.omitted)
+            [(part.first_offset, part.last_offset) for part in (*chosen.pieces, *chosen.holes)] + list(chosen.omitted)
         )
         assert runs
         for (first, last), after in zip(runs, [position, *(last for _, last in runs)], strict=False):
@@ -296,10 +298,12 @@ def test_page_after_page_sends_every_fact_of_a_range_once(
         assert sum(piece.last_offset - piece.first_offset + 1 for piece in chosen.pieces) <= limit
         for piece in chosen.pieces:
             sent += range(piece.first_offset, piece.last_offset + 1)
-        for one in chosen.holes:
-            named += range(one.first_offset, one.last_offset + 1)
+        for hole in chosen.holes:
+            named += range(hole.first_offset, hole.last_offset + 1)
         position = chosen.last_offset
     for zone, offsets in (("plant-a", sent), ("gone", named)):
-        of_zone = [one for one in batches if one.origin.zone == zone]
-        expected = [at for one in of_zone for at in range(one.first_offset, one.last_offset + 1) if at in asked]
+        of_zone = [stored for stored in batches if stored.origin.zone == zone]
+        expected = [
+            at for stored in of_zone for at in range(stored.first_offset, stored.last_offset + 1) if at in asked
+        ]
         assert offsets == expected

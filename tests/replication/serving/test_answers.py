@@ -176,7 +176,7 @@ async def test_no_question_reveals_a_stream_that_is_not_exported(tmp_path: Path)
         for question, code in refused:
             assert (await peer.refusal(question)).code == code
             assert peer.answers[-1].operation == operation_of(question)
-        assert [one.name for one in (await peer.ask(ListStreams())).streams] == [STREAM]
+        assert [stream.name for stream in (await peer.ask(ListStreams())).streams] == [STREAM]
         store: Any = server._store
         await peer.ask(PutObject(digest="sha256:" + "0" * 64, size=4, offset=0, data=b"so"))
         assert store.artifacts.unreferenced().keys() == {"idmz"}
@@ -235,7 +235,7 @@ async def test_sequences_and_digests_end_where_they_were_asked_to(tmp_path: Path
         for last, ends in ((9, []), (10, [10]), (19, [10]), (20, [10, 20])):
             request = GetDigests(stream=STREAM, origin=origin, first_sequence=1, last_sequence=last)
             answer = await peer.ask(request)
-            assert [one for one, _ in answer.ends] == ends, request
+            assert [sequence for sequence, _ in answer.ends] == ends, request
         for last, more in ((10, False), (11, True)):
             fetch = FetchSequences(stream=STREAM, origin=origin, first_sequence=1, last_sequence=last, limit=10)
             answer = await peer.ask(fetch)
@@ -273,13 +273,13 @@ async def test_held_ranges_come_in_several_answers(
         found, after, left = list[tuple[str, int, int]](), None, []
         for _ in range(1 + len(origins)):
             answer = await peer.ask(GetDigests(stream=STREAM, after_zone=after))
-            found += [one[:3] for one in answer.ranges]
+            found += [row[:3] for row in answer.ranges]
             assert len(answer.ranges) <= 2
             left.append(answer.more)
             if not answer.more:
                 break
             after = answer.before[-1][0]
-        assert found == [(name, at, at) for name in sorted(str(one.origin) for one in origins) for at in (1, 3)]
+        assert found == [(name, at, at) for name in sorted(str(origin.origin) for origin in origins) for at in (1, 3)]
         assert left == [True] * (len(left) - 1) + [False]
 
 
@@ -298,7 +298,7 @@ async def test_lives_of_a_zone_are_listed_downwards_until_the_rest_is_known(
         held = {origin.life: ranges for origin, ranges in store.reader.held(STREAM).items()}
         answer, listed = await peer.ask(GetDigests(stream=STREAM)), list[bytes]()
         for _ in lives:
-            found = [origin_named(one[0]).life for one in answer.ranges]
+            found = [origin_named(name[0]).life for name in answer.ranges]
             assert found == sorted([*found[::2], *found[::2]]), "whole lives"
             listed = [*found[::2], *listed]
             left = [HeldSum.of(life, ranges) for life, ranges in held.items() if life < listed[0]]
@@ -310,7 +310,7 @@ async def test_lives_of_a_zone_are_listed_downwards_until_the_rest_is_known(
         assert listed == sorted(held)
         span = {"zone": "north", "below": lives[4].origin.life.hex(), "down_to": lives[3].origin.life.hex()}
         part = await peer.ask(GetDigests(stream=STREAM, **span))
-        assert {one[0] for one in part.ranges} == {str(lives[3].origin)}
+        assert {row[0] for row in part.ranges} == {str(lives[3].origin)}
         assert part.before[0][1] == 6
 
 
@@ -364,6 +364,6 @@ async def test_an_invalid_message_refuses_its_whole_request(tmp_path: Path) -> N
             assert (error.code, error.retryable) == ("bad_request", False)
             assert why in error.message
         assert server._store.streams() == []
-        assert [one.outcome for one in (await peer.ask(AppendFact(stream=ORDERS, messages=[good]))).outcomes] == [
-            "applied"
-        ]
+        assert [
+            outcome.outcome for outcome in (await peer.ask(AppendFact(stream=ORDERS, messages=[good]))).outcomes
+        ] == ["applied"]

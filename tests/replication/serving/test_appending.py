@@ -34,15 +34,18 @@ async def test_messages_are_answered_in_order_and_stored_once(tmp_path: Path) ->
     async with serving(tmp_path, APPENDS, STREAMS) as (server, peer):
         store: Any = server._store
         asked = (("a", b"1"), ("b", b"2"), ("a", b"1"), ("a", b"3"))
-        first = await outcomes(peer, *(new_message(*one) for one in asked))
-        assert [(one.outcome, one.offset) for one in first] == [
+        first = await outcomes(peer, *(new_message(*given) for given in asked))
+        assert [(outcome.outcome, outcome.offset) for outcome in first] == [
             ("applied", 1), ("applied", 2), ("noop_already_applied", 1), ("conflicting_duplicate", 1),
         ]  # fmt: skip
         assert store.end_offset(ORDERS) == 2
-        stored = [one for each in sealed(store, ORDERS) for one in open_messages(parse(each))]
-        assert [(one.envelope.message_id, one.envelope.from_zone) for one in stored] == [("a", "idmz"), ("b", "idmz")]
+        stored = [message for each in sealed(store, ORDERS) for message in open_messages(parse(each))]
+        assert [(message.envelope.message_id, message.envelope.from_zone) for message in stored] == [
+            ("a", "idmz"),
+            ("b", "idmz"),
+        ]
         assert [each.zone for each in store.reader.origins()] == ["plant-a"]
-        assert [one.outcome for one in await outcomes(peer, new_message("c"), stream=PRIVATE)] == ["applied"]
+        assert [outcome.outcome for outcome in await outcomes(peer, new_message("c"), stream=PRIVATE)] == ["applied"]
 
 
 async def test_message_ids_are_unique_per_zone_only(tmp_path: Path) -> None:
@@ -57,10 +60,13 @@ async def test_message_ids_are_unique_per_zone_only(tmp_path: Path) -> None:
             for name, content in asked
         ]
         found = await asyncio.wrap_future(store.appends.append_messages(ORDERS, messages))
-        return [(one.outcome, one.offset) for one in found]
+        return [(outcome.outcome, outcome.offset) for outcome in found]
 
     async def from_idmz(peer: Peer, *asked: tuple[str, bytes]) -> list[tuple[str, int]]:
-        return [(one.outcome, one.offset) for one in await outcomes(peer, *(new_message(*one) for one in asked))]
+        return [
+            (outcome.outcome, outcome.offset)
+            for outcome in await outcomes(peer, *(new_message(*given) for given in asked))
+        ]
 
     async with serving(tmp_path, APPENDS, STREAMS) as (server, peer):
         assert await from_idmz(peer, ("a", b"1")) == [("applied", 1)]

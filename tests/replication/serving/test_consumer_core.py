@@ -96,7 +96,7 @@ class Shell:
                 self.consumer = Registered(effect.node, effect.stream, 0)
                 return self.consumer
             case Resolve():
-                return tuple((one, self.log.resolve(one, lambda *_: False)) for one in effect.positions)
+                return tuple((position, self.log.resolve(position, lambda *_: False)) for position in effect.positions)
             case StartConfirm():
                 return CONFIRMING
             case AwaitConfirm():
@@ -157,7 +157,7 @@ def test_a_page_from_the_frontier_waits_for_the_confirmation_first() -> None:
     shell = Shell()
     shell.run(CORE.fetch(fetch(confirm=CONFIRM), 0))
     assert shell.kinds.index(AwaitConfirm) < shell.kinds.index(ReadPage)
-    assert [one.plan.after_offset for one in shell.acts if isinstance(one, ReadPage)] == [20]
+    assert [act.plan.after_offset for act in shell.acts if isinstance(act, ReadPage)] == [20]
 
 
 @pytest.mark.parametrize("page", [EMPTY, Refuse("store_unavailable", "damaged")])
@@ -191,7 +191,7 @@ def test_from_its_first_lease_on_a_fetch_shows_that_and_not_that_it_asks() -> No
         answers={HoldLease: lambda _: next(leases)},
     )
     shell.run(CORE.fetch(fetch(lease=0, confirm=CONFIRM, after=at(10)), 0))
-    assert [one.claim for one in shell.acts if isinstance(one, HoldLease | StartConfirm)] == [
+    assert [act.claim for act in shell.acts if isinstance(act, HoldLease | StartConfirm)] == [
         LeaseClaim("one", 0),
         LeaseClaim("one", 4),
         LeaseClaim("one", 4),

@@ -149,8 +149,8 @@ async def test_what_was_found_does_not_wait_without_a_limit(monkeypatch: pytest.
         refused = await searches.get_latest(caller, request)
         assert isinstance(refused, Refuse)
         assert refused.code == "busy"
-        for one in waiting:
-            one.cancel()
+        for task in waiting:
+            task.cancel()
         await asyncio.wait(waiting)
     assert not searches._open.total()
 
@@ -283,7 +283,7 @@ def test_few_searches_are_kept_and_not_for_long() -> None:
     assert [kept.get("idmz", question, 10) is not None for question in questions] == [False, True, True]
     assert KEPT_OF_ZONE_MAX == 2
     kept.put("idmz", questions[1], CachedSearch(found([]), 8, 10))
-    assert [one.end_offset for question in questions if (one := kept.get("idmz", question, 10))] == [8, 7]
+    assert [search.end_offset for question in questions if (search := kept.get("idmz", question, 10))] == [8, 7]
     assert [kept.get("idmz", question, KEPT_MS + 5) is not None for question in questions] == [False, True, False]
     kept.put(
         "idmz", questions[0], CachedSearch(LatestValues([("z", "s", "p")] * (KEPT_TAGS_MAX + 1), value, 0, 0), 7, 10)

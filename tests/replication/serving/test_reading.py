@@ -122,7 +122,7 @@ class Defined:
 
 def lacking(zone: str, bodies: list[bytes], *held: list[bytes]) -> LackingDefinitions:
     """What a requester lacks."""
-    return LackingDefinitions(zone, definitions_of(bodies), [definitions_of(one) for one in held])
+    return LackingDefinitions(zone, definitions_of(bodies), [definitions_of(held_bodies) for held_bodies in held])
 
 
 def fetched(store: Defined, bytes_max: int, *wanted: LackingDefinitions) -> tuple[list[DefinitionChain], int]:
@@ -172,7 +172,7 @@ def test_a_relay_that_lacks_definitions_or_sends_others_is_refused() -> None:
     digest = definitions_of(BODIES[:2]).digest.hex()
     for bodies in ([BODIES[1], BODIES[0]], BODIES[:3], [], [b"x" * 40_000]):
         fetch = DefinitionFetch([lacking("plant", BODIES[:2])])
-        run = DefinitionRun(zone="plant", digest=digest, lengths=[len(one) for one in bodies])
+        run = DefinitionRun(zone="plant", digest=digest, lengths=[len(body) for body in bodies])
         with pytest.raises(DefinitionsUnavailable):
             fetch.take_answer(DefinitionsAnswer(store_zone="idmz", life="0" * 32, runs=[run]), bodies)
     for fields in ({"zone": "mill"}, {"digest": "0" * 32}, {"after": "1" * 16}):

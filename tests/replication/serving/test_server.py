@@ -102,10 +102,10 @@ async def test_each_operation_answers_what_the_store_holds(broker: Mosquitto, tm
         assert (cursor.stream, cursor.frontier, cursor.end_offset) == (STREAM, 300, 300)
         latest = await ask(GetLatest(stream=STREAM))
         assert isinstance(latest, LatestAnswer)
-        assert [one.offset for one in latest.values] == [300]
+        assert [value.offset for value in latest.values] == [300]
         appended = await ask(AppendFact(stream="facts.orders", messages=[new_message("a")]))
         assert isinstance(appended, AppendAnswer)
-        assert [one.offset for one in appended.outcomes] == [1]
+        assert [outcome.offset for outcome in appended.outcomes] == [1]
 
 
 # --- a client that breaks the rules

@@ -44,7 +44,7 @@ class CountsFacts(AcceptsAnyPage):
     def _accept(self, page: ArrivedPage, content: object) -> None:
         after = last_of(self.place.accepted)
         by = after.offset + 1 - page.first_offset
-        lives = tuple(one._replace(offset=one.offset + by) for one in page.lives)
+        lives = tuple(life._replace(offset=life.offset + by) for life in page.lives)
         super()._accept(
             replace(page, first_offset=after.offset + 1, last_offset=page.last_offset + by, after=after, lives=lives),
             content,
@@ -73,8 +73,10 @@ class NamesNoTrail(Receiver):
     def handle(self, event: Event, now_ms: int, jitter: float) -> list[Effect]:
         effects = super().handle(event, now_ms, jitter)
         return [
-            replace(one, after=last_of(one.trail), trail=None) if isinstance(one, Fetch) and one.trail else one
-            for one in effects
+            replace(effect, after=last_of(effect.trail), trail=None)
+            if isinstance(effect, Fetch) and effect.trail
+            else effect
+            for effect in effects
         ]
 
 

@@ -44,7 +44,7 @@ class TakenOverBroker:
         if not world.faults_are_on or chance.random() >= world.faults.taken_over_broker:
             return payload
         answer, _ = decode_answer(message)
-        others = [one for one in self._signed if one is not payload]
+        others = [signed for signed in self._signed if signed is not payload]
         if others and chance.random() < 0.3:
             world.injected["taken_over_broker"] += 1
             return chance.choice(others)

@@ -114,8 +114,8 @@ class Log:
         if first > self.highest.get(origin, 0):  # as nearly all
             return False
         return any(
-            one.key.origin == origin and one.key.first_sequence <= row.last_sequence and first <= one.last_sequence
-            for one in self.rows
+            kept.key.origin == origin and kept.key.first_sequence <= row.last_sequence and first <= kept.last_sequence
+            for kept in self.rows
         )
 
     def between(self, first_offset: int, last_offset: int) -> list[Row]:
@@ -215,7 +215,7 @@ class Checkers:
     def _is_reported(self, node: Node, key: Key) -> bool:
         """Whether a batch was reported as gone or declined, or was skipped when a later one of its life arrived."""
         late = (self._declined_sequences, self._gap_sequences)
-        return key in self.gone or any(key.first_sequence in one.get((node.name, key.origin), ()) for one in late)
+        return key in self.gone or any(key.first_sequence in place.get((node.name, key.origin), ()) for place in late)
 
     def _check_chain(self, where: str, row: Row) -> None:
         zone, life = row.key.origin.zone, row.key.origin.life
@@ -257,7 +257,7 @@ class Checkers:
     def lease_held(self, node: Node, consumer: str, lease: Lease) -> None:
         """The store granted a lease or found the shown one in force; called in the order of its decisions."""
         leases = self.logs[node.name].leases
-        leases[consumer] = max(lease, leases.get(consumer, NO_LEASE), key=lambda one: one.life)
+        leases[consumer] = max(lease, leases.get(consumer, NO_LEASE), key=lambda position: position.life)
 
     def confirmation_durable(self, node: Node, consumer: str, instance: str, lease: int | None) -> None:
         """A confirmation of an instance is durable at a peer. It was sent under this lease; 0 requests one. The holder
@@ -318,14 +318,14 @@ class Checkers:
         self._add_gone(page)
 
     def _note_durable(self, pull: Pull, lives: Sequence[Position]) -> None:
-        for one in lives:
-            key = (pull.node.zone, pull.peer.zone, one.life)
-            self.durable[key] = max(one.offset, self.durable.get(key, 0))
+        for position in lives:
+            key = (pull.node.zone, pull.peer.zone, position.life)
+            self.durable[key] = max(position.offset, self.durable.get(key, 0))
 
     def check_skipped(self, node: Node, machines: Sequence[Node], offset: int, page: Offered) -> None:
         """A page is durable, and what it reports is noted: the log of the machine that served it has nothing before
         this offset that the node does not have, and has not reported."""
-        if self.is_hostile or page.served not in {(one.name, one.life) for one in machines}:
+        if self.is_hostile or page.served not in {(machine.name, machine.life) for machine in machines}:
             return  # the machine is gone, and its log
         log, held = self.logs[page.served[0]], self.logs[node.name].keys | self.gone
         for row in log.rows:
@@ -341,7 +341,11 @@ class Checkers:
         """A node has refused facts of a page and reported their ranges."""
         if node.attacker is not None:
             return  # it refuses what contradicts the facts it has forged
-        reported = {(Origin(one.zone, one.life), n) for one in ranges for n in range(one[2], one[3] + 1)}
+        reported = {
+            (Origin(sequences.zone, sequences.life), n)
+            for sequences in ranges
+            for n in range(sequences[2], sequences[3] + 1)
+        }
         for batch in map(parse, sealed if reported else ()):
             header = batch.header
             key = Key(header.origin, header.first_sequence, batch.digest)
@@ -354,12 +358,14 @@ class Checkers:
 
     def facts_declined(self, node: Node, declined: Sequence[Declined]) -> None:
         """A node has left out facts that their origin did not prove, and reported them; they may come later."""
-        for _, _, one, _ in declined:
-            self._note_declined(node, one)
+        for _, _, sequences, _ in declined:
+            self._note_declined(node, sequences)
 
-    def _note_declined(self, node: Node, one: OriginRange) -> None:
-        sequences = self._declined_sequences.setdefault((node.name, Origin(one.zone, one.life)), set())
-        sequences.update(range(one.first_sequence, one.last_sequence + 1))
+    def _note_declined(self, node: Node, sequence_range: OriginRange) -> None:
+        sequences = self._declined_sequences.setdefault(
+            (node.name, Origin(sequence_range.zone, sequence_range.life)), set()
+        )
+        sequences.update(range(sequence_range.first_sequence, sequence_range.last_sequence + 1))
 
     def _has_reported(self, node: str, key: Key) -> bool:
         """Whether a node reported a batch as refused or unproven, or holds others of a life that ran twice."""
@@ -422,7 +428,7 @@ class Checkers:
         self.logs[node.name] = log = Log()
         for row in [row for row in before.rows if row.last_offset <= released] + found:
             log.add(row)
-        held = set[Key]().union(*(one.keys for one in self.logs.values()))
+        held = set[Key]().union(*(log.keys for log in self.logs.values()))
         self.gone |= before.keys - held
 
         # Values of facts that the image lacks are forgotten, also where the image has others at their offsets: it may
@@ -451,7 +457,7 @@ class Checkers:
             if node.is_sink and not any(pull.is_fenced for pull in node.pulls):
                 missing = {key for key in self.acknowledged if key.origin.zone != node.zone} - self.gone
                 missing -= self.logs[node.name].keys
-                if missing := {key for key in missing if not any(self._has_reported(one, key) for one in self.logs)}:
+                if missing := {key for key in missing if not any(self._has_reported(log, key) for log in self.logs)}:
                     raise self.failed(
                         f"acknowledged: {len(missing)} batches are not at {node.name}: {min(missing, key=str)}"
                     )
@@ -461,8 +467,8 @@ class Checkers:
         Read from the tables."""
         intact = {node.name: _intact(node.running) for node in nodes}
         for node in nodes:
-            for one in _reported(node, "declined"):  # also what only a comparison requested, and declined
-                self._note_declined(node, one)
+            for sequences in _reported(node, "declined"):  # also what only a comparison requested, and declined
+                self._note_declined(node, sequences)
             for pull in node.pulls:
                 held = self.logs[node.name].keys
                 wanted = {key for key in intact[pull.peer.name] if key.origin.zone != node.zone or key in held}
@@ -472,7 +478,7 @@ class Checkers:
 
     def lost_at_home(self, nodes: list[Node]) -> Iterator[str]:
         """A node's own batches that a peer holds intact and the node does not, unless it has no room for them."""
-        for node in [one for one in nodes if not one.running.is_nearly_full(STREAM)]:
+        for node in [node for node in nodes if not node.running.is_nearly_full(STREAM)]:
             keys = self.logs[node.name].keys
             for pull in [pull for pull in node.pulls if not pull.is_fenced]:
                 theirs = self.logs[pull.peer.name].keys
@@ -486,14 +492,14 @@ class Checkers:
         """A store serves what was sealed, byte for byte."""
         page = node.running.read(STREAM, 0, EVERYTHING, EVERYTHING)
         values, acknowledged = list[object](), self._values.get(node.name, {})
-        for one in page.batches:
-            batch = parse(one.sealed)
+        for stored in page.batches:
+            batch = parse(stored.sealed)
             key = Key(batch.header.origin, batch.header.first_sequence, batch.digest)
             if key not in self._sealed:
                 raise self.failed(f"chain: {node.name} serves {key}, which no store sealed")
             if batch.header.kind is Kind.SAMPLES:
                 values += open_samples(batch).values
-                for offset, value in enumerate(open_samples(batch).values, one.first_offset):
+                for offset, value in enumerate(open_samples(batch).values, stored.first_offset):
                     if acknowledged.get(offset, value) != value:
                         raise self.failed(
                             f"acknowledged: {node.name} has {value} at {offset}, {acknowledged[offset]} was acknowledged"
@@ -516,9 +522,9 @@ def _intact(store: FactStore) -> set[Key]:
 def _reported(node: Node, kind: str) -> list[OriginRange]:
     """The ranges in a node's incidents of a kind."""
     found = []
-    for one in node.running.reader.incidents():
-        if one.kind == kind:
-            _, _, origin, first, _, last = one.subject.replace(",", "").split(" ")
+    for incident in node.running.reader.incidents():
+        if incident.kind == kind:
+            _, _, origin, first, _, last = incident.subject.replace(",", "").split(" ")
             zone, life = origin.split("/")
             found.append(OriginRange(zone, bytes.fromhex(life), int(first), int(last)))
     return found

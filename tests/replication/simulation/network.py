@@ -142,7 +142,7 @@ class World:
                 self._twinned = self.chance.choice([nodes[zone] for zone in sorted(twinned)])
         found = list(nodes.values())
         if self.faults.fenced_twin:
-            for node in [one for one in found if one.is_sink]:
+            for node in [node for node in found if node.is_sink]:
                 twin = Node(self, node.zone, f"{node.zone}-twin", is_sink=True)
                 twin.pulls = [Pull(twin, pull.peer) for pull in node.pulls]
                 found.append(twin)

@@ -384,7 +384,9 @@ class Node:
         if self._store is None:
             return False
         rows = [row for row in self.world.check.logs[self.name].rows if row.last_offset > self.released_offset]
-        late = [row for row in rows if any(row.last_offset > one.frontier for one in self._store.consumers.all())]
+        late = [
+            row for row in rows if any(row.last_offset > consumer.frontier for consumer in self._store.consumers.all())
+        ]
         if not rows:
             return False
         row = self.world.chance.choice(late or rows)

@@ -94,7 +94,7 @@ class Pull:
 
     def is_fenced_by_a_dead_instance(self) -> bool:
         """Whether no living instance has the lease: a late request of an earlier life of this node took it."""
-        return self.node.is_up and self.is_fenced and all(one.is_fenced for one in self._twins())
+        return self.node.is_up and self.is_fenced and all(twin.is_fenced for twin in self._twins())
 
     def left(self) -> str | None:
         """What is still missing."""
@@ -103,7 +103,7 @@ class Pull:
         store, peer, core = self.node.running, self.peer.running, self._runner.core if self._runner else None
         consumer = peer.consumers.get(self._consumer_name)
         trail = store.inbound.trail(self.peer.zone, STREAM)
-        at = furthest([(one, peer.resolve(STREAM, one)) for one in trail]).offset
+        at = furthest([(position, peer.resolve(STREAM, position)) for position in trail]).offset
         end, frontier = peer.end_offset(STREAM), consumer.frontier if consumer else 0
         if at == end and frontier == end:
             return None
@@ -179,7 +179,7 @@ class Pull:
             if machine.serving is not None:
                 answers = partial(answer, machine), partial(heartbeat, machine)
                 machine.serving.request(node, place.instance, payload, place.correlation, *answers)
-            elif machine is peer and not any(one.serving for one in world.machines(peer.zone)):
+            elif machine is peer and not any(machine.serving for machine in world.machines(peer.zone)):
                 world.carry(peer, node, refused)
 
         for machine in world.machines(peer.zone):  # every machine of the zone receives it
@@ -219,8 +219,8 @@ class Pull:
         batches = _Batches(judged.batches)
         judged = replace(judged, batches=batches)
         batches.version, batches.served = self._answers
-        world.bytes_brought[self.node.name] += sum(len(one.sealed) for one in batches)
-        if any(one.header.origin.zone == self.node.zone for one in batches):
+        world.bytes_brought[self.node.name] += sum(len(batch.sealed) for batch in batches)
+        if any(batch.header.origin.zone == self.node.zone for batch in batches):
             raise Violation(f"echo: {self.peer.name} sends {self.node.name} facts of its own")
         if world.faults.slow_consumer_ms_max and world.faults_are_on:
             world.injected["slow_consumer"] += 1
@@ -262,7 +262,7 @@ class _WatchedInbound:
         if batches.version == "major":
             raise Violation(f"version: {pull.node.name} takes a page of another major version")
         putting = self._inbound.put_page(page)
-        offered = Offered([one.sealed for one in batches], page.holes, batches.served)
+        offered = Offered([batch.sealed for batch in batches], page.holes, batches.served)
         check.page_offered(pull, page.read[-1], offered)
         pull.node.world.check.facts_declined(pull.node, page.declined)
         putting.add_done_callback(partial(self._put, page.read, offered))

@@ -130,7 +130,10 @@ class TakenOver:
         world.injected[f"relay_{name}"] += 1
         if name == "replayed":
             return chance.choice(self._sent)
-        parts = [_Part(first, last, one) for (first, last, _), one in zip(answer.batches, attached, strict=True)]
+        parts = [
+            _Part(first, last, sealed_batch)
+            for (first, last, _), sealed_batch in zip(answer.batches, attached, strict=True)
+        ]
         return _packed(*attacks[name](answer, parts))
 
     def _change(self, answer: FetchAnswer, parts: list[_Part]) -> tuple[FetchAnswer, list[_Part]]:
@@ -171,15 +174,15 @@ class TakenOver:
         gone = self.node.world.chance.choice(parts)
         self.node.world.check.hidden(self.node, gone.first_offset, gone.last_offset)
         holes = sorted([*answer.holes, (gone.first_offset, gone.last_offset, "expired")])
-        return msgspec.structs.replace(answer, holes=holes), [one for one in parts if one is not gone]
+        return msgspec.structs.replace(answer, holes=holes), [part for part in parts if part is not gone]
 
     def _withhold(self, answer: FetchAnswer, parts: list[_Part]) -> tuple[FetchAnswer, list[_Part]]:
         """The page ends before its last batch, and so does the log."""
         cut = parts[-1].first_offset
         kept = msgspec.structs.replace(
             answer,
-            omitted=[one for one in answer.omitted if one[0] < cut],
-            holes=[one for one in answer.holes if one[0] < cut],
+            omitted=[span for span in answer.omitted if span[0] < cut],
+            holes=[hole for hole in answer.holes if hole[0] < cut],
             more=False,
             end_offset=max(cut - 1, answer.frontier),
         )
@@ -190,9 +193,9 @@ class TakenOver:
         if answer.omitted or answer.holes:
             return answer, parts
         first_offset, found = parts[0].first_offset, list[_Part]()
-        for one in self.node.world.chance.sample(parts, len(parts)):
-            last_offset = first_offset + one.last_offset - one.first_offset
-            found.append(replace(one, first_offset=first_offset, last_offset=last_offset))
+        for part in self.node.world.chance.sample(parts, len(parts)):
+            last_offset = first_offset + part.last_offset - part.first_offset
+            found.append(replace(part, first_offset=first_offset, last_offset=last_offset))
             first_offset = last_offset + 1
         return answer, found
 
@@ -207,5 +210,5 @@ class _Part:
 
 
 def _packed(answer: FetchAnswer, parts: list[_Part]) -> bytes:
-    entries = [(one.first_offset, one.last_offset, len(one.sealed)) for one in parts]
-    return encode_answer(msgspec.structs.replace(answer, batches=entries), [one.sealed for one in parts])
+    entries = [(part.first_offset, part.last_offset, len(part.sealed)) for part in parts]
+    return encode_answer(msgspec.structs.replace(answer, batches=entries), [part.sealed for part in parts])

@@ -204,7 +204,7 @@ def damage_is_known_by_its_start(patch: pytest.MonkeyPatch) -> None:
 
     def is_reported(self: DamageRegistry, place: Any) -> bool:
         """Whether it is reported, by stream and first offset."""
-        return any(one[:2] == place[:2] for one in self._reported)
+        return any(reported[:2] == place[:2] for reported in self._reported)
 
     patch.setattr(DamageRegistry, "_is_reported", is_reported)
 
@@ -245,7 +245,7 @@ def proof_counts_for_any_request(patch: pytest.MonkeyPatch) -> None:
     """Signatures of answers that are bound to the zones, but not to the request."""
     unbound = {"instance": "", "correlation": b""}
     covered = messages._covered
-    patch.setattr(messages, "_covered", lambda mark, place, one: covered(mark, place._replace(**unbound), one))
+    patch.setattr(messages, "_covered", lambda mark, place, asked: covered(mark, place._replace(**unbound), asked))
 
 
 def server_echoes(patch: pytest.MonkeyPatch) -> None:
@@ -295,7 +295,7 @@ class Broken:
         return self.checkers[0].startswith(BY_VALUES)
 
     def __str__(self) -> str:
-        names = [one.__name__ for one in (self.breaks, self.receiver) if one not in {no_change, Receiver}]
+        names = [defect.__name__ for defect in (self.breaks, self.receiver) if defect not in {no_change, Receiver}]
         return "-".join([self.fault, self.topology, *names])
 
 
@@ -357,7 +357,7 @@ def test_broken_parts_are_caught(memory: Path) -> None:
     """Each broken part is caught within forty schedules, by one of its checkers. In `make test` a third of them."""
     seed = first_seed()
     chosen = random.Random(seed).sample(BROKEN, scaled(len(BROKEN) // 3, len(BROKEN)))
-    assert not [str(one) for one in chosen if not is_caught(one, memory / str(BROKEN.index(one)))]
+    assert not [str(defect) for defect in chosen if not is_caught(defect, memory / str(BROKEN.index(defect)))]
 
 
 def is_caught(broken: Broken, folder: Path) -> bool:
@@ -384,4 +384,4 @@ def is_caught(broken: Broken, folder: Path) -> bool:
 
 def test_every_fault_catches_a_broken_part() -> None:
     """A fault that reveals no broken part would be injected for nothing."""
-    assert {one.fault for one in BROKEN} >= set(NAMED) - {"everything"}
+    assert {defect.fault for defect in BROKEN} >= set(NAMED) - {"everything"}

@@ -35,7 +35,7 @@ class Counted(World):
 
         def count(nodes: list[Node]) -> None:
             self.sealed_bytes = sum(
-                len(one.sealed) for one in above.running.read(STREAM, 0, EVERYTHING, EVERYTHING).batches
+                len(batch.sealed) for batch in above.running.read(STREAM, 0, EVERYTHING, EVERYTHING).batches
             )
             check_end(nodes)
 

@@ -27,7 +27,7 @@ class Story(ValueJudge):
     def check_end(self, nodes: list[Node]) -> None:
         super().check_end(nodes)
         self.values = {node.name: {*self.held[node.name].values()} for node in nodes}
-        self.incidents = {node.name: {one.kind for one in node.running.reader.incidents()} for node in nodes}
+        self.incidents = {node.name: {incident.kind for incident in node.running.reader.incidents()} for node in nodes}
         self.lives = {
             node.name: {origin.life for origin in node.running.reader.held("facts.telemetry")} for node in nodes
         }

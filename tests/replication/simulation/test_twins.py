@@ -154,13 +154,13 @@ class World:
         steps = core.fetch(fetch_request(fetch, PULL), self.now_ms)
         self._serve(Served(steps, machine, life, fetch.fetch_id), None)
 
-    def _serve(self, one: "Served", result: Any) -> None:
+    def _serve(self, served: "Served", result: Any) -> None:
         """Step the core until it waits or ends. Memory answers at once, the writer in its order."""
         while True:
             try:
-                effect = one.steps.send(result)
+                effect = served.steps.send(result)
             except StopIteration as over:
-                self._end(one, over.value)
+                self._end(served, over.value)
                 return
             match effect:
                 case effects.FindConsumer():
@@ -168,36 +168,36 @@ class World:
                 case effects.GetStreamState():
                     result = effects.StreamState(LOG, 0, self.now_ms)
                 case effects.HoldLease(_, _, shown):
-                    self._writing.append((shown, partial(self._decided, one)))
+                    self._writing.append((shown, partial(self._decided, served)))
                     self.at(self.chance.choice((1, 20, 200)), self.commit)
                     return
                 case effects.Park():
                     over = effects.Parked(is_superseded=False, waited_ns=0)
-                    self.at(effect.until_ms - self.now_ms, partial(self._serve, one, over))
+                    self.at(effect.until_ms - self.now_ms, partial(self._serve, served, over))
                     return
                 case effects.ReadPage():
                     result = PageRead([], [], [], [], 10, 10)
                 case effects.Resolve(_, _, positions):
-                    result = tuple((one, LOG.resolve(one, lambda *_: False)) for one in positions)
+                    result = tuple((position, LOG.resolve(position, lambda *_: False)) for position in positions)
                 case _:
                     result = None  # it changes nothing here
 
-    def _decided(self, one: "Served", lease: Lease | Denied) -> None:
+    def _decided(self, served: "Served", lease: Lease | Denied) -> None:
         if isinstance(lease, Denied):
-            self._end(one, Refuse("fenced", "fenced"))
+            self._end(served, Refuse("fenced", "fenced"))
         else:
-            self._serve(one, lease)
+            self._serve(served, lease)
 
-    def _end(self, one: "Served", outcome: Outcome) -> None:
+    def _end(self, served: "Served", outcome: Outcome) -> None:
         event: Event
         match outcome:
             case Refuse(code, message):
-                event = FetchFailed(one.fetch_id, code, message, is_retryable=False)
+                event = FetchFailed(served.fetch_id, code, message, is_retryable=False)
             case (answer, attachment, *_):
                 page, _ = check_page(answer, attachment, PULL.peer_node, STREAM)
-                event = PageArrived(one.fetch_id, page)
+                event = PageArrived(served.fetch_id, page)
         if not self.loses():
-            self.at(self.delay_ms(), lambda: one.machine.life == one.life and one.machine.tell(event))
+            self.at(self.delay_ms(), lambda: served.machine.life == served.life and served.machine.tell(event))
 
     def commit(self) -> None:
         """Commit everything that waits, in order; memory shows it when all is durable."""

@@ -89,7 +89,7 @@ def test_a_value_released_before_it_was_read_is_found(memory: Path) -> None:
     """A receiver that confirms what is not durable, and dies: its peer has released facts that it never had."""
     faults = Faults(crash_ms=400, retention_bytes=1_500, append_ms=100, slow_consumer_ms_max=500)
     found = (judged(seed, faults, memory, "chain_2", ConfirmsTooEarly).found for seed in range(60, 60 + SCHEDULES_MAX))
-    assert any(one["unread"] for one in found)
+    assert any(report["unread"] for report in found)
 
 
 @pytest.mark.parametrize("seed, is_said", [(3415427802, True), (3415427802, False), (1353111714, True)])

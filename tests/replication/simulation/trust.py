@@ -57,8 +57,8 @@ def judge_of(store: FactStore, nodes: Iterable[str]) -> PageJudge:
     pins = dict[str, frozenset[bytes]]()
     for node in nodes:
         signer = signer_of(node)
-        for zone, one in ((zone_of(node), signer.certificate), (node, signer.message_certificate)):
-            pins[zone] = pins.get(zone, frozenset()) | {hashlib.sha256(one).digest()}
+        for zone, certificate in ((zone_of(node), signer.certificate), (node, signer.message_certificate)):
+            pins[zone] = pins.get(zone, frozenset()) | {hashlib.sha256(certificate).digest()}
     own = signer_of(store.node)
     policy = TrustPolicy(
         *(SignerTrust(pins=pins), dict.fromkeys(pins, "required"), store.zone),  # type: ignore[arg-type]

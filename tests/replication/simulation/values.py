@@ -153,7 +153,11 @@ class ValueJudge:
         spans = {node.name: _spans(node) for node in nodes}
         for node in nodes:
             here, present = node.running.reader.held(STREAM), self._present[node.name]
-            forks = [f"{one.subject} {one.detail}" for one in node.running.reader.incidents() if one.kind in _FORKED]
+            forks = [
+                f"{incident.subject} {incident.detail}"
+                for incident in node.running.reader.incidents()
+                if incident.kind in _FORKED
+            ]
             for pull in node.pulls:
                 theirs = {} if pull.is_fenced else spans[pull.peer.name]
                 for value in sorted(value for value in theirs.keys() - self.told if not present[value]):
@@ -161,7 +165,7 @@ class ValueJudge:
                     origin, first, last = theirs[value]
                     is_said = any(str(origin) in fork for fork in forks)
                     # Not only facts with values: a notice takes a sequence, too.
-                    held = [one.span for one in here.get(origin, ())]
+                    held = [held.span for held in here.get(origin, ())]
                     if is_said and intersect(held, [(first, last)]):
                         kind = "refused"
                     yield kind, f"{node.name} lacks value {value}, which {pull.peer.name} holds"
