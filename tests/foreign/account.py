@@ -36,16 +36,16 @@ class Declared(NamedTuple):
 
 def stored(folder: Path, name: str) -> list[Stored]:
     """The samples of tag `f/<name>`, in the order of the store."""
-    found = [one["object"] for one in facts(folder, "facts.telemetry") if one["subject"] == f"tag:f/{name}"]
-    return [Stored(time_ns(one["source_time"]), one.get("value"), one["quality"]) for one in found]
+    found = [fact["object"] for fact in facts(folder, "facts.telemetry") if fact["subject"] == f"tag:f/{name}"]
+    return [Stored(time_ns(value["source_time"]), value.get("value"), value["quality"]) for value in found]
 
 
 def declared(folder: Path) -> list[Declared]:
     """All gap facts."""
-    found = [one["object"] for one in facts(folder, "facts.operational") if one["predicate"] == "samples_lost"]
+    found = [fact["object"] for fact in facts(folder, "facts.operational") if fact["predicate"] == "samples_lost"]
     return [
-        Declared(time_ns(one["first_time"]), time_ns(one["last_time"]), one["count"], one["count_exact"], one["reason"])
-        for one in found
+        Declared(time_ns(gap["first_time"]), time_ns(gap["last_time"]), gap["count"], gap["count_exact"], gap["reason"])
+        for gap in found
     ]
 
 
@@ -67,18 +67,18 @@ class Account:
     @property
     def lost(self) -> list[Recorded]:
         """What the server set and the store does not have, from the first value stored to the last."""
-        good = [one.time_ns for one in self.stored if one.quality == 0]
+        good = [value.time_ns for value in self.stored if value.quality == 0]
         assert good, "nothing was stored"
         there = set(good)
-        ours = [i for i, one in enumerate(self.recorded) if one.time_ns in there]
+        ours = [i for i, value in enumerate(self.recorded) if value.time_ns in there]
         between = self.recorded[ours[0] : ours[-1] + 1]
-        return [one for one in between if one.time_ns not in there]
+        return [value for value in between if value.time_ns not in there]
 
     @property
     def undeclared(self) -> list[Recorded]:
         """What is lost, in no gap fact's time."""
         spans = [(gap.first_ns, gap.last_ns) for gap in self.gaps]
-        return [one for one in self.lost if not any(first <= one.time_ns <= last for first, last in spans)]
+        return [value for value in self.lost if not any(first <= value.time_ns <= last for first, last in spans)]
 
     @property
     def declared_s(self) -> float:
@@ -92,14 +92,14 @@ class Account:
     @property
     def twice(self) -> list[int]:
         """Times under which there is more than one good value."""
-        counts = Counter(one.time_ns for one in self.stored if one.quality == 0)
+        counts = Counter(value.time_ns for value in self.stored if value.quality == 0)
         return [at for at, count in counts.items() if count > 1]
 
     @property
     def invented(self) -> list[Stored]:
         """Good values that the server never had."""
-        values = {one.value for one in self.recorded}
-        return [one for one in self.stored if one.quality == 0 and one.value not in values]
+        values = {value.value for value in self.recorded}
+        return [value for value in self.stored if value.quality == 0 and value.value not in values]
 
 
 def account(server: ForeignServer, folder: Path, name: str) -> Account:

@@ -51,9 +51,9 @@ class ForeignClient(ServerProcess):
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {name: _plain(one) for name, one in value.items()}
+        return {name: _plain(member) for name, member in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(element) for element in value]
     return str(value) if isinstance(value, Path) else value
 
 
@@ -118,9 +118,9 @@ def by_identity(rows: Sequence[Row]) -> dict[tuple[str, str, str, int], Row]:
 
 def differences(found: Sequence[Row], wanted: Sequence[Row], *without: str) -> str:
     """The columns of the first facts that differ, or the counts; empty if all are equal."""
-    for one, other in zip(found, wanted, strict=False):
-        left, right = same(one, *without), same(other, *without)
+    for got, expected in zip(found, wanted, strict=False):
+        left, right = same(got, *without), same(expected, *without)
         if left != right:
             unequal = {name for name in {*left, *right} if left.get(name) != right.get(name)}
-            return f"{one['sequence']}: {[(name, left.get(name), right.get(name)) for name in unequal]}"
+            return f"{got['sequence']}: {[(name, left.get(name), right.get(name)) for name in unequal]}"
     return "" if len(found) == len(wanted) else f"{len(found)} facts, not {len(wanted)}"

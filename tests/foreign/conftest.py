@@ -50,7 +50,9 @@ def server(shared_server: ForeignServer) -> ForeignServer:
     return shared_server
 
 
-@pytest.fixture(params=[pytest.param(one.name, marks=pytest.mark.foreign(one.name)) for one in (NODE_OPCUA, OPEN62541)])
+@pytest.fixture(
+    params=[pytest.param(stack.name, marks=pytest.mark.foreign(stack.name)) for stack in (NODE_OPCUA, OPEN62541)]
+)
 def either_server(request: pytest.FixtureRequest) -> ForeignServer:
     """As `server`, of one stack and then of the other: for promises that hold at each."""
     found: ForeignServer = request.getfixturevalue(

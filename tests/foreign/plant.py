@@ -124,8 +124,8 @@ def facts(folder: Path, stream: str) -> list[dict[str, Any]]:
         if stream not in {found.name for found in reader.streams()}:
             return []
         found = list(fact_messages(reader, stream, 0, FACTS_MAX))
-    assert not [one for one in found if isinstance(one, Hole)]
-    return [one["fact"] for one in found if not isinstance(one, Hole)]
+    assert not [hole for hole in found if isinstance(hole, Hole)]
+    return [row["fact"] for row in found if not isinstance(row, Hole)]
 
 
 class NodeProcess:
@@ -139,7 +139,7 @@ class NodeProcess:
         """The events of this name in the node's log."""
         lines = (self._folder / "node.log").read_text().splitlines(keepends=True)
         found = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}\n")]
-        return [one for one in found if one["event"] == name]
+        return [line for line in found if line["event"] == name]
 
     async def bsfg(self, *arguments: str) -> tuple[int, str]:
         """Run a command at the node; its exit status and what it printed."""

@@ -171,7 +171,7 @@ class ForeignServer(ServerProcess):
     @property
     def names(self) -> list[str]:
         """The variables it was made with."""
-        return [one["name"] for one in self._options["variables"]]
+        return [variable["name"] for variable in self._options["variables"]]
 
     def address(self, name: str) -> str:
         """A variable's node id as a tag map has it."""

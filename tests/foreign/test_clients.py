@@ -31,7 +31,7 @@ from tests.waiting import wait_until
 pytestmark = [
     pytest.mark.system,
     pytest.mark.in_order,
-    *(pytest.mark.foreign(one) for one in ("client_js", "perl", "zstd")),
+    *(pytest.mark.foreign(client) for client in ("client_js", "perl", "zstd")),
 ]
 
 PLANT, LAB = "plant-a", "lab"
@@ -74,12 +74,12 @@ def noted(fact: Any) -> dict[str, Any]:
         return {"kind": "message", "source_time_ns": f"{fact['produced_at_unix_ms'] * 10**6}", **found}
     tag, time, value, quality = fact
     found = {"kind": "sample", "tag": tag, "source_time_ns": str(time), "quality": quality, "value_type": "none"}
-    for name, one in (value or {}).items():
+    for name, member in (value or {}).items():
         kind = {"float64": "double", "text": "string"}.get(name, name)
-        kind = "uint" if kind == "int" and int(one) >= 2**63 else kind
+        kind = "uint" if kind == "int" and int(member) >= 2**63 else kind
         found |= {
             "value_type": kind,
-            "value": base64.b64encode(bytes.fromhex(one)).decode() if kind == "bytes" else one,
+            "value": base64.b64encode(bytes.fromhex(member)).decode() if kind == "bytes" else member,
         }
     return found
 
@@ -89,17 +89,17 @@ def test_vectors(decoder: str, tmp_path: Path) -> None:
     """Each decoder finds header and facts of every vector, and refuses each that must be refused."""
     file = tmp_path / "batches"
     vectors = json.loads(VECTORS.read_text())
-    file.write_bytes(b"".join(bytes.fromhex(one["sealed"]) for one in vectors["batches"]))
+    file.write_bytes(b"".join(bytes.fromhex(vector["sealed"]) for vector in vectors["batches"]))
     found = [row for row in decode(decoder, file)[0] if "kind" in row]
     wanted = []
-    for one in vectors["batches"]:
-        header = {name: one["header"][name] for name in ("stream", "zone", "life")}
-        first = one["header"]["first_sequence"]
-        wanted += [{**header, "sequence": first + place, **noted(fact)} for place, fact in enumerate(one["facts"])]
+    for vector in vectors["batches"]:
+        header = {name: vector["header"][name] for name in ("stream", "zone", "life")}
+        first = vector["header"]["first_sequence"]
+        wanted += [{**header, "sequence": first + place, **noted(fact)} for place, fact in enumerate(vector["facts"])]
     assert differences(found, wanted) == ""
-    for one in vectors["refused"]:
-        file.write_bytes(bytes.fromhex(one["sealed"]))
-        assert decode(decoder, file)[1], one["name"]
+    for vector in vectors["refused"]:
+        file.write_bytes(bytes.fromhex(vector["sealed"]))
+        assert decode(decoder, file)[1], vector["name"]
 
 
 @dataclass
@@ -171,7 +171,10 @@ def plant(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plant]:
         broker = stack.enter_context(Mosquitto.started(folder / "broker", (PLANT, LAB), [f"{PLANT}:{LAB}"]))
         signers = {zone: pki.create_signer(folder, zone, datetime.now(UTC))[0] for zone in (PLANT, LAB)}
         pin = hashlib.sha256(ssl.PEM_cert_to_DER_cert(signers[LAB].cert_file.read_text())).hexdigest()
-        keys = {zone: {"key_file": one.key_file, "certificate_file": one.cert_file} for zone, one in signers.items()}
+        keys = {
+            zone: {"key_file": signer.key_file, "certificate_file": signer.cert_file}
+            for zone, signer in signers.items()
+        }
         streams = json.dumps([TELEMETRY, OPERATIONAL])
         write_node_toml(
             folder / "node",
@@ -208,7 +211,9 @@ def fill(plant: Plant) -> None:
     definitions = [TagDefinition(f"tag:line1/size-{tag}", unit="m³/h" if tag % 2 else "") for tag in range(1, TAGS + 1)]
     with plant.opened() as store:
         store.appends.define(definitions[: TAGS // 2]).result()
-        store.appends.append_samples(TELEMETRY, [one for one in samples(0, 2_000) if one.tag <= TAGS // 2]).result()
+        store.appends.append_samples(
+            TELEMETRY, [sample for sample in samples(0, 2_000) if sample.tag <= TAGS // 2]
+        ).result()
         store.appends.define(definitions).result()
         for first in range(2_000, FACTS, 1_500):
             store.appends.append_samples(TELEMETRY, samples(first, min(1_500, FACTS - first))).result()
@@ -287,15 +292,18 @@ def test_append_with_an_artifact(plant: Plant) -> None:
                 "produced_at_unix_ms": 1,
                 "object_media_type": "image/png",
             },
-            "fact": {"subject": f"order:line1/{number}", "predicate": "picture_taken", "object": one},
+            "fact": {"subject": f"order:line1/{number}", "predicate": "picture_taken", "object": value},
         }
-        for number, one in enumerate(objects)
+        for number, value in enumerate(objects)
     ]
     outcomes = [
         plant.client.ask(PLANT, "AppendFact", stream=TELEMETRY, messages=new)["header"]["outcomes"] for _ in range(2)
     ]
-    assert [[one["outcome"] for one in some] for some in outcomes] == [["applied"] * 4, ["noop_already_applied"] * 4]
-    assert [one["offset"] for one in outcomes[0]] == [one["offset"] for one in outcomes[1]]
+    assert [[outcome["outcome"] for outcome in some] for some in outcomes] == [
+        ["applied"] * 4,
+        ["noop_already_applied"] * 4,
+    ]
+    assert [outcome["offset"] for outcome in outcomes[0]] == [outcome["offset"] for outcome in outcomes[1]]
     assert plant.client.command("get", serving=PLANT, digest=put["digest"]) == {"size": len(content), "isWhole": True}
     plant.read("whole")
     plant.rows = plant.found("whole")

@@ -36,7 +36,7 @@ async def wait_refreshed(run: Running, times: int = 1) -> None:
 
 def states(found: list[dict[str, Any]]) -> list[tuple[bool, bool]]:
     """Active and acknowledged, one after the other."""
-    return [(one["active"], one["acked"]) for one in found]
+    return [(state["active"], state["acked"]) for state in found]
 
 
 async def test_an_event_becomes_a_message(server: ForeignServer, tmp_path: Path) -> None:
@@ -67,11 +67,11 @@ async def test_the_life_of_an_alarm(server: ForeignServer, tmp_path: Path) -> No
         await wait_until_async(lambda: len(events(run, "condition_changed")) >= 3, "three states")
     found = events(run, "condition_changed", ALARM)
     assert states(found) == [(True, False), (True, True), (False, True)]
-    assert [one["active_state"] for one in found] == ["Active", "Active", "Inactive"]
+    assert [event["active_state"] for event in found] == ["Active", "Active", "Inactive"]
     assert (found[0]["condition_name"], found[0]["event_type_name"]) == ("PressureAlarm", "ExclusiveLimitAlarmType")
     assert found[0]["condition_id"].startswith("nsu=urn:bsfg:foreign;")
     assert found[1]["comment"] == "seen by Ann"
-    assert {one["quality"] for one in found} == {"Good"}
+    assert {event["quality"] for event in found} == {"Good"}
     assert found[0]["retain"]
 
 
@@ -127,20 +127,20 @@ async def test_events_of_a_broken_connection_arrive(server: ForeignServer, tmp_p
         await server.raise_event("after")
         await wait_until_async(lambda: events(run, "event_raised")[-1]["message"] == "after", "the last event")
         assert len((await server.status())["subscriptions"]) == 2
-    texts = [one["object"]["message"] for one in facts(tmp_path, "events") if one["predicate"] == "event_raised"]
+    texts = [fact["object"]["message"] for fact in facts(tmp_path, "events") if fact["predicate"] == "event_raised"]
     assert texts == ["before", *(f"away {n}" for n in range(30)), "after"]
-    changes = [one["object"] for one in facts(tmp_path, "events") if one["predicate"] == "condition_changed"]
-    assert [one["active"] for one in changes if "branch_id" not in one] == [True, False]
+    changes = [fact["object"] for fact in facts(tmp_path, "events") if fact["predicate"] == "condition_changed"]
+    assert [change["active"] for change in changes if "branch_id" not in change] == [True, False]
     assert not lost_events(tmp_path)
     async with storing(source, tmp_path) as run:
         await wait_refreshed(run)
         await wait_until_async(lambda: lost_events(tmp_path), "the loss", 30)
-    assert [one["reason"] for one in lost_events(tmp_path)] == ["agent_stopped"]
+    assert [gap["reason"] for gap in lost_events(tmp_path)] == ["agent_stopped"]
 
 
 def lost_events(folder: Path) -> list[dict[str, Any]]:
     """What is declared lost of events."""
-    return [one["object"] for one in facts(folder, "facts.operational") if one["predicate"] == "events_lost"]
+    return [fact["object"] for fact in facts(folder, "facts.operational") if fact["predicate"] == "events_lost"]
 
 
 async def test_a_node_records_events_as_its_users_ask_for_them(server: ForeignServer, tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ async def test_a_stop_begins_before_what_no_subscription_had_brought(tmp_path: P
 
 def gaps_of(run: Running, reason: str) -> list[dict[str, Any]]:
     """What the gap facts of this reason say."""
-    return [one for one in run.store.told() if one.get("reason") == reason]
+    return [gap for gap in run.store.told() if gap.get("reason") == reason]
 
 
 async def test_a_polled_server_is_lost_since_its_last_answer_was_made(server: ForeignServer, tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ async def test_a_polled_server_is_lost_since_its_last_answer_was_made(server: Fo
             await net.command("flow")
             await wait_until_async(lambda: gaps_of(run, "source_lost"), "the gap")
             first_ns = time_ns(gaps_of(run, "source_lost")[0]["first_time"])
-            later = [one.time_ns for one in server.record("polled") if one.time_ns > last_ns]
+            later = [value.time_ns for value in server.record("polled") if value.time_ns > last_ns]
     assert first_ns <= later[0], f"{(first_ns - later[0]) / 1e9} s late"
 
 
@@ -122,7 +122,7 @@ async def test_an_overflow_while_the_clock_is_set_back(server: ForeignServer, tm
         assert run.source("plc").connects_total == 1
     found = account(server, tmp_path, "count")
     assert found.lost
-    assert not found.undeclared, [(one.first_ns, one.last_ns, one.reason) for one in found.gaps]
+    assert not found.undeclared, [(gap.first_ns, gap.last_ns, gap.reason) for gap in found.gaps]
 
 
 @pytest.mark.parametrize("history", [False, True])
@@ -163,7 +163,7 @@ async def test_a_restart_is_one_gap(server: ForeignServer, tmp_path: Path, ends_
             if not number:  # there is no store yet
                 await wait_until_async(lambda: node.events("source_connected"), "the source", 60)
             await wait_until_async(
-                lambda at=began_ns: any(one.time_ns > at for one in stored(state, name)), "a value", 60
+                lambda at=began_ns: any(sample.time_ns > at for sample in stored(state, name)), "a value", 60
             )
             node.ends_by = ends_by if number < 3 else signal.SIGTERM
     found = account(server, state, name)

@@ -93,8 +93,8 @@ def test_an_outage_is_filled(server: ForeignServer, tmp_path: Path) -> None:
         assert account(server, tmp_path, "plain").undeclared == []
 
     asyncio.run(story())
-    marked = [one["object"] for one in facts(tmp_path, "facts.telemetry") if "acquisition" in one["object"]]
-    assert {one["acquisition"] for one in marked} == {"history"}
+    marked = [fact["object"] for fact in facts(tmp_path, "facts.telemetry") if "acquisition" in fact["object"]]
+    assert {sample["acquisition"] for sample in marked} == {"history"}
 
 
 def test_a_history_without_end_is_given_up(
@@ -117,7 +117,7 @@ def test_a_history_without_end_is_given_up(
         assert not account(server, tmp_path, "endless").twice
 
     asyncio.run(story())
-    (named,) = [one for one in caplog.records if getattr(one, "action", "") == "history_endless"]
+    (named,) = [record for record in caplog.records if getattr(record, "action", "") == "history_endless"]
     assert "f/endless" in vars(named)["tags"]
 
 
@@ -192,10 +192,10 @@ async def test_a_time_is_filled_by_hand(server: ForeignServer, tmp_path: Path) -
         assert (status, "the sources of this node: plc" in output) == (1, True), output
         status, output = await node.bsfg("opcua", "backfill", "plc", "--from", "1h", "--to", "2h")
         assert (status, "is not before" in output) == (2, True), output
-    (said,) = [one for one in node.events("history_backfilled") if one["cause"] == "request"]
+    (said,) = [event for event in node.events("history_backfilled") if event["cause"] == "request"]
     assert said["tags_filled"] == len(KEPT)
     recorded = server.record(KEPT[0])
-    in_store = [one.time_ns for one in stored(tmp_path / "state", KEPT[0])]
+    in_store = [sample.time_ns for sample in stored(tmp_path / "state", KEPT[0])]
     assert len(in_store) == len(set(in_store))
     assert recorded[0].time_ns in in_store
     assert said["values"] >= 3 * 20

@@ -32,7 +32,7 @@ async def test_items_are_spread_within_the_servers_limits(tmp_path: Path) -> Non
             assert run.source("plc").tags_bad == 0
             found = (await server.status())["subscriptions"]
             assert len(found) == 6  # nine each, and the server's clock
-            assert all(len(one["queue_sizes"]) <= 10 for one in found)
+            assert all(len(group["queue_sizes"]) <= 10 for group in found)
 
 
 async def test_a_subscription_that_the_server_ends_is_replaced(
@@ -139,6 +139,6 @@ async def test_what_a_role_may_not_read_comes_back_when_it_may(
             await server.permit(name, on=True)
         for name, value in ((standing, 5), (sampled, 6)):
             await run.wait_good(f"f/{name}")
-            found = [(status_name(one.quality), one.value) for one in run.store.of(f"f/{name}")]
+            found = [(status_name(sample.quality), sample.value) for sample in run.store.of(f"f/{name}")]
             assert found == [("BadUserAccessDenied", None), ("Good", value)]
         assert (run.source("plc").tags_bad, run.source("plc").connects_total) == (0, 1)

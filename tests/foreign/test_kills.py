@@ -75,7 +75,7 @@ def test_a_killed_node_leaves_no_value_unnamed(tmp_path: Path) -> None:
 
 def newest_ns(state: Path, name: str) -> int:
     """The time of the newest good value in the store."""
-    return max((one.time_ns for one in stored(state, name) if one.quality == 0), default=0)
+    return max((sample.time_ns for sample in stored(state, name) if sample.quality == 0), default=0)
 
 
 def missing_of_history(server: ForeignServer, state: Path) -> bool:

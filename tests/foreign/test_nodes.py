@@ -23,7 +23,7 @@ async def test_a_node_that_was_deleted_and_made_again_comes_back(
     in again over the same connection, what was lost lies in a gap, its neighbour's values never stopped, and the count
     of bad tags goes up and down."""
     name, other = f"deleted_{pause[:2]}", f"stays_{pause[:2]}"
-    await server.add(*({"name": one, "type": "Int32", "period_ms": 50} for one in (name, other)))
+    await server.add(*({"name": variable, "type": "Int32", "period_ms": 50} for variable in (name, other)))
     async with storing(opcua(server, tmp_path, name, other), tmp_path) as run:
         await run.wait_good(f"f/{name}", 3)
         assert run.source("plc").tags_bad == 0

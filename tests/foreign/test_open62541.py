@@ -100,8 +100,8 @@ async def test_a_network_that_was_away_costs_no_value(tmp_path: Path, caplog: py
         assert not found.twice
         assert not found.invented
         raised = events(run, "event_raised", "event:plc/Server")
-        assert [one["message"] for one in raised] == ["before", "away 0", "away 1"]
-        assert {(one["severity"], one["event_type_name"]) for one in raised} == {(300, "BaseEventType")}
+        assert [event["message"] for event in raised] == ["before", "away 0", "away 1"]
+        assert {(event["severity"], event["event_type_name"]) for event in raised} == {(300, "BaseEventType")}
         assert actions(caplog).count("conditions_not_refreshed") == 1
 
 
@@ -129,9 +129,9 @@ async def test_an_outage_is_filled(tmp_path: Path) -> None:
             await run.wait_good("f/plain", len(run.store.good("f/plain")) + 20)
         check_complete(server, tmp_path, *KEPT)
         assert account(server, tmp_path, "plain").undeclared == []
-        found = sorted((one.time_ns, one.value) for one in stored(tmp_path, "element") if one.quality == 0)
-        recorded = [(one.time_ns, one.value[2]) for one in server.record("array")]
-        assert found == [one for one in recorded if found[0] <= one <= found[-1]]
+        found = sorted((sample.time_ns, sample.value) for sample in stored(tmp_path, "element") if sample.quality == 0)
+        recorded = [(value.time_ns, value.value[2]) for value in server.record("array")]
+        assert found == [value for value in recorded if found[0] <= value <= found[-1]]
 
 
 async def test_a_certificate_that_the_parser_refuses_is_pinned(tmp_path: Path) -> None:

@@ -31,7 +31,9 @@ VARIABLES = [
 ]
 SUBSCRIPTION_CREATED = 790  # the type of an answer
 QUEUE = {"queue_size": 1_000}  # 50 s of these variables
-STACKS = [pytest.param(one, marks=pytest.mark.foreign(one.name), id=one.name) for one in (NODE_OPCUA, OPEN62541)]
+STACKS = [
+    pytest.param(stack, marks=pytest.mark.foreign(stack.name), id=stack.name) for stack in (NODE_OPCUA, OPEN62541)
+]
 
 
 def steps(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -42,7 +44,7 @@ def steps(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def gaps(run: Running) -> list[str]:
     """Why values are missing, by the gap facts."""
-    return [one["reason"] for one in run.store.told() if "reason" in one]
+    return [gap["reason"] for gap in run.store.told() if "reason" in gap]
 
 
 @pytest.mark.parametrize("stack", STACKS)

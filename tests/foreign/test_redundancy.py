@@ -32,9 +32,9 @@ async def process_value(*servers: ForeignServer) -> AsyncIterator[None]:
         number = 0
         while not over.is_set():
             number += 1
-            for one in servers:
+            for server in servers:
                 with suppress(Refused, AssertionError):  # it was killed meanwhile
-                    await one.set("value", number)
+                    await server.set("value", number)
             with suppress(TimeoutError):
                 async with timeout(0.05):
                     await over.wait()
@@ -82,10 +82,10 @@ async def test_the_other_server_takes_over(tmp_path: Path, monkeypatch: pytest.M
             await more_values(run)
             first_record = account(first, tmp_path, "value")
         for found in (first_record, account(second, tmp_path, "value")):
-            stored = {one.value for one in found.stored if one.quality == 0}
-            known = [one for one in found.recorded if min(stored) <= one.value <= max(stored)]
+            stored = {value.value for value in found.stored if value.quality == 0}
+            known = [value for value in found.recorded if min(stored) <= value.value <= max(stored)]
             spans = [(gap.first_ns, gap.last_ns) for gap in found.gaps]
-            lost = [one for one in known if one.value not in stored]
-            undeclared = [one for one in lost if not any(begin <= one.time_ns <= end for begin, end in spans)]
+            lost = [value for value in known if value.value not in stored]
+            undeclared = [value for value in lost if not any(begin <= value.time_ns <= end for begin, end in spans)]
             assert not undeclared, spans
         assert [gap.reason for gap in found.gaps] == ["source_lost"] * 2

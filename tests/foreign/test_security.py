@@ -239,7 +239,7 @@ async def test_a_changed_certificate_is_the_headline_and_its_pin_brings_the_valu
             )
             assert f"before SHA-256 {before[:16]}" in shown
             assert f'"{after}"' in shown
-            assert len([one for one in node.events("source_lost") if "certificate changed" in one["why"]]) == 1
+            assert len([event for event in node.events("source_lost") if "certificate changed" in event["why"]]) == 1
 
             status, shown = await node.bsfg("opcua", "test", "plc", "--trust")
             assert status == 0

@@ -90,10 +90,10 @@ async def test_a_handover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, queue
                 assert bool(second.source("plc").backfilled_total) == (queue_size == 5)
                 assert first.source("plc").state is State.STANDBY
     found = account(server, tmp_path, "kept")
-    stored = {one.time_ns for one in found.stored}  # the first may have the status bit for an overflow
-    assert [one for one in found.lost if one.time_ns not in stored] == []
+    stored = {value.time_ns for value in found.stored}  # the first may have the status bit for an overflow
+    assert [value for value in found.lost if value.time_ns not in stored] == []
     assert (found.twice, found.invented) == ([], [])
-    assert [one.reason for one in found.gaps] == ["leader_changed"]
+    assert [gap.reason for gap in found.gaps] == ["leader_changed"]
 
 
 async def test_events_in_standby(server: ForeignServer, tmp_path: Path) -> None:
@@ -109,6 +109,6 @@ async def test_events_in_standby(server: ForeignServer, tmp_path: Path) -> None:
             await wait_until_async(lambda: len(store.messages) == 2, "the gap of the values, and of the events")
             await server.raise_event("in time")
             await wait_until_async(lambda: store.events, "the event")
-            assert {one.fact.predicate for one in store.messages.values()} == {"samples_lost", "events_lost"}
-            assert {one["reason"] for one in store.told()} == {"leader_changed"}
+            assert {message.fact.predicate for message in store.messages.values()} == {"samples_lost", "events_lost"}
+            assert {gap["reason"] for gap in store.told()} == {"leader_changed"}
     assert "too early" not in str(store.events)

@@ -69,12 +69,14 @@ class Gateway:
 
     def reasons(self) -> dict[str, str]:
         """What the status reports, by subject."""
-        return {one["subject"]: one["text"] for one in self.status()[1]["reasons"]}
+        return {reason["subject"]: reason["text"] for reason in self.status()[1]["reasons"]}
 
     def tags(self) -> dict[str, int]:
         """The tags of each source that is connected and gives values in this process."""
         return {
-            one["name"]: one["tags"] for one in self.status()[1]["sources"] if one["connected"] and one["values_total"]
+            source["name"]: source["tags"]
+            for source in self.status()[1]["sources"]
+            if source["connected"] and source["values_total"]
         }
 
     def wait_values(self, **tags: int) -> None:

@@ -36,12 +36,14 @@ async def test_a_value_that_is_too_large_parks_its_tag(
             if not is_large_at_first:
                 await server.set("large", value="x" * 2 * ANSWER_BYTES_MAX)
             await run.wait_bad("f/large", BAD_ENCODING_LIMITS_EXCEEDED)
-            (named,) = [one for one in caplog.records if getattr(one, "action", "") == "values_too_large"]
+            (named,) = [record for record in caplog.records if getattr(record, "action", "") == "values_too_large"]
             assert "f/large" in vars(named)["tags"]
             for name in COUNTS:
                 await run.wait_good(f"f/{name}", len(run.store.good(f"f/{name}")) + 5)
             assert (run.source("plc").connects_total, run.source("plc").errors_total) == (1, 0)
             await server.set("large", value="short")
             run.ingest.retry("plc")
-            await wait_until_async(lambda: [one.value for one in run.store.good("f/large")][-1:] == ["short"], "large")
+            await wait_until_async(
+                lambda: [sample.value for sample in run.store.good("f/large")][-1:] == ["short"], "large"
+            )
         assert not account(server, tmp_path, COUNTS[0]).undeclared

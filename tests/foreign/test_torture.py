@@ -215,11 +215,11 @@ def test_every_value_is_stored_or_declared(tmp_path: Path, stack: Stack, names: 
     """After rounds of random trouble, each value of the server's record is in the store once or in a declared gap, and
     the store has none that the server never had."""
     chance = random.Random(first_seed())
-    variables = [one for one in VARIABLES if one["name"] in names]
+    variables = [variable for variable in VARIABLES if variable["name"] in names]
     events = {"event_period_ms": 100} if stack is NODE_OPCUA else {}
     # With sampling 0 open62541 says nothing of a deleted node's items (test_open62541.py deletes one that is sampled),
     # and it has no command that mutes one.
-    troubles = [one for one in TROUBLES if stack is NODE_OPCUA or one not in AT_NODE_OPCUA_ONLY]
+    troubles = [trouble for trouble in TROUBLES if stack is NODE_OPCUA or trouble not in AT_NODE_OPCUA_ONLY]
 
     async def story() -> None:
         async with foreign_server(tmp_path / "server", stack, variables=variables, **events) as server:
@@ -273,17 +273,17 @@ async def wait_all_flow(run: Running, names: list[str], *, has_events: bool) -> 
 def judge_events(server: ForeignServer, folder: Path) -> None:
     """Each event of the server's record is in the store once, or in the time of a fact that says that events are
     lost."""
-    raised = [one["object"] for one in facts(folder, "events") if one["predicate"] == "event_raised"]
-    stored = Counter(int(one["message"]) for one in raised if one.get("message", "").isdecimal())
+    raised = [fact["object"] for fact in facts(folder, "events") if fact["predicate"] == "event_raised"]
+    stored = Counter(int(event["message"]) for event in raised if event.get("message", "").isdecimal())
     assert set(stored.values()) == {1}
-    lost = [one["object"] for one in facts(folder, "facts.operational") if one["predicate"] == "events_lost"]
-    spans = [(time_ns(one["first_time"]), time_ns(one["last_time"])) for one in lost]
-    due = [one for one in server.record("event") if min(stored) <= one.value <= max(stored)]
-    missing = [one for one in due if one.value not in stored]
+    lost = [fact["object"] for fact in facts(folder, "facts.operational") if fact["predicate"] == "events_lost"]
+    spans = [(time_ns(gap["first_time"]), time_ns(gap["last_time"])) for gap in lost]
+    due = [value for value in server.record("event") if min(stored) <= value.value <= max(stored)]
+    missing = [value for value in due if value.value not in stored]
     print(f"events: {len(due)} raised, {len(stored)} stored, {len(missing)} lost, {len(spans)} gaps")
-    undeclared = [one for one in missing if not any(first <= one.time_ns <= last for first, last in spans)]
+    undeclared = [value for value in missing if not any(first <= value.time_ns <= last for first, last in spans)]
     print(*(f"gap {time_text(first)} to {time_text(last)}" for first, last in spans if undeclared), sep="\n")
-    assert not undeclared, [f"{time_text(one.time_ns)} {one.value}" for one in undeclared]
+    assert not undeclared, [f"{time_text(value.time_ns)} {value.value}" for value in undeclared]
 
 
 def judge(name: str, found: Account) -> None:
@@ -297,8 +297,8 @@ def judge(name: str, found: Account) -> None:
         print(
             *(f"gap {time_text(gap.first_ns)} to {time_text(gap.last_ns)} {gap.reason}" for gap in found.gaps), sep="\n"
         )
-        print(*(f"undeclared {time_text(one.time_ns)} {one.value}" for one in undeclared), sep="\n")
+        print(*(f"undeclared {time_text(value.time_ns)} {value.value}" for value in undeclared), sep="\n")
     assert not undeclared, f"{name}: {len(undeclared)} of {len(found.lost)} lost values are in no gap"
     if name in KEPT:
-        lost = [f"{time_text(one.time_ns)} {one.value}" for one in found.lost]
+        lost = [f"{time_text(value.time_ns)} {value.value}" for value in found.lost]
         assert not lost, f"{name}: the server's history holds them"

@@ -49,7 +49,7 @@ class Zone(NamedTuple):
     def wait_quality(self, tag: str, quality: int) -> None:
         """Until the last sample of a tag has this quality."""
         wait_until(
-            lambda: [one["quality"] for one in self.samples(tag)][-1:] == [quality], f"{tag}: {quality}", LIMIT_S
+            lambda: [sample["quality"] for sample in self.samples(tag)][-1:] == [quality], f"{tag}: {quality}", LIMIT_S
         )
 
 
@@ -102,6 +102,6 @@ def test_values_of_1970_are_not_good_in_the_zone_above(zones: tuple[Zone, Zone],
     for zone in (plant, above):
         found = zone.samples(MODBUS)
         assert found[0]["quality"] == CLOCK_UNCERTAIN
-        assert all((one["quality"] == 0) == (one["source_time_ns"] > 10**18) for one in found)
-        assert {one["quality"] for one in zone.samples(OPCUA)} == {0}
+        assert all((sample["quality"] == 0) == (sample["source_time_ns"] > 10**18) for sample in found)
+        assert {sample["quality"] for sample in zone.samples(OPCUA)} == {0}
         wait_until(lambda zone=zone: "plant-a                  set forward by " in zone.bsfg("status"), "it", LIMIT_S)

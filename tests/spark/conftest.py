@@ -17,7 +17,7 @@ JAVA_MAJOR_MIN = 17
 collect_ignore = (
     []
     if os.environ.get("SPARK_CLUSTER")
-    else [f"test_{one}.py" for one in ("cluster", "connect", "first_read", "nodes")]
+    else [f"test_{name}.py" for name in ("cluster", "connect", "first_read", "nodes")]
 )
 
 

@@ -62,7 +62,7 @@ def store(path: Path, runs: Iterable[Sequence[Sample]], stream: str = TELEMETRY,
 
 def foreign(origin: Origin, runs: Iterable[Sequence[Sample]], stream: str = TELEMETRY) -> list[Batch]:
     """Batches as another zone sealed them."""
-    definitions = definitions_of([one.to_json() for one in DEFINITIONS])
+    definitions = definitions_of([definition.to_json() for definition in DEFINITIONS])
     link, sealed = Link(stream, origin), []
     for run in runs:
         sealed.append(seal_samples(link, list(run), definitions))
@@ -73,7 +73,7 @@ def foreign(origin: Origin, runs: Iterable[Sequence[Sample]], stream: str = TELE
 def put(opened: FactStore, batches: Sequence[Batch], offset: int) -> None:
     """Receive batches of one origin from a peer of that name, definitions included."""
     header = batches[0].header
-    received = [chain_of(header.origin.zone, [one.to_json() for one in DEFINITIONS])]
+    received = [chain_of(header.origin.zone, [definition.to_json() for definition in DEFINITIONS])]
     position = Position(header.origin.life, offset)
     put_page(opened, header.origin.zone, header.stream, batches, received, position).result()
 
@@ -115,28 +115,28 @@ def row(sample: Sample, offset: int, origin: Origin, sequence: int, stream: str 
     }
 
 
-def message_row(one: Message, offset: int, origin: Origin, sequence: int, stream: str) -> dict[str, Any]:
+def message_row(opened: Message, offset: int, origin: Origin, sequence: int, stream: str) -> dict[str, Any]:
     """What a message must be as a row."""
-    produced_ns = one.envelope.produced_at_unix_ms * 1_000_000
+    produced_ns = opened.envelope.produced_at_unix_ms * 1_000_000
     like = row(Sample(1, produced_ns, None), offset, origin, sequence, stream)
     return like | {
-        "message_id": one.envelope.message_id,
-        "tag": one.fact.subject,
-        "predicate": one.fact.predicate,
+        "message_id": opened.envelope.message_id,
+        "tag": opened.fact.subject,
+        "predicate": opened.fact.predicate,
         "value_type": "message",
         "quality": None,
         "is_good": None,
         "unit": None,
-        "object_json": one.fact.object_json.decode(),
+        "object_json": opened.fact.object_json.decode(),
     }
 
 
 def same(found: Sequence[dict[str, Any]], expected: Sequence[dict[str, Any]]) -> None:
     """Assert that rows are equal, a NaN to a NaN and -0.0 only to -0.0."""
     assert len(found) == len(expected)
-    for one, other in zip(found, expected, strict=True):
-        assert {k: repr(v) if isinstance(v, float) else v for k, v in one.items()} == {
-            k: repr(v) if isinstance(v, float) else v for k, v in other.items()
+    for got, wanted in zip(found, expected, strict=True):
+        assert {k: repr(v) if isinstance(v, float) else v for k, v in got.items()} == {
+            k: repr(v) if isinstance(v, float) else v for k, v in wanted.items()
         }
 
 

@@ -171,7 +171,7 @@ def test_a_cluster_reads_a_live_node_while_a_worker_dies(tmp_path: Path) -> None
     batches = facts_of_two_plants(seed)
     fill(store_path(tmp_path), batches)
     with FactStore.open(store_path(tmp_path), ENTERPRISE) as opened:
-        sealed_bytes = sum(len(one.sealed) for one in opened.read(making.TELEMETRY, 0, 10**7, 10**9).batches)
+        sealed_bytes = sum(len(batch.sealed) for batch in opened.read(making.TELEMETRY, 0, 10**7, 10**9).batches)
     python = bare_python(tmp_path)
     second = partial((tmp_path / "worker-2").glob, "app-*/*/stderr")
     slowly = f"answer_bytes_per_second_max = {max(sealed_bytes // READ_S, 16_384)}\n"
@@ -193,14 +193,14 @@ def test_a_cluster_reads_a_live_node_while_a_worker_dies(tmp_path: Path) -> None
         workers[1].kill()
         job.wait_ready((tmp_path / "result.json").exists, 600)
     result = json.loads((tmp_path / "result.json").read_text())
-    told = [(zone, one) for zone, rows in batches for one in rows]
+    told = [(zone, row) for zone, rows in batches for row in rows]
     assert result["master"] == address
     assert result["read"] == counted(told)
     landed = result["jobs"]["land"]
     assert (landed["facts_landed"], landed["facts_missing"]) == (FACTS, 0)
-    facts = [Told(zone, offset, one) for offset, (zone, one) in enumerate(told, 1)]
+    facts = [Told(zone, offset, row) for offset, (zone, row) in enumerate(told, 1)]
     assert rolled(tmp_path / "rollup" / "1m") == oracle.rollup(facts, 60, HOLD_S, {}, {})
-    log = "".join(one.read_text("utf-8") for one in tmp_path.glob("eventlog*/events_*"))
+    log = "".join(file.read_text("utf-8") for file in tmp_path.glob("eventlog*/events_*"))
     lost = re.findall(r'"Reason":"ExecutorLostFailure"', log)
     print(f"{len(lost)} tasks were lost with their executor, {sealed_bytes:,} bytes sealed")
     assert lost, "the worker died between two tasks: nothing was proven"
@@ -209,8 +209,8 @@ def test_a_cluster_reads_a_live_node_while_a_worker_dies(tmp_path: Path) -> None
 def counted(told: Sequence[tuple[str, Sample]]) -> list[list[Any]]:
     """Zone and tag with facts, sum of offsets and good ones, in plain Python."""
     groups: dict[tuple[str, str], list[int]] = {}
-    for offset, (zone, one) in enumerate(told, 1):
-        group = groups.setdefault((zone, making.DEFINITIONS[one.tag - 1].subject), [0, 0, 0])
-        for place, more in enumerate((1, offset, one.quality == 0)):
+    for offset, (zone, row) in enumerate(told, 1):
+        group = groups.setdefault((zone, making.DEFINITIONS[row.tag - 1].subject), [0, 0, 0])
+        for place, more in enumerate((1, offset, row.quality == 0)):
             group[place] += more
     return [[*key, *group] for key, group in sorted(groups.items())]

@@ -37,7 +37,7 @@ def dictionary(*origins: Origin) -> Dictionary:
     """A dictionary that knows the test's tags for these origins."""
     made = Dictionary()
     for origin in origins:
-        bodies = [one.to_json() for one in DEFINITIONS]
+        bodies = [definition.to_json() for definition in DEFINITIONS]
         made.put((origin.zone, definitions_of(bodies)), bodies)
     return made
 
@@ -45,17 +45,17 @@ def dictionary(*origins: Origin) -> Dictionary:
 def built(batches: Iterable[tuple[Any, ...]], schema: Any = None) -> list[Any]:
     """Record batches of (batch, offset, start, stop), and perhaps whether it is verified."""
     making = Columns(schema or arrow_schema(FACTS), TELEMETRY, dictionary(PLANT_A, PLANT_B))
-    made = [one for batch in batches for one in making.add(*batch)]
+    made = [record_batch for batch in batches for record_batch in making.add(*batch)]
     return [*made, *making.flush()]
 
 
 def rows(record_batches: Iterable[Any]) -> list[dict[str, Any]]:
     """As Python rows; also checks what Arrow itself can check."""
     found = []
-    for one in record_batches:
-        one.validate(full=True)
-        assert one.schema.equals(arrow_schema(FACTS))
-        found += [plain(values) for values in one.to_pylist()]
+    for record_batch in record_batches:
+        record_batch.validate(full=True)
+        assert record_batch.schema.equals(arrow_schema(FACTS))
+        found += [plain(values) for values in record_batch.to_pylist()]
     return found
 
 
@@ -102,7 +102,7 @@ def test_a_group_of_one_type_takes_its_own_path_to_the_same_rows(value: Any) -> 
     """Groups of one type are built without a look at each value; what comes out is what a mixed group gives."""
     run = [Sample(1, NOON_NS + n, value, BAD) for n in range(5)]
     [batch] = foreign(PLANT_A, [run])
-    same(rows(built([(batch, 1, 0, 5)])), [row(one, n, PLANT_A, n) for n, one in enumerate(run, 1)])
+    same(rows(built([(batch, 1, 0, 5)])), [row(sample, n, PLANT_A, n) for n, sample in enumerate(run, 1)])
 
 
 @pytest.mark.parametrize("number", [2**53 + 1, -(2**53) - 1, 2**53, 2**63 - 1])
@@ -110,7 +110,7 @@ def test_integers_among_floats_stay_exact(number: int) -> None:
     """An integer that a double would round is exact in value_int, also where the group holds floats."""
     run = [Sample(1, NOON_NS, number), Sample(1, NOON_NS + 1, 0.5)]
     [batch] = foreign(PLANT_A, [run])
-    same(rows(built([(batch, 1, 0, 2)])), [row(one, n, PLANT_A, n) for n, one in enumerate(run, 1)])
+    same(rows(built([(batch, 1, 0, 2)])), [row(sample, n, PLANT_A, n) for n, sample in enumerate(run, 1)])
 
 
 @settings(max_examples=60)
@@ -158,10 +158,10 @@ def test_facts_are_counted_by_headers(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delattr(columns, name)
     monkeypatch.setattr(columns, "FACTS_MAX_PER_GROUP", 3)
     made = built(batches, arrow_schema(projection(["zone", "FACTS", "verified"])))
-    assert [(row["zone"], row["facts"]) for one in made for row in one.to_pylist()] == [
+    assert [(row["zone"], row["facts"]) for record_batch in made for row in record_batch.to_pylist()] == [
         ("plant-a", 3), ("plant-b", 5), ("plant-b", 2), ("plant-a", 2),
     ]  # fmt: skip
-    assert [one.num_rows for one in made] == [3, 1]
+    assert [record_batch.num_rows for record_batch in made] == [3, 1]
 
 
 @pytest.mark.parametrize(
@@ -197,14 +197,14 @@ def test_times_and_tags_of_the_whole_range() -> None:
     expected, given, offset = [], [], 1
     for batch, run in zip(foreign(PLANT_A, runs), runs, strict=True):
         given.append((batch, offset, 0, len(run)))
-        expected += [(one.tag, one.source_time_ns, one.value, one.quality) for one in run]
+        expected += [(sample.tag, sample.source_time_ns, sample.value, sample.quality) for sample in run]
         offset += len(run)
     made = [
         row
-        for one in built(
+        for record_batch in built(
             given, arrow_schema(StructType([FACTS[n] for n in ("tag", "source_time_ns", "value_int", "quality")]))
         )
-        for row in one.to_pylist()
+        for row in record_batch.to_pylist()
     ]
     assert [tuple(row.values()) for row in made] == [
         (DEFINITIONS[tag - 1].subject, at, int(value), quality) for tag, at, value, quality in expected
@@ -216,8 +216,8 @@ def test_groups_close_at_their_limit_and_lose_nothing(monkeypatch: pytest.Monkey
     monkeypatch.setattr(columns, "FACTS_MAX_PER_GROUP", 10)
     runs = [[Sample(1, NOON_NS + n, float(n))] * 4 for n in range(6)]
     made = built([(batch, 1 + 4 * n, 0, 4) for n, batch in enumerate(foreign(PLANT_A, runs))])
-    assert [one.num_rows for one in made] == [12, 12]
-    assert [one["offset"] for one in rows(made)] == list(range(1, 25))
+    assert [record_batch.num_rows for record_batch in made] == [12, 12]
+    assert [fact["offset"] for fact in rows(made)] == list(range(1, 25))
 
 
 @pytest.mark.parametrize("value", ["x" * 60_000, b"x" * 60_000, Json(b'"' + b"x" * 60_000 + b'"')], ids=type)
@@ -226,8 +226,8 @@ def test_equal_long_texts_do_not_fill_the_memory(value: Any) -> None:
     run = [Sample(1, NOON_NS + n, value) for n in range(2000)]
     [batch] = foreign(PLANT_A, [run])
     making = Columns(arrow_schema(FACTS), TELEMETRY, dictionary(PLANT_A))
-    sizes = [(one.num_rows, one.nbytes) for one in making.add(batch, 1, 0, 2000)]
-    sizes += [(one.num_rows, one.nbytes) for one in making.flush()]
+    sizes = [(record_batch.num_rows, record_batch.nbytes) for record_batch in making.add(batch, 1, 0, 2000)]
+    sizes += [(record_batch.num_rows, record_batch.nbytes) for record_batch in making.flush()]
     assert sum(facts for facts, _ in sizes) == 2000
     assert max(size for _, size in sizes) <= 1.5 * columns.TEXT_BYTES_MAX
 
@@ -236,13 +236,13 @@ def test_messages_and_samples_keep_their_order() -> None:
     """A stream that holds both keeps its order, and a message is the row the documentation describes."""
     link = Link(TELEMETRY, PLANT_A)
     definitions = Definitions()
-    for one in DEFINITIONS:
-        definitions = definitions.extended(one.to_json())
+    for definition in DEFINITIONS:
+        definitions = definitions.extended(definition.to_json())
     before = seal_samples(link, [Sample(1, NOON_NS, 1.0)], definitions)
     messages = [message(n) for n in range(3)]
     between = seal_messages(before.link, messages)
     after = seal_samples(between.link, [Sample(2, NOON_NS, 2)], definitions)
     expected = [row(Sample(1, NOON_NS, 1.0), 1, PLANT_A, 1)]
-    expected += [message_row(one, n, PLANT_A, n, TELEMETRY) for n, one in enumerate(messages[1:], 3)]
+    expected += [message_row(opened, n, PLANT_A, n, TELEMETRY) for n, opened in enumerate(messages[1:], 3)]
     expected += [row(Sample(2, NOON_NS, 2), 5, PLANT_A, 5)]
     same(rows(built([(before, 1, 0, 1), (between, 2, 1, 3), (after, 5, 0, 1)])), expected)

@@ -47,7 +47,12 @@ def read_node(options: dict[str, str], schema: StructType = FACTS, *filters: Fil
     if filters:
         assert isinstance(reader, PruningReader)
         assert list(reader.pushFilters(list(filters))) == list(filters)
-    return [row for part in reader.partitions() for one in reader.read(sent(part)) for row in one.to_pylist()]
+    return [
+        row
+        for part in reader.partitions()
+        for record_batch in reader.read(sent(part))
+        for row in record_batch.to_pylist()
+    ]
 
 
 def offsets(rows: list[Any]) -> list[int]:
@@ -96,13 +101,13 @@ def test_a_node_gives_what_its_file_holds(enterprise: Served, caplog: pytest.Log
     """Row by row, also where tasks begin and end inside batches; the damaged facts are named."""
     options = enterprise.options(endingOffsets=HELD + 1, numPartitions=tasks)
     found = read_node(options)
-    said = [one.getMessage() for one in caplog.records if "are missing" in one.getMessage()]
+    said = [record.getMessage() for record in caplog.records if "are missing" in record.getMessage()]
     expected = read(enterprise.store, endingOffsets=HELD + 1)
     unproven = [row | {"verified": "no"} for row in expected]
     making.same(found, unproven)
     assert len(found) == HELD - 1000
     assert any(
-        f"1000 facts of facts.telemetry ({DAMAGED} to {DAMAGED + 999} damaged) are missing" in one for one in said
+        f"1000 facts of facts.telemetry ({DAMAGED} to {DAMAGED + 999} damaged) are missing" in line for line in said
     )
 
 
@@ -110,7 +115,7 @@ def test_a_filter_skips_what_it_excludes(enterprise: Served, monkeypatch: pytest
     """Filters on time and tag give the rows that match, and batches outside the time are not opened."""
     opened: list[int] = []
     unwatched = columns.open_packed
-    monkeypatch.setattr(columns, "open_packed", lambda one: opened.append(one.header.count) or unwatched(one))
+    monkeypatch.setattr(columns, "open_packed", lambda sealed: opened.append(sealed.header.count) or unwatched(sealed))
     since, tag = LAST_HOUR - timedelta(hours=2), making.DEFINITIONS[1].subject
     filters = [GreaterThanOrEqual(("ts",), since), EqualTo(("tag",), tag)]
     rows = read_node(enterprise.options(endingOffsets=HELD + 1, pushFilters="true"), FACTS, *filters)
@@ -134,7 +139,7 @@ def test_signatures_are_verified_where_an_authority_is_trusted(
     compromised = tmp_path / "compromised.toml"
     compromised.write_text(f'[[compromised]]\nkey_id = "{signer.key_id.hex()}"\nsince = 2026-01-01T00:00:00Z\n')
     options = enterprise.options(startingOffsets=40, endingOffsets=HELD - 299, numPartitions=tasks)
-    intact = [one for one in range(40, HELD - 299) if not DAMAGED <= one < DAMAGED + 1000]
+    intact = [offset for offset in range(40, HELD - 299) if not DAMAGED <= offset < DAMAGED + 1000]
 
     def verified(**more: object) -> set[str]:
         rows = read_node(options, NARROW, **more)
@@ -223,10 +228,10 @@ def test_a_read_outlives_a_node_that_is_killed(enterprise: Served, monkeypatch: 
     with pytest.raises(NodeUnavailable, match="no node serves it now"):
         read_node(options, **QUICK)
     with ThreadPoolExecutor(1) as reading:
-        rest = reading.submit(lambda: [offset for one in rows for offset in offsets(one.to_pylist())])
+        rest = reading.submit(lambda: [offset for record_batch in rows for offset in offsets(record_batch.to_pylist())])
         enterprise.node.start()
         found += rest.result()
-    assert found == [one for one in range(1, HELD + 1) if not DAMAGED <= one < DAMAGED + 1000]
+    assert found == [offset for offset in range(1, HELD + 1) if not DAMAGED <= offset < DAMAGED + 1000]
 
 
 def test_files_that_spark_brings_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,12 +74,12 @@ def read(path: Path, *filters: Filter) -> list[dict[str, Any]]:
     """The rows that a filtered read hands to Spark."""
     pruning = Pruning.of(filters)
     made = making.batches_of(path, pruning=pruning)
-    return [row | {"ts": row["ts"].astimezone(UTC)} for one in made for row in one.to_pylist()]
+    return [row | {"ts": row["ts"].astimezone(UTC)} for record_batch in made for row in record_batch.to_pylist()]
 
 
-def is_true(one: Filter, row: dict[str, Any]) -> bool:
+def is_true(condition: Filter, row: dict[str, Any]) -> bool:
     """What SQL says of a filter and a row: the oracle. A comparison with NULL is neither true nor false."""
-    return truth(one, row) is True
+    return truth(condition, row) is True
 
 
 COMPARISONS: dict[type, Callable[[Any, Any], bool]] = {
@@ -89,19 +89,19 @@ COMPARISONS: dict[type, Callable[[Any, Any], bool]] = {
 }  # fmt: skip
 
 
-def truth(one: Any, row: dict[str, Any]) -> bool | None:
+def truth(condition: Any, row: dict[str, Any]) -> bool | None:
     """Three-valued logic."""
-    if isinstance(one, Not):
-        found = truth(one.child, row)
+    if isinstance(condition, Not):
+        found = truth(condition.child, row)
         return None if found is None else not found
-    value = row[one.attribute[0]]
-    if isinstance(one, IsNull):
+    value = row[condition.attribute[0]]
+    if isinstance(condition, IsNull):
         return value is None
-    if isinstance(one, IsNotNull):
+    if isinstance(condition, IsNotNull):
         return value is not None
-    if isinstance(one, EqualNullSafe):
-        return bool(value == one.value)
-    return None if value is None else COMPARISONS[type(one)](value, one.value)
+    if isinstance(condition, EqualNullSafe):
+        return bool(value == condition.value)
+    return None if value is None else COMPARISONS[type(condition)](value, condition.value)
 
 
 # At and around the times of facts, to the nanosecond and to the microsecond.
@@ -118,7 +118,7 @@ NUMBERS = {
     "quality": st.sampled_from((0, BAD, 1)),
 }
 WORDS = {
-    "tag": [one.subject for one in DEFINITIONS] + ["tag:line-1/", "order:4711", ""],
+    "tag": [definition.subject for definition in DEFINITIONS] + ["tag:line-1/", "order:4711", ""],
     "predicate": ["value_sampled", "setpoint_changed", "order_released", "set"],
     "unit": ["bar", "°C", "b"],
     "zone": ["plant-a", "plant-b", "enterprise", "plant-"],
@@ -134,14 +134,14 @@ def filters(draw: st.DrawFn) -> Filter:
     constants = NUMBERS.get(column, words)
     kinds: list[Any] = [EqualTo, EqualNullSafe, GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual]
     kinds += [StringStartsWith, StringEndsWith, StringContains] if column in WORDS else []
-    one: Filter = draw(
+    condition: Filter = draw(
         st.one_of(
             st.builds(lambda kind, value: kind((column,), value), st.sampled_from(kinds), constants),
             st.builds(lambda values: In((column,), tuple(values)), st.lists(constants, min_size=1, max_size=3)),
             st.sampled_from([IsNull((column,)), IsNotNull((column,))]),
         )
     )
-    return Not(one) if draw(st.booleans()) else one
+    return Not(condition) if draw(st.booleans()) else condition
 
 
 @settings(max_examples=250, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
@@ -153,8 +153,8 @@ def test_nothing_that_matches_is_excluded(path: Path, asked: list[Filter]) -> No
     found = read(path, *asked)
     offsets = [row["offset"] for row in found]
     assert offsets == sorted(set(offsets))
-    wanted = [row for row in everything if all(is_true(one, row) for one in asked)]
-    assert [row for row in found if all(is_true(one, row) for one in asked)] == wanted
+    wanted = [row for row in everything if all(is_true(condition, row) for condition in asked)]
+    assert [row for row in found if all(is_true(condition, row) for condition in asked)] == wanted
 
 
 @pytest.mark.parametrize(
@@ -197,8 +197,8 @@ def test_tasks_share_what_the_filters_leave(path: Path) -> None:
     asked = [EqualTo(("zone",), "plant-a"), LessThan(("ts",), moment(NOON_NS + 2 * HOUR_NS)), EqualTo(("value",), 1.0)]
     assert list(reader.pushFilters(asked)) == asked
     parts = reader.partitions()
-    assert [(one.first, one.last) for one in parts] == [(1, 5), (11, 15)]  # type: ignore[attr-defined]
-    assert [sum(one.num_rows for one in reader.read(part)) for part in parts] == [5, 5]
+    assert [(part.first, part.last) for part in parts] == [(1, 5), (11, 15)]  # type: ignore[attr-defined]
+    assert [sum(record_batch.num_rows for record_batch in reader.read(part)) for part in parts] == [5, 5]
     plain = BsfgDataSource({"path": str(path)}).reader(FACTS)
     assert not isinstance(plain, PruningReader), "Spark would refuse it unless its configuration allows filters"
 

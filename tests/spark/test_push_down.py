@@ -79,7 +79,7 @@ NUMBERS = {
     "value": ("1.5", "0", "-0.0D", "double('NaN')", "double('-Infinity')", "NULL", "9223372036854775807"),
     "value_int": ("1", "9223372036854775807", "NULL"),
 }
-TEXTS = [(name, one) for name, all_of in WORDS.items() for one in all_of]
+TEXTS = [(name, word) for name, all_of in WORDS.items() for word in all_of]
 PATTERNS = ("'tag:line-1/%'", "'%count'", "'%line%'", "'_ag:line-1/count'", r"'tag:line-1\\_%'", "'bar'", "'%'", "''")
 
 
@@ -112,8 +112,8 @@ def conditions(draw: st.DrawFn) -> str:
 
 def joined(parts: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     """Of two conditions, and of a negated one."""
-    both = st.builds(lambda one, how, other: f"({one}) {how} ({other})", parts, st.sampled_from(("AND", "OR")), parts)
-    return both | parts.map(lambda one: f"NOT ({one})")
+    both = st.builds(lambda left, how, right: f"({left}) {how} ({right})", parts, st.sampled_from(("AND", "OR")), parts)
+    return both | parts.map(lambda inner: f"NOT ({inner})")
 
 
 CONDITIONS = st.recursive(conditions(), joined, max_leaves=3)

@@ -29,16 +29,18 @@ def pages(first: int, last: int, signers_trusted: Signers | None = None) -> Rang
 
 def answer(batches: Sequence[tuple[int, Batch]], **fields: Any) -> tuple[RangeAnswer, list[bytes]]:
     """A page with batches at their offsets."""
-    entries = [(at, at + one.header.count - 1, len(one.sealed)) for at, one in batches]
+    entries = [(at, at + batch.header.count - 1, len(batch.sealed)) for at, batch in batches]
     page: dict[str, Any] = {"store_zone": "enterprise", "life": LIFE, "stream": STREAM, "end_offset": 6}
-    return RangeAnswer(**(page | {"batches": entries} | fields)), [one.sealed for _, one in batches]
+    return RangeAnswer(**(page | {"batches": entries} | fields)), [batch.sealed for _, batch in batches]
 
 
 def test_pages_follow_one_another_to_the_end_of_the_range() -> None:
     """Each request begins behind the page before; holes are cut to the range."""
     reading = pages(2, 5)
     assert reading.request().first_offset == 2
-    assert [one.first_offset for one in reading.take_answer(*answer([(2, BATCHES[1]), (3, BATCHES[2])])).batches] == [
+    assert [
+        placed.first_offset for placed in reading.take_answer(*answer([(2, BATCHES[1]), (3, BATCHES[2])])).batches
+    ] == [
         2,
         3,
     ]
@@ -81,7 +83,7 @@ def test_a_record_proves_its_chain_and_nothing_else() -> None:
     stands before them; and a record made with another key proves nothing."""
     authority = signers.make("facts", is_ca=True)
     made = signers.make("plant", authority)
-    key, other = (signers.signing_key(one) for one in (made, signers.make("plant", authority)))
+    key, other = (signers.signing_key(certificate) for certificate in (made, signers.make("plant", authority)))
     signers_trusted = Signers(SignerTrust((authority.certificate,)), signers.NOW_MS)
     signers_trusted.add([made.der])
     stranger, batches = chain(1, text="other")[0], chain(6, key=key, at=[3])
@@ -101,5 +103,5 @@ def test_whole_batches_are_requested_to_prove_them() -> None:
     reading = pages(2, 3, signers_trusted)
     assert reading.request().whole_batches
     taken = reading.take_answer(page, sealed).batches
-    assert [(one.first_offset, one.verified) for one in taken] == [(1, "yes"), (2, "yes"), (3, "yes")]
+    assert [(placed.first_offset, placed.verified) for placed in taken] == [(1, "yes"), (2, "yes"), (3, "yes")]
     assert reading.is_done

@@ -60,14 +60,14 @@ def test_facts_between_gaps_are_shared_too(gaps_and_facts: list[tuple[int, int]]
         parts.append(OffsetRange(at + gap, at + gap + facts - 1))
         at += gap + facts
     left = [offset for part in parts for offset in range(part.first, part.last + 1)]
-    shares = [[one for one in left if share.first <= one <= share.last] for share in split(parts, tasks)]
-    assert [one for share in shares for one in share] == left
+    shares = [[offset for offset in left if share.first <= offset <= share.last] for share in split(parts, tasks)]
+    assert [part for share in shares for part in share] == left
     assert (
         {len(share) for share in shares} <= {len(left) // len(shares), -(-len(left) // len(shares))} if left else True
     )
     touching = list(joined(parts))
-    assert [one for part in touching for one in range(part.first, part.last + 1)] == left
-    assert all(one.last + 1 < other.first for one, other in pairwise(touching))
+    assert [offset for part in touching for offset in range(part.first, part.last + 1)] == left
+    assert all(first.last + 1 < second.first for first, second in pairwise(touching))
 
 
 def test_options_narrow_the_range() -> None:

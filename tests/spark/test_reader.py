@@ -50,9 +50,9 @@ def read(path: Path, schema: StructType = FACTS, **options: Any) -> list[dict[st
     assert isinstance(parts, list), "Spark takes nothing else"
     found = []
     for part in parts:
-        for one in reader.read(sent(part)):
-            assert one.schema.equals(arrow_schema(schema))
-            found += one.to_pylist()
+        for record_batch in reader.read(sent(part)):
+            assert record_batch.schema.equals(arrow_schema(schema))
+            found += record_batch.to_pylist()
     return found
 
 
@@ -70,7 +70,7 @@ def test_every_fact_is_read_once_whatever_the_number_of_tasks(path: Path, tasks:
     samples = [*RUN, *(Sample(1, NOON_NS + n, float(n)) for n in range(500))]
     with StoreFile(str(path)).opened() as source:
         (origin,) = source.reader.origins()
-    expected = [making.row(one, n, origin, n) for n, one in enumerate(samples, 1)]
+    expected = [making.row(sample, n, origin, n) for n, sample in enumerate(samples, 1)]
     found = [row | {"ts": row["ts"].astimezone(expected[0]["ts"].tzinfo)} for row in read(path, numPartitions=tasks)]
     making.same(found, expected)
 
@@ -196,7 +196,7 @@ def test_messages_are_rows_of_the_same_schema(tmp_path: Path) -> None:
     with FactStore.open(path, "enterprise") as opened:
         opened.appends.append_messages(OPERATIONAL, messages).result()
         origin = opened.origin
-    expected = [making.message_row(one, n, origin, n, OPERATIONAL) for n, one in enumerate(messages, 1)]
+    expected = [making.message_row(message, n, origin, n, OPERATIONAL) for n, message in enumerate(messages, 1)]
     found = read(path, stream=OPERATIONAL)
     making.same([row | {"ts": row["ts"].astimezone(expected[0]["ts"].tzinfo)} for row in found], expected)
 
@@ -208,7 +208,7 @@ def test_a_query_keeps_the_end_it_was_planned_with(tmp_path: Path) -> None:
     reader = BsfgDataSource({"path": str(path)}).reader(FACTS)
     parts = reader.partitions()
     making.store(path, [RUN])
-    assert sum(one.num_rows for part in parts for one in reader.read(part)) == len(RUN)
+    assert sum(record_batch.num_rows for part in parts for record_batch in reader.read(part)) == len(RUN)
     assert len(read(path)) == 2 * len(RUN)
 
 
@@ -228,7 +228,7 @@ def test_reading_does_not_keep_the_writers_log_from_being_reused(tmp_path: Path)
         busy, log_pages, moved_pages = checker.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         checker.close()
         assert (busy, log_pages, moved_pages) == (0, 0, 0)
-        assert facts + sum(one.num_rows for one in record_batches) == asked.facts
+        assert facts + sum(record_batch.num_rows for record_batch in record_batches) == asked.facts
 
 
 @pytest.mark.parametrize("tasks", [1, 4])
@@ -244,7 +244,7 @@ def test_a_store_is_read_from_where_retention_has_left_it(
         for _ in range(24):
             noise = [Sample(1, NOON_NS + n, os.urandom(60_000)) for n in range(2)]
             opened.appends.append_samples(TELEMETRY, noise).result()
-        [stream] = [one for one in opened.streams() if one.name == TELEMETRY]
+        [stream] = [stream for stream in opened.streams() if stream.name == TELEMETRY]
         assert stream.first_offset > 1, "retention released nothing"
         offsets = [row["offset"] for row in read(path, StructType([FACTS["offset"]]), numPartitions=tasks)]
     assert offsets == list(range(stream.first_offset, stream.end_offset + 1))
@@ -267,7 +267,7 @@ def test_facts_released_while_reading_are_reported(tmp_path: Path, caplog: pytes
             ):
                 list(reader.read(part))
         else:
-            found = [row["offset"] for one in reader.read(part) for row in one.to_pylist()]
+            found = [row["offset"] for record_batch in reader.read(part) for row in record_batch.to_pylist()]
             assert found == list(range(11, len(RUN) + 1))
     assert [record.getMessage() for record in caplog.records] == [
         f"{path}: 10 facts of facts.telemetry (1 to 10 expired) are missing"
@@ -286,7 +286,7 @@ def test_damaged_batches_are_reported_and_cost_nothing_else(
     for first_offset in (1, 13, 25):
         making.damage(path, first_offset)
     gone = {1, 2, 3, 13, 14, 15, 25, 26, 27}
-    expected = [making.row(one, n, origin, n) for n, one in enumerate(RUN, 1) if n not in gone]
+    expected = [making.row(sample, n, origin, n) for n, sample in enumerate(RUN, 1) if n not in gone]
     found = [row | {"ts": row["ts"].astimezone(expected[0]["ts"].tzinfo)} for row in read(path, numPartitions=tasks)]
     making.same(found, expected)
     said = [record.args for record in caplog.records if record.levelno == logging.WARNING]
@@ -309,7 +309,7 @@ def test_many_holes_are_summed_up(
     """A failing disk does not fill the log: beyond some lines the sum is said."""
     monkeypatch.setattr(reading, "HOLES_LOGGED_MAX", 2)
     path = tmp_path / "facts.db"
-    making.store(path, [[one] for one in RUN[:8]])
+    making.store(path, [[sample] for sample in RUN[:8]])
     for first_offset in (2, 4, 6, 8):
         making.damage(path, first_offset)
     assert [row["offset"] for row in read(path)] == [1, 3, 5, 7]

@@ -40,7 +40,7 @@ def test_spark_reads_every_type_of_value(spark: SparkSession, tmp_path: Path, ta
     found = [row.asDict() for row in facts.selectExpr("*", "unix_micros(ts) as us").orderBy("offset").collect()]
     for row in found:  # a Spark timestamp arrives in Python as local time without a zone; microseconds do not lie
         row["ts"] = EPOCH + timedelta(microseconds=row.pop("us"))
-    making.same(found, [making.row(one, n, origin, n) for n, one in enumerate(RUN, 1)])
+    making.same(found, [making.row(sample, n, origin, n) for n, sample in enumerate(RUN, 1)])
 
 
 def test_spark_reads_messages_and_projections(spark: SparkSession, tmp_path: Path) -> None:
@@ -102,12 +102,12 @@ def test_a_filter_holds_for_its_own_use_of_a_dataframe(spark: SparkSession, tmp_
     branch of a union or join has them, with `where` and without."""
     path = tmp_path / "facts.db"
     making.store(path, HOURS[:2])
-    one, other = "tag = 'tag:line-1/pressure'", "tag = 'tag:line-1/count'"
+    first, second = "tag = 'tag:line-1/pressure'", "tag = 'tag:line-1/count'"
     for where, sizes in ((None, (34, 34, 100)), ("quality = 0", (18, 16, 50))):
         rows = facts(spark, path, where=where)
-        assert (rows.where(one).count(), rows.where(other).count(), rows.count()) == sizes
-        assert rows.where(one).union(rows.where(other)).count() == sizes[0] + sizes[1]
-        assert rows.where(one).alias("a").join(rows.where(other).alias("b"), F.expr("a.offset < b.offset")).count()
+        assert (rows.where(first).count(), rows.where(second).count(), rows.count()) == sizes
+        assert rows.where(first).union(rows.where(second)).count() == sizes[0] + sizes[1]
+        assert rows.where(first).alias("a").join(rows.where(second).alias("b"), F.expr("a.offset < b.offset")).count()
         assert rows.where("minute(ts) = 0").count() == sizes[2]
 
 
@@ -142,7 +142,9 @@ def test_a_dataframe_of_facts_reads_what_it_needs(spark: SparkSession, tmp_path:
 
 def relation(rows: DataFrame) -> set[str]:
     """The columns that a DataFrame reads from the source."""
-    [line] = [one for one in rows._jdf.queryExecution().optimizedPlan().toString().splitlines() if "RelationV2[" in one]  # type: ignore[operator]
+    [line] = [
+        line for line in rows._jdf.queryExecution().optimizedPlan().toString().splitlines() if "RelationV2[" in line
+    ]  # type: ignore[operator]
     return set(re.findall(r"(\w+)#\d+", line))
 
 
@@ -200,23 +202,23 @@ def test_stores_are_named_in_every_way_spark_offers(spark: SparkSession, tmp_pat
     """SQL tables, URIs of files, several paths, patterns, and columns in another case."""
     for zone in ("north", "south"):
         making.store(tmp_path / zone / "facts.db", [RUN])
-    one, both = tmp_path / "north" / "facts.db", tmp_path / "*" / "facts.db"
-    spark.sql(f"CREATE TEMPORARY VIEW north USING bsfg OPTIONS (path '{one.as_uri()}', endingOffsets 10)")
+    north, both = tmp_path / "north" / "facts.db", tmp_path / "*" / "facts.db"
+    spark.sql(f"CREATE TEMPORARY VIEW north USING bsfg OPTIONS (path '{north.as_uri()}', endingOffsets 10)")
     [row] = spark.sql("SELECT count(*) AS found, max(Tag) AS tag FROM north WHERE OFFSET > 1").collect()
     assert (row["found"], row["tag"]) == (8, "tag:line-1/pressure")
     spark.catalog.dropTempView("north")
-    spark.sql(f"CREATE TABLE north USING bsfg OPTIONS (path '{one.as_uri()}')")
+    spark.sql(f"CREATE TABLE north USING bsfg OPTIONS (path '{north.as_uri()}')")
     try:
         with pytest.raises(PySparkException, match=r"path is missing.*CREATE TEMPORARY VIEW"):
             spark.sql("SELECT * FROM north").collect()
     finally:
         spark.sql("DROP TABLE north")
     reading = spark.read.format("bsfg")
-    assert reading.load(one.as_uri()).count() == len(RUN)
-    assert reading.load([str(one), str(tmp_path / "south" / "facts.db")]).count() == 2 * len(RUN)
-    assert facts(spark, both).count() == facts(spark, one, tmp_path / "south" / "facts.db").count() == 2 * len(RUN)
-    assert reading.schema("TAG string, Value double").load(str(one)).columns == ["TAG", "Value"]
-    assert reading.schema("TAG string, Value double").load(str(one)).where("tag is not null").count() == len(RUN)
+    assert reading.load(north.as_uri()).count() == len(RUN)
+    assert reading.load([str(north), str(tmp_path / "south" / "facts.db")]).count() == 2 * len(RUN)
+    assert facts(spark, both).count() == facts(spark, north, tmp_path / "south" / "facts.db").count() == 2 * len(RUN)
+    assert reading.schema("TAG string, Value double").load(str(north)).columns == ["TAG", "Value"]
+    assert reading.schema("TAG string, Value double").load(str(north)).where("tag is not null").count() == len(RUN)
     with pytest.raises(PySparkException, match=r"startingOffsets or endingOffsets for 2 stores"):
         reading.option("startingOffsets", 3).load(str(both)).count()
     with pytest.raises(PySparkException, match=r"nowhere/\*.db matches no file"):

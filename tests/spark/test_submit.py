@@ -77,7 +77,7 @@ def test_spark_submit_runs_the_jobs_by_their_path(damaged: Path, tmp_path: Path)
 def packed(folder: Path) -> Path:
     """A Python that has the libraries we use, and neither the agent nor pyspark_bsfg, which are in
     `folder`/bsfg.zip."""
-    libraries = {str(Path(str(one.__file__)).parents[1]) for one in (msgspec, pa, pyspark, rfc8785, zstandard)}
+    libraries = {str(Path(str(package.__file__)).parents[1]) for package in (msgspec, pa, pyspark, rfc8785, zstandard)}
     python = folder / "python"
     base = sys._base_executable  # type: ignore[attr-defined]
     python.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{":".join(sorted(libraries))}" exec {base} -s "$@"\n')

@@ -102,12 +102,12 @@ async def test_no_value_is_good_before_the_time_arrives(clock: WallClock, tmp_pa
             for sample in await rows(node, SAMPLES):
                 assert sample["quality"] == (CLOCK_UNCERTAIN if sample["source_time_ns"] < BUILT_NS else 0)
             await wait_until_async(lambda: rows(node, CHANGES), "the fact of the change")
-            (change,) = [json.loads(one["object_json"]) for one in await rows(node, CHANGES)]
+            (change,) = [json.loads(row["object_json"]) for row in await rows(node, CHANGES)]
             assert change["believed"]
             assert abs(change["offset_ms"] / 1000 + began_s) < 2
             assert change["doubted_since"] < "1971" > change["from_time"]
             (statement,) = re.findall("```sql\n(.*?)```", HOW_TO.read_text("utf-8"), re.DOTALL)
-            right = [one["right_time_ns"] / 1e9 for one in await rows(node, statement)]
+            right = [row["right_time_ns"] / 1e9 for row in await rows(node, statement)]
             assert len(right) > 5
             assert started_s - 1 < min(right) < max(right) < time.time()
             code, text = await node.bsfg("status")
@@ -122,4 +122,4 @@ async def test_no_value_is_good_before_the_time_arrives(clock: WallClock, tmp_pa
             assert code == 0, "it passes by itself"
             assert "before its newest facts; values are called uncertain" in " ".join(text.split())
             assert "set back by 2 h at " in text
-            assert all(one["quality"] for one in (await rows(node, SAMPLES))[-5:])
+            assert all(row["quality"] for row in (await rows(node, SAMPLES))[-5:])

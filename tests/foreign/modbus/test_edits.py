@@ -60,8 +60,8 @@ class Tally(FakeStore):
         self.times: dict[int, array[int]] = {}
 
     def define(self, definitions: Sequence[TagDefinition]) -> Future[list[int]]:
-        numbers = [self._numbers.setdefault(one, len(self._numbers) + 1) for one in definitions]
-        self._newest |= {one.subject: number for one, number in zip(definitions, numbers, strict=True)}
+        numbers = [self._numbers.setdefault(definition, len(self._numbers) + 1) for definition in definitions]
+        self._newest |= {definition.subject: number for definition, number in zip(definitions, numbers, strict=True)}
         return done(numbers)
 
     def append_columns(self, _stream: str, columns: SampleColumns) -> Future[Any]:

@@ -55,7 +55,7 @@ async def test_scan_finds_what_a_device_has(tmp_path: Path) -> None:
         code, out, err = await bsfg(tmp_path, "modbus", "scan", where, "--base", "0", "holding:0-299", "--json")
         assert code == 0, err
         found = json.loads(out)
-        assert [(one["address"], one["address"] + one["count"] - 1) for one in found["found"]] == there
+        assert [(area["address"], area["address"] + area["count"] - 1) for area in found["found"]] == there
         assert found["refused"] == {"illegal data address (2)": 300 - 42}
         assert not found["unknown"]
         device.clear()
@@ -63,10 +63,10 @@ async def test_scan_finds_what_a_device_has(tmp_path: Path) -> None:
         quick = ("--timeout-ms", "100", "--pause-ms", "0")
         code, out, err = await bsfg(tmp_path, "modbus", "scan", where, *quick, "--base", "0", "input:0-49", "--json")
         found = json.loads(out)
-        assert [(one["address"], one["count"]) for one in found["found"]] == [(0, 20), (30, 20)], err
+        assert [(area["address"], area["count"]) for area in found["found"]] == [(0, 20), (30, 20)], err
         assert found["refused"] == {"no answer": 10}
         code, out, _ = await bsfg(tmp_path, "modbus", "scan", where, *quick, "--units", "1-9", "--json")
-        assert [one["unit_id"] for one in json.loads(out)["units"]] == [1, 7]
+        assert [unit["unit_id"] for unit in json.loads(out)["units"]] == [1, 7]
 
 
 @asynccontextmanager
@@ -131,7 +131,7 @@ async def test_a_serial_line_from_the_first_look_to_the_running_node(tmp_path: P
         device.set(3, "holding", 0, 2_314, 22, 33)
         line = (str(port), "--baud-rate", str(BAUD_RATE), "--parity", "none", "--timeout-ms", "1000")
         code, out, err = await bsfg(tmp_path, "modbus", "scan", *line, "--units", "2-4", "--json")
-        assert [one["unit_id"] for one in json.loads(out)["units"]] == [3], err
+        assert [unit["unit_id"] for unit in json.loads(out)["units"]] == [3], err
         words = ("modbus", "probe", *line, "--unit", "3", "--base", "0", "holding:0", "--value", "231.4")
         code, out, err = await bsfg(tmp_path, *words)
         assert code == 0, err

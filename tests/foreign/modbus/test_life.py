@@ -106,5 +106,5 @@ async def test_four_sections_of_a_gateway_that_takes_one_connection(tmp_path: Pa
         assert device.status()["accepted"] == 1
     for unit in units:
         found = stored(tmp_path / "state", f"{10 * unit}")
-        assert {(one.value, one.quality) for one in found} == {(100 * unit, 0)}
+        assert {(sample.value, sample.quality) for sample in found} == {(100 * unit, 0)}
         assert len(found) > 8

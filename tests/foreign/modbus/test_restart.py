@@ -30,7 +30,7 @@ async def test_a_restart_is_one_gap(tmp_path: Path, ends_by: signal.Signals) -> 
                     await wait_until_async(lambda: node.events("source_connected"), "the source", 60)
                 await wait_until_async(lambda: len(stored(state, "1")) > good[-1], "a value", 60)
                 node.ends_by = ends_by
-    times_ns = [one.time_ns for one in stored(state, "1")]
+    times_ns = [sample.time_ns for sample in stored(state, "1")]
     expected = [(times_ns[first - 1], times_ns[first]) for first in good[1:]]
     found = [(gap.first_ns, gap.last_ns) for gap in declared(state)]
     assert len(found) == len(expected)

@@ -157,22 +157,25 @@ def fill(device: ModbusDevice) -> list[Placed]:
 
 @pytest.mark.parametrize(
     "stack",
-    [pytest.param(one, marks=pytest.mark.foreign(one.name), id=one.name) for one in (LIBMODBUS, MODBUS_SERIAL)],
+    [
+        pytest.param(device, marks=pytest.mark.foreign(device.name), id=device.name)
+        for device in (LIBMODBUS, MODBUS_SERIAL)
+    ],
 )
 async def test_every_type_in_every_order_is_right(stack: Stack, tmp_path: Path) -> None:
     """Each value arrives as what was put into the device, with its type: 6 orders of 21 types of one register, 4 of 4
     types of two, 10 of 3 types of four, strings, coils and discrete inputs. All in the first polls, from each stack."""
     with modbus_device(tmp_path / "device", stack) as device:
         placed = fill(device)
-        async with ingesting(source(device.port, tmp_path, tag_map(one.row for one in placed))) as run:
-            for one in placed:
-                await wait_until_async(lambda one=one: run.store.of(one.tag), one.tag)
+        async with ingesting(source(device.port, tmp_path, tag_map(register.row for register in placed))) as run:
+            for register in placed:
+                await wait_until_async(lambda register=register: run.store.of(register.tag), register.tag)
     assert len(placed) >= 211
-    found = {one.tag: run.store.of(one.tag)[0] for one in placed}
+    found = {register.tag: run.store.of(register.tag)[0] for register in placed}
     wrong = [
-        (one.tag, one.value, found[one.tag])
-        for one in placed
-        if (found[one.tag].quality, found[one.tag].value) != (0, one.value)
-        or type(found[one.tag].value) is not type(one.value)
+        (register.tag, register.value, found[register.tag])
+        for register in placed
+        if (found[register.tag].quality, found[register.tag].value) != (0, register.value)
+        or type(found[register.tag].value) is not type(register.value)
     ]
     assert not wrong, wrong

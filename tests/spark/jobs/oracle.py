@@ -57,19 +57,19 @@ def counting(told: Iterable[Told]) -> list[Told]:
     """Those of a tag and time that the highest life has recorded."""
     facts = list(told)
     highest: dict[Key, str] = defaultdict(str)
-    for one in facts:
-        highest[(*one.series, one.sample.source_time_ns)] = max(
-            one.life, highest[(*one.series, one.sample.source_time_ns)]
+    for fact in facts:
+        highest[(*fact.series, fact.sample.source_time_ns)] = max(
+            fact.life, highest[(*fact.series, fact.sample.source_time_ns)]
         )
-    return [one for one in facts if one.life == highest[(*one.series, one.sample.source_time_ns)]]
+    return [fact for fact in facts if fact.life == highest[(*fact.series, fact.sample.source_time_ns)]]
 
 
-def number(one: Told, limits: dict[str, tuple[float, float]]) -> tuple[str | None, float | None]:
+def number(fact: Told, limits: dict[str, tuple[float, float]]) -> tuple[str | None, float | None]:
     """Problem and number; `limits` by tag."""
-    value = one.sample.value
-    if one.severity >= 2:
+    value = fact.sample.value
+    if fact.severity >= 2:
         return "bad", None
-    if one.severity == 1:
+    if fact.severity == 1:
         return "uncertain", None
     if not isinstance(value, int | float):
         return None, None
@@ -77,7 +77,7 @@ def number(one: Told, limits: dict[str, tuple[float, float]]) -> tuple[str | Non
         return "nan", None
     if math.isinf(value):
         return "infinite", None
-    low, high = limits.get(one.definition.subject, (-math.inf, math.inf))
+    low, high = limits.get(fact.definition.subject, (-math.inf, math.inf))
     return (None, float(value)) if low <= value <= high else ("range", None)
 
 
@@ -90,39 +90,41 @@ def rollup(
 ) -> dict[Key, dict[str, Any]]:
     """(date, zone, start, tag, predicate, unit) to figures."""
     series: dict[Key, list[Told]] = defaultdict(list)
-    for one in told:
-        series[one.series].append(one)
+    for fact in told:
+        series[fact.series].append(fact)
     rows: dict[Key, dict[str, Any]] = defaultdict(lambda: defaultdict(float, numbers=[], count=0))
-    days = {(one.zone, one.day) for group in series.values() for one in group}
+    days = {(fact.zone, fact.day) for group in series.values() for fact in group}
     window_ns = window_s * SECOND_NS
     for group in series.values():
-        group.sort(key=lambda one: (one.sample.source_time_ns, one.offset))
+        group.sort(key=lambda fact: (fact.sample.source_time_ns, fact.offset))
         subject = group[0].definition.subject
-        readings = [(number(one, limits)[1], one.definition.unit, one.sample.source_time_ns, one.life) for one in group]
+        readings = [
+            (number(fact, limits)[1], fact.definition.unit, fact.sample.source_time_ns, fact.life) for fact in group
+        ]
         increases = counted(readings, modulus[subject]) if subject in modulus else {}
-        for place, (one, after) in enumerate(zip(group, [*group[1:], None], strict=True)):
-            at_ns, (_, value) = one.sample.source_time_ns, number(one, limits)
-            row = rows[key(one, at_ns // window_ns, window_s)]
+        for place, (fact, after) in enumerate(zip(group, [*group[1:], None], strict=True)):
+            at_ns, (_, value) = fact.sample.source_time_ns, number(fact, limits)
+            row = rows[key(fact, at_ns // window_ns, window_s)]
             row["count"] += 1
-            row["good_count"] += one.severity == 0
-            row["bad_count"] += one.severity >= 2
+            row["good_count"] += fact.severity == 0
+            row["bad_count"] += fact.severity >= 2
             if value is None:
                 continue
             row["numbers"].append(value)
             until_ns = min(at_ns + hold_s * SECOND_NS, after.sample.source_time_ns if after else 2**62)
             for window in range(at_ns // window_ns, (max(until_ns - 1, at_ns)) // window_ns + 1):
-                if (one.zone, window * window_s // DAY_S) not in days:
+                if (fact.zone, window * window_s // DAY_S) not in days:
                     continue
                 held_ns = min(until_ns, (window + 1) * window_ns) - max(at_ns, window * window_ns)
                 if held_ns > 0 or window == at_ns // window_ns:
-                    held = rows[key(one, window, window_s)]
+                    held = rows[key(fact, window, window_s)]
                     held["covered_s"] += held_ns / SECOND_NS
                     held["weighted"] += value * held_ns / SECOND_NS if held_ns else 0
             if place in increases:
                 row["increase"] += increases[place][0]
                 row["increase_s"] += increases[place][1] / SECOND_NS
                 row["counted"] = 1
-    return {one: figures(row, window_s) for one, row in rows.items()}
+    return {key_of_row: figures(row, window_s) for key_of_row, row in rows.items()}
 
 
 def counted(readings: list[tuple[float | None, str, int, str]], modulus: int | None) -> dict[int, tuple[float, int]]:
@@ -130,7 +132,7 @@ def counted(readings: list[tuple[float | None, str, int, str]], modulus: int | N
     each fact, None where it has no number."""
     found: dict[int, tuple[float, int]] = {}
     known = [(place, *reading) for place, reading in enumerate(readings) if reading[0] is not None]
-    for _, of_unit in groupby(known, key=lambda one: one[2]):
+    for _, of_unit in groupby(known, key=lambda entry: entry[2]):
         base: tuple[float, int, str] | None = None
         low: list[float] = []
         high = since_reset = 0.0  # before a reset that the counter has not made up for; what it has counted since
@@ -184,23 +186,30 @@ def by_sql(store: Path) -> list[Told]:
     return [of_sql(json.loads(line), n) for n, line in enumerate(lines, 1)]
 
 
-def of_sql(one: dict[str, Any], offset: int) -> Told:
+def of_sql(row: dict[str, Any], offset: int) -> Told:
     """A fact as `bsfg sql` tells it. A message has a place in the order, and neither number nor Good or Bad quality."""
-    named = SimpleNamespace(subject=one["subject"], predicate=one["predicate"], unit=one["unit"] or "")
-    kind, value, quality = one["value_type"], one["value"], one["quality"]
+    named = SimpleNamespace(subject=row["subject"], predicate=row["predicate"], unit=row["unit"] or "")
+    kind, value, quality = row["value_type"], row["value"], row["quality"]
     if kind == "double":
         value = math.nan if value is None else float(value)
     elif kind == "bool":
         value = bool(value)
     elif kind is None:
         value, quality = None, UNCERTAIN
-    return Told(one["zone"], offset, Sample(1, one["source_time_ns"], value, quality), named, one["life"])
+    return Told(row["zone"], offset, Sample(1, row["source_time_ns"], value, quality), named, row["life"])
 
 
-def key(one: Told, window: int, window_s: int) -> Key:
+def key(fact: Told, window: int, window_s: int) -> Key:
     """Of a row."""
     start = EPOCH + timedelta(seconds=window * window_s)
-    return start.date(), one.zone, start, one.definition.subject, one.definition.predicate, one.definition.unit or None
+    return (
+        start.date(),
+        fact.zone,
+        start,
+        fact.definition.subject,
+        fact.definition.predicate,
+        fact.definition.unit or None,
+    )
 
 
 def figures(row: dict[str, Any], window_s: int) -> dict[str, Any]:

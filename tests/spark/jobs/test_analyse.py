@@ -114,7 +114,9 @@ def test_the_page_does_what_it_says(spark: SparkSession, tmp_path: Path, monkeyp
     assert holes == [(*DECLARED_S, True), (*UNDECLARED_S, False)]
     assert made["TIMES"][0] == made["utc"](noon_s)
     gaps = [range(begin // 60 + 2, end // 60) for begin, end in (DECLARED_S, UNDECLARED_S)]
-    assert [math.isnan(one) for one in made["pressure"]] == [any(n in gap for gap in gaps) for n in range(HOURS * 60)]
+    assert [math.isnan(value) for value in made["pressure"]] == [
+        any(n in gap for gap in gaps) for n in range(HOURS * 60)
+    ]
     assert [text.get_text() for text in made["trend"].get_legend().get_texts()] == [
         "mean of the minute", "gap, declared", "gap, not declared",
     ]  # fmt: skip

@@ -116,7 +116,7 @@ def test_a_date_does_not_shrink(tmp_path: Path) -> None:
     made = step(tmp_path / "t")
     brought_up(made, dict.fromkeys(DAYS[:2], 5))
     outcome = brought_up(made, {DAYS[0]: 4})
-    assert sorted((one.date, one.zone, one.facts, one.found) for one in outcome.kept) == [
+    assert sorted((part.date, part.zone, part.facts, part.found) for part in outcome.kept) == [
         ("2026-01-01", "a", 5, 4), ("2026-01-01", "b", 5, 0),
     ]  # fmt: skip
     assert content(made.folder) == dict.fromkeys(DAYS[:2], 5)
@@ -132,9 +132,9 @@ def test_a_date_does_not_shrink(tmp_path: Path) -> None:
 def test_the_facts_of_a_landed_table_are_counted_without_reading_it(tmp_path: Path, kind: Any) -> None:
     """By date and zone; a zone that looks like a number stays text; merging files changes no count."""
     target = table(tmp_path / "facts", kind, FACTS_SCHEMA, ("date", "zone"))
-    schema = pa.schema([one for one in FACTS_SCHEMA if one.name != "date"])
+    schema = pa.schema([field for field in FACTS_SCHEMA if field.name != "date"])
     for first in (1, 3, 5):
-        always = dict.fromkeys((one.name for one in schema if not one.nullable), "x") | {"source_time_ns": 0}
+        always = dict.fromkeys((field.name for field in schema if not field.nullable), "x") | {"source_time_ns": 0}
         rows = [
             always | {"offset": n, "sequence": n, "zone": "007", "value_type": "double", "ts": n}
             for n in (first, first + 1)

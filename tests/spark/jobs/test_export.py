@@ -20,9 +20,11 @@ JANUARY_1, JANUARY_2 = ("2026-01-01", "plant-a"), ("2026-01-02", "7")
 
 def part(folder: Path, key: tuple[str, str], numbers: range, state: str) -> Part:
     """A file of cleaned facts, with these values."""
-    schema = pa.schema([one for one in SCHEMA if one.name not in {"date", "zone"}])
+    schema = pa.schema([field for field in SCHEMA if field.name not in {"date", "zone"}])
     ts = datetime.fromisoformat(key[0]).replace(tzinfo=UTC)
-    always: dict[str, Any] = {one.name: 0 if pa.types.is_int64(one.type) else "x" for one in schema if not one.nullable}
+    always: dict[str, Any] = {
+        field.name: 0 if pa.types.is_int64(field.type) else "x" for field in schema if not field.nullable
+    }
     rows = [
         always | {"offset": n, "ts": ts, "number": float(n), "labels": [("shift", "early")], "tag": "t"}
         for n in numbers
@@ -67,7 +69,9 @@ def test_a_date_and_zone_is_exported_once(tmp_path: Path, monkeypatch: pytest.Mo
     first = [("2026-01-01", "plant-a", float(n), "early") for n in range(4)]
     fields = load_catalog(asked.catalog, **asked.properties).load_table(asked.table).schema().fields
     assert (
-        {one.name for one in fields if one.required} == {one.name for one in SCHEMA if not one.nullable} >= {"offset"}
+        {field.name for field in fields if field.required}
+        == {field.name for field in SCHEMA if not field.nullable}
+        >= {"offset"}
     )
     assert exported(asked) == [*first, ("2026-01-02", "7", 0.0, "early"), ("2026-01-02", "7", 1.0, "early")]
     with pytest.raises(JobRefused, match="the Iceberg catalog"):

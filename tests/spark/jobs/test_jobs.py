@@ -175,7 +175,7 @@ def test_the_jobs_equal_plain_python(spark: SparkSession, tmp_path: Path, monkey
     }  # fmt: skip
     assert equal(tmp_path, spark) == facts + 60
     again = jobs(spark, tmp_path, "clean", "rollup")
-    assert {one["computed"] for one in again.values()} == {0}
+    assert {part["computed"] for part in again.values()} == {0}
     (tmp_path / "fresh").mkdir()
     shutil.copy(tmp_path / "facts.db", tmp_path / "fresh")
     jobs(spark, tmp_path / "fresh", *TABLES)
@@ -195,7 +195,7 @@ def equal(folder: Path, spark: SparkSession) -> int:
     received = oracle.by_sql(folder / "facts.db")
     told = oracle.counting(received)
     cleaned = {row["offset"]: (row["zone"], row["problem"], row["number"]) for row in rows(folder / "lake" / "clean")}
-    assert cleaned == {one.offset: (one.zone, *oracle.number(one, LIMITS)) for one in told}
+    assert cleaned == {fact.offset: (fact.zone, *oracle.number(fact, LIMITS)) for fact in told}
     for name, window_s in rollup.WINDOWS_S.items():
         expected = oracle.rollup(told, window_s, HOLD_S, {COUNT: MODULUS}, LIMITS)
         assert rolled(folder / "lake" / "rollup" / name) == expected, name
@@ -324,7 +324,7 @@ def holed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("01T12:50:00", "02T12:00:00", "source_lost", ["tag:line-1/count"]),  # of another tag
     )
     with FactStore.open(folder / "facts.db", "enterprise") as opened:
-        declared = [samples_lost(number, *one) for number, one in enumerate(losses)]
+        declared = [samples_lost(number, *loss) for number, loss in enumerate(losses)]
         opened.appends.append_messages(making.TELEMETRY, [declared[0], expired]).result()
         opened.appends.append_messages(making.OPERATIONAL, declared[1:]).result()  # as nodes do
     making.damage(folder / "facts.db", 5)
@@ -389,7 +389,7 @@ def test_a_clock_that_is_far_off_changes_nothing_else(spark: SparkSession, tmp_p
     odd = [Sample(tag, at_ns, 1) for tag in (1, 2, 3) for at_ns in (-(2**63), 2**63 - 1, NOON_NS + 10**5 * HOUR_NS)]
     making.store(tmp_path / "facts.db", [*runs, odd])
     found = jobs(spark, tmp_path)
-    told = [Told("enterprise", n, one) for n, one in enumerate((one for run in runs for one in run), 1)]
+    told = [Told("enterprise", n, sample) for n, sample in enumerate((sample for run in runs for sample in run), 1)]
     made = {key: row for key, row in rolled(tmp_path / "lake" / "rollup" / "1m").items() if key[0].year == 2026}
     assert made == oracle.rollup(told, 60, HOLD_S, {COUNT: MODULUS}, {})
     assert found["rollup 1d"]["facts"] == len(told) + len(odd)
@@ -430,7 +430,7 @@ def test_days_of_another_time_zone_follow_its_clocks(spark: SparkSession, tmp_pa
             *((n, back + timedelta(hours=n)) for n in range(24 + 25)),
         )
     ]  # fmt: skip
-    hours += [one | {"predicate": "setpoint_changed"} for one in hours[:2]]
+    hours += [row | {"predicate": "setpoint_changed"} for row in hours[:2]]
     schema = pa.schema([
         ("start", pa.timestamp("us", tz="UTC")),
         *((name, pa.string()) for name in ("zone", "tag", "predicate", "unit")),

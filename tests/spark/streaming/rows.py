@@ -14,7 +14,7 @@ def landed_rows(files: Sequence[str], columns: Sequence[str]) -> list[tuple[Any,
     """Rows by offset; `zone` and `date` come from the paths. `offset` is one of the columns."""
     found: list[tuple[Any, ...]] = []
     for path in files:
-        parts = dict(one.split("=", 1) for one in Path(path).parts if "=" in one)
+        parts = dict(part.split("=", 1) for part in Path(path).parts if "=" in part)
         table = pq.ParquetFile(path).read()
         by_column = [
             table.column(name).to_pylist() if name in table.column_names else [parts[name]] * table.num_rows

@@ -124,8 +124,8 @@ class Site:
     def released_and_confirmed(self) -> tuple[int, int]:
         """Up to which offsets, by the store's own file."""
         with closing(StoreReader(self.store)) as reader:
-            [confirmed] = [one.frontier for one in reader.consumers() if one.name == CONSUMER]
-            [held] = [one for one in reader.streams() if one.name == TELEMETRY]
+            [confirmed] = [consumer.frontier for consumer in reader.consumers() if consumer.name == CONSUMER]
+            [held] = [stream for stream in reader.streams() if stream.name == TELEMETRY]
             return held.first_offset - 1, confirmed
 
     def landed(self) -> int:
@@ -227,10 +227,10 @@ def test_each_fact_is_once_in_every_table_whatever_is_killed(tmp_path: Path, kin
     losses = told(stage, "select predicate, object_json from facts where predicate = 'samples_lost' order by sequence")
     assert losses, "the device was away"
     found = landed_rows(paths(site.lake / "facts_declared_incidents"), ("zone", "what", "detail", "offset"))
-    expected = [(layout.PLANT, one["predicate"], one["object_json"]) for one in losses]
-    assert [one[:-1] for one in found if one[0] == layout.PLANT] == expected
+    expected = [(layout.PLANT, row["predicate"], row["object_json"]) for row in losses]
+    assert [row[:-1] for row in found if row[0] == layout.PLANT] == expected
     gaps = pq.read_table(site.lake / "gaps" / "part.parquet").to_pylist()
-    assert any(one["declared_by"] == "samples_lost source_lost" for one in gaps), gaps
+    assert any(gap["declared_by"] == "samples_lost source_lost" for gap in gaps), gaps
     print(f"{facts} facts of {time.monotonic() - began:.0f} s, {site.released_and_confirmed()[0]} released")
 
 
@@ -244,18 +244,18 @@ def compare(lake: Path, recorded: list[dict[str, Any]]) -> None:
     """Assert that the tables are what the plant has recorded, in its order."""
     columns = "zone life sequence tag predicate unit value value_text value_type quality source_time_ns offset".split()
     landed = landed_rows(paths(lake / "facts"), columns)
-    assert [row[:-1] for row in landed] == [row_of(one) for one in recorded]
+    assert [row[:-1] for row in landed] == [row_of(row) for row in recorded]
     assert [row[-1] for row in landed] == list(range(1, len(recorded) + 1))
-    facts = [oracle.of_sql(one, n) for n, one in enumerate(recorded, 1)]
-    counters = dict.fromkeys((one["subject"] for one in recorded if COUNTERS in one["subject"]), None)
+    facts = [oracle.of_sql(row, n) for n, row in enumerate(recorded, 1)]
+    counters = dict.fromkeys((row["subject"] for row in recorded if COUNTERS in row["subject"]), None)
     for name, window_s in rollup.WINDOWS_S.items():
         assert rolled(lake / "rollup" / name) == oracle.rollup(facts, window_s, 300, counters, {}), name
 
 
-def row_of(one: dict[str, Any]) -> tuple[Any, ...]:
+def row_of(row: dict[str, Any]) -> tuple[Any, ...]:
     """What a fact must be in the table, by what `bsfg sql` says of it."""
-    kind, value = one["value_type"] or "message", one["value"]
+    kind, value = row["value_type"] or "message", row["value"]
     is_number = kind in {"double", "int", "bool"}
-    what = (one["subject"], one["predicate"], one["unit"] or None)
+    what = (row["subject"], row["predicate"], row["unit"] or None)
     said = (float(value) if is_number else None, None if is_number else value, kind)
-    return (one["zone"], one["life"], one["sequence"], *what, *said, one["quality"], one["source_time_ns"])
+    return (row["zone"], row["life"], row["sequence"], *what, *said, row["quality"], row["source_time_ns"])

@@ -58,7 +58,7 @@ def identities(folder: Path) -> list[tuple[Any, ...]]:
 def recorded(folder: Path, facts: int = FACTS) -> list[tuple[Any, ...]]:
     """Every fact that the feeder has recorded."""
     with closing(StoreReader(folder / "facts.db")) as reader:
-        (life,) = (one.life.hex() for one in reader.origins())
+        (life,) = (origin.life.hex() for origin in reader.origins())
     numbers = range(1, facts + 1)
     return [("enterprise", TELEMETRY, life, n, n, float(n) if n % 1000 else None) for n in numbers]
 
@@ -188,14 +188,18 @@ def test_the_benchmark_compares_what_it_says(spark: SparkSession, tmp_path: Path
     quotients."""
     with open_testbed(tmp_path) as testbed:
         found = read_benchmark.measure(spark, testbed, {}, 5000, 1, 1).to_dict()
-    for one in (found, *(found[name] for name in ("three_columns", "count", "part_by_time", "start"))):
-        assert one["ratio"] == pytest.approx(one["facts_per_s"] / one["limit"]["facts_per_s"], rel=0.01)
-        assert one["ratio_mqtt_to_file"] == pytest.approx(one["mqtt_facts_per_s"] / one["facts_per_s"], rel=0.01)
-        assert one["ratio_to_parquet"] == pytest.approx(one["facts_per_s"] / one["parquet_facts_per_s"], rel=0.01)
-        if one["parquet_cpu_s"] >= 0.1:  # of hundredths
-            assert one["cpu_by_parquet"] == pytest.approx(one["cpu_s"] / one["parquet_cpu_s"], rel=0.01)
-            assert one["limit"]["cpu_by_parquet"] == pytest.approx(
-                one["limit"]["cpu_s"] / one["parquet_cpu_s"], rel=0.01
+    for measured in (found, *(found[name] for name in ("three_columns", "count", "part_by_time", "start"))):
+        assert measured["ratio"] == pytest.approx(measured["facts_per_s"] / measured["limit"]["facts_per_s"], rel=0.01)
+        assert measured["ratio_mqtt_to_file"] == pytest.approx(
+            measured["mqtt_facts_per_s"] / measured["facts_per_s"], rel=0.01
+        )
+        assert measured["ratio_to_parquet"] == pytest.approx(
+            measured["facts_per_s"] / measured["parquet_facts_per_s"], rel=0.01
+        )
+        if measured["parquet_cpu_s"] >= 0.1:  # of hundredths
+            assert measured["cpu_by_parquet"] == pytest.approx(measured["cpu_s"] / measured["parquet_cpu_s"], rel=0.01)
+            assert measured["limit"]["cpu_by_parquet"] == pytest.approx(
+                measured["limit"]["cpu_s"] / measured["parquet_cpu_s"], rel=0.01
             )
     assert found["limit"]["what"]
     assert found["two_tasks"]["speed_up"] > 0

@@ -93,9 +93,9 @@ def test_a_table_has_each_fact_in_its_partition(tmp_path: Path, two_plants: Path
         assert sorted(foreign.column("sequence").to_pylist()) == list(range(1, 21))
         assert set(foreign.column_names) == set(LANDED.fieldNames())
         kept = deltalake.DeltaTable(tmp_path / "facts").schema().fields
-        assert {one.name for one in kept if not one.nullable} == {one.name for one in TABLE if not one.nullable} | {
-            "date"
-        }
+        assert {field.name for field in kept if not field.nullable} == {
+            field.name for field in TABLE if not field.nullable
+        } | {"date"}
     else:
         assert ds.dataset(tmp_path / "facts", partitioning="hive").count_rows() == 41
     [declared] = found.declared
@@ -114,8 +114,8 @@ def test_what_is_landed_is_durable(
     span = OffsetRange(1, 41)
     root = target.root("k", span)
     found = written(root, record_batches(two_plants))
-    for one in found.files:
-        calls.check_synced(root / one.path, root, *[root / where for where in Path(one.path).parents])
+    for file in found.files:
+        calls.check_synced(root / file.path, root, *[root / where for where in Path(file.path).parents])
     stray = root / "date=2020-01-01" / "zone=plant-a" / "part-0.parquet"
     stray.parent.mkdir(parents=True)
     stray.touch()
@@ -243,13 +243,13 @@ def test_what_is_there_is_left_out(tmp_path: Path, two_plants: Path) -> None:
     """Of a batch that is partly in the table only the rest is written, wherever in the batch the table ends; of facts
     that come again at other offsets none. Both count as seen."""
     batches = record_batches(two_plants)
-    for after in {place for one in batches for place in (one["offset"][0].as_py(), one["offset"][-1].as_py() - 1)} - {
-        41
-    }:
+    for after in {
+        place for batch in batches for place in (batch["offset"][0].as_py(), batch["offset"][-1].as_py() - 1)
+    } - {41}:
         assert written(tmp_path / f"{after}", batches, after).seen == [OffsetRange(after + 1, 41)]
     rest = written(tmp_path / "rest", batches, after=30)
     assert (rest.rows, rest.seen, rest.known) == (11, [OffsetRange(31, 41)], 0)
-    known = tables.identities((str(tmp_path / "rest" / one.path) for one in rest.files), Identities())
+    known = tables.identities((str(tmp_path / "rest" / file.path) for file in rest.files), Identities())
     found = written(tmp_path / "new", batches, known=Identities.of(known.to_json()))
     assert (found.rows, found.seen, found.known) == (30, [OffsetRange(1, 41)], 11)
 
@@ -268,8 +268,10 @@ class Frame:
     """In the place of a DataFrame: this process writes its facts, as a task does."""
 
     def __init__(self, path: Path, last_offset: int) -> None:
-        found = [pa.table(one) for one in record_batches(path)]
-        self._batches = [one.filter(pc.field("offset") <= last_offset).combine_chunks().to_batches() for one in found]
+        found = [pa.table(batch) for batch in record_batches(path)]
+        self._batches = [
+            landed.filter(pc.field("offset") <= last_offset).combine_chunks().to_batches() for landed in found
+        ]
 
     write = property(lambda self: self)
 
@@ -360,7 +362,10 @@ def test_a_missing_range_has_its_reason() -> None:
     """What lies before the first offset held was released; what lies behind is damaged; without the store it is not
     known. Released and damaged offsets of one range are two rows."""
     rows = unread("s", [OffsetRange(5, 12), OffsetRange(20, 20)], 9, 77)
-    assert [(one.what, one.offset, one.last_offset, json.loads(one.detail)["reason"]) for one in rows] == [
+    assert [
+        (incident.what, incident.offset, incident.last_offset, json.loads(incident.detail)["reason"])
+        for incident in rows
+    ] == [
         (UNREAD, 5, 8, "expired"),
         (UNREAD, 9, 12, "damaged"),
         (UNREAD, 20, 20, "damaged"),
@@ -382,7 +387,7 @@ def test_identities_are_those_that_were_added(runs: list[tuple[str, int, int]]) 
     asked = [(zone, sequence) for zone in "ab" for sequence in range(1, 62)]
     zones, sequences = zip(*asked, strict=True)
     held = known.has(["s"] * len(asked), zones, ["e"] * len(asked), sequences)
-    assert [one for one, is_held in zip(asked, held, strict=True) if is_held] == sorted(set(facts))
+    assert [place for place, is_held in zip(asked, held, strict=True) if is_held] == sorted(set(facts))
     sequence = [facts[0][1] if facts else 1]
     assert not any(known.has(["s"], ["a"], ["other"], sequence))
     assert not any(known.has(["other"], ["a"], ["e"], sequence))

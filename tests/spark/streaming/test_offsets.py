@@ -37,7 +37,7 @@ class Log:
     def restore(self, facts: int) -> None:
         self.opened += 1
         self.end = max(self.end - facts, self.released)
-        self.lives = [one for one in self.lives if one[1] <= self.end]
+        self.lives = [life for life in self.lives if life[1] <= self.end]
 
     def held(self, read: StreamOffset) -> Bounds:
         """What the store says to a reader at a position."""
@@ -71,13 +71,13 @@ def test_each_fact_is_in_a_batch(steps: list[tuple[str, int]]) -> None:
             continue
         step = next_step(at, log.held(at), number, None, "reread")
         shares = parts(at, step.end, 2, 3, 5)
-        offsets = [one for share in shares for one in range(share.first, share.last + 1)]
+        offsets = [offset for share in shares for offset in range(share.first, share.last + 1)]
         assert offsets == list(range(at.offset + 1, step.end.offset + 1))
         lost = step.lost.facts if step.lost else 0
-        assert lost == len([one for one in offsets if one <= log.released])
+        assert lost == len([offset for offset in offsets if offset <= log.released])
         assert len(offsets) - lost <= number
-        read |= {log.facts[one - 1] for one in offsets if one > log.released}
-        lost_of |= {log.facts[one - 1] for one in offsets if one <= log.released}
+        read |= {log.facts[offset - 1] for offset in offsets if offset > log.released}
+        lost_of |= {log.facts[offset - 1] for offset in offsets if offset <= log.released}
         at = step.end
     assert at.offset == log.end
     assert set(log.facts[: log.end]) <= read | lost_of
@@ -128,13 +128,13 @@ def test_what_was_landed_beyond_a_copy_is_read_again() -> None:
     assert (at.offset, turned) == (100, StreamOffset(at.life, 80))
     end = next_step(turned, log.held(turned), None, None, "reread").end
     assert end.life != at.life
-    assert [tuple(one) for one in parts(turned, end, 1, None, 100)] == [(81, 95)]
+    assert [tuple(part) for part in parts(turned, end, 1, None, 100)] == [(81, 95)]
 
 
 def test_where_a_query_starts() -> None:
     """As Kafka's names say; a number is the first to be read, and must be within what is held or its end."""
     held = Bounds(A, 11, 20)
-    assert [first_offset(one, held).offset for one in ("earliest", "latest", 11, 21)] == [10, 20, 10, 20]
+    assert [first_offset(start, held).offset for start in ("earliest", "latest", 11, 21)] == [10, 20, 10, 20]
     for wrong in (10, 22):
         with pytest.raises(FactsGone, match="holds 11 to 20"):
             first_offset(wrong, held)

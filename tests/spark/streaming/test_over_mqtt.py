@@ -31,7 +31,7 @@ def test_a_stream_follows_a_node_over_mqtt(tmp_path: Path, monkeypatch: pytest.M
 
     def cursor() -> int:
         with closing(StoreReader(path)) as reader:
-            [found] = [one.frontier for one in reader.consumers() if one.name == CONSUMER]
+            [found] = [consumer.frontier for consumer in reader.consumers() if consumer.name == CONSUMER]
             return found
 
     with served(tmp_path) as at:

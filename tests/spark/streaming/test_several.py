@@ -28,8 +28,8 @@ NODES = {"transport": "mqtt", "nodes": "south=b:1883, north=a"} | FILES
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    for one in (reading, module):
-        monkeypatch.setattr(one, "IDLE_WAIT_S", 0.0)
+    for owner in (reading, module):
+        monkeypatch.setattr(owner, "IDLE_WAIT_S", 0.0)
     monkeypatch.setattr(module, "ASK_AGAIN_S", 0.0)
 
 
@@ -103,7 +103,8 @@ def test_each_node_has_its_part_of_the_checkpoint(tmp_path: Path) -> None:
     given = NODES | {"consumer": "analytics.lake", "checkpointLocation": str(tmp_path)}
     by_node = StreamOptions.of(given).by_node()
     assert {
-        name: (one.read.nodes[0].host, one.read.nodes[0].port, one.checkpoint) for name, one in by_node.items()
+        name: (reader.read.nodes[0].host, reader.read.nodes[0].port, reader.checkpoint)
+        for name, reader in by_node.items()
     } == {
         "south": ("b", 1883, f"{tmp_path}/bsfg-nodes/south"),
         "north": ("a", 8883, f"{tmp_path}/bsfg-nodes/north"),
@@ -125,9 +126,11 @@ def test_the_land_job_has_a_query_for_each_node() -> None:
     source = "".join(f"{name} = '{value}'\n" for name, value in NODES.items())
     settings = Settings.of(f"[source]\n{source}[land]\ntable = '/t/facts'\ncheckpoint = '/t/cp'\n")
     orders = Order.all_of(settings, is_available_now=True)
-    said = [(one.options["peer"], one.options["host"], str(one.checkpoint), str(one.folder)) for one in orders]
+    said = [
+        (order.options["peer"], order.options["host"], str(order.checkpoint), str(order.folder)) for order in orders
+    ]
     assert said == [("south", "b", "/t/cp_south", "/t/facts"), ("north", "a", "/t/cp_north", "/t/facts")]
-    assert all("nodes" not in one.options for one in orders)
+    assert all("nodes" not in order.options for order in orders)
 
 
 def test_a_batch_read_of_several_nodes_has_tasks_for_each() -> None:

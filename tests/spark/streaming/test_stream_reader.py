@@ -189,7 +189,7 @@ def test_a_consumer_belongs_to_one_checkpoint(tmp_path: Path) -> None:
         assert read_binding(tmp_path / "other") is None
         with pytest.raises(JobRefused, match=r"belongs to consumer local.lake, this query reads local.pond"):
             stream(tmp_path, durable=True, consumer="local.pond").initialOffset()
-    assert {one.name for one in StoreReader(tmp_path / "facts.db").consumers()} == {CONSUMER}
+    assert {consumer.name for consumer in StoreReader(tmp_path / "facts.db").consumers()} == {CONSUMER}
 
 
 def test_the_newer_query_takes_a_consumer_only_when_told_to_and_fences_the_older(tmp_path: Path) -> None:
@@ -211,7 +211,10 @@ def test_the_newer_query_takes_a_consumer_only_when_told_to_and_fences_the_older
         taken = rf"another query has taken over.*{tmp_path}/other#"
         with pytest.raises(ConsumerRefused, match=taken):
             first.commit(at | {"offset": 30})
-        for restarted in (lambda one: one.latestOffset(at, ReadMaxRows(20)), lambda one: one.partitions(at, at)):
+        for restarted in (
+            lambda reader: reader.latestOffset(at, ReadMaxRows(20)),
+            lambda reader: reader.partitions(at, at),
+        ):
             with pytest.raises(ConsumerRefused, match=taken):
                 restarted(stream(tmp_path, durable=True))
         assert store.consumers.get(CONSUMER).frontier == 20  # type: ignore[union-attr]
@@ -330,5 +333,5 @@ def test_columns_are_checked_when_planning(tmp_path: Path) -> None:
     making.store(tmp_path / "facts.db", [[Sample(1, NOON_NS, 1.0)]])
     reader = stream(tmp_path, columns=" ".join(FACTS.fieldNames()))
     end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
-    [batch] = [one for part in reader.partitions(reader.initialOffset(), end) for one in reader.read(part)]
+    [batch] = [batch for part in reader.partitions(reader.initialOffset(), end) for batch in reader.read(part)]
     assert batch.schema.names == FACTS.fieldNames()

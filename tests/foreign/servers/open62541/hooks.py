@@ -27,15 +27,15 @@ class Hooks:
         data = file.read_bytes()
         _, *_, table, _, _, _, _, size, count, _ = _FILE.unpack_from(data)
         sections = [_SECTION.unpack_from(data, table + n * size) for n in range(count)]
-        (symbols,) = [one for one in sections if one[1] == _DYNAMIC_SYMBOLS]
+        (symbols,) = [section for section in sections if section[1] == _DYNAMIC_SYMBOLS]
         names_at = sections[symbols[6]][4]
         found = [_SYMBOL.unpack_from(data, at) for at in range(symbols[4], symbols[4] + symbols[5], _SYMBOL.size)]
-        names = [data[names_at + one[0] : data.index(b"\0", names_at + one[0])].decode() for one in found]
-        for section in (one for one in sections if one[1] == _RELOCATIONS):
+        names = [data[names_at + symbol[0] : data.index(b"\0", names_at + symbol[0])].decode() for symbol in found]
+        for section in (section for section in sections if section[1] == _RELOCATIONS):
             for at in range(section[4], section[4] + section[5], _RELOCATION.size):
                 place, info, _ = _RELOCATION.unpack_from(data, at)
                 self._places.setdefault(names[info >> 32], []).append(place)
-        values = {name: one[4] for name, one in zip(names, found, strict=True) if one[4]}
+        values = {name: symbol[4] for name, symbol in zip(names, found, strict=True) if symbol[4]}
         known = "UA_Server_newWithConfig"
         self._base = self._address(known) - values[known]
 

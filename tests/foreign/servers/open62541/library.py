@@ -200,7 +200,7 @@ class Library:
         """A server with every security policy that trusts these clients; the rest is open62541's JSON configuration.
         `complete` is called with the memory of the whole."""
         memory = ctypes.create_string_buffer(CONFIGURATION_BYTES_MAX)
-        trust_list = (Text * len(trusted))(*(Text.of(one) for one in trusted))
+        trust_list = (Text * len(trusted))(*(Text.of(file) for file in trusted))
         self.call(
             "UA_ServerConfig_setDefaultWithSecurityPolicies",
             memory,

@@ -210,7 +210,7 @@ class Program:
     def carry_out(self, do: str, **fields: Any) -> Any:
         """A command's answer."""
         commands = {
-            "add": lambda variables: [self._plant.add(**one) for one in variables] and None,
+            "add": lambda variables: [self._plant.add(**variable) for variable in variables] and None,
             "delete": self._plant.delete,
             "recreate": self._plant.recreate,
             "set": self._plant.set,

@@ -75,7 +75,7 @@ class Trouble:
 
     def kill_subscriptions(self, server: int) -> int:
         """End the subscriptions of all sessions; how many there were."""
-        ended = [one for one, is_attached in self.subscriptions.items() if is_attached]
+        ended = [subscription for subscription, is_attached in self.subscriptions.items() if is_attached]
         for subscription in ended:
             self._delete(server, subscription)
         return len(ended)
