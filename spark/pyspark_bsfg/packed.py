@@ -33,9 +33,9 @@ def tag_numbers(samples: Sequence[Unpacked]) -> Any:
     """The tag number of every fact."""
     steps: list[Piece] = []
     for batch in samples:
-        _, step, each = batch.tags
+        _, step, further = batch.tags
         rest = batch.frame.facts - 1
-        steps += [(None, 1), (_constant(step, rest) if each is None else each, rest)]
+        steps += [(None, 1), (_constant(step, rest) if further is None else further, rest)]
     total = pc.cumulative_sum(_integers(steps))
     counts = [batch.frame.facts for batch in samples]
     starts = pa.array([0, *accumulate(counts[:-1])], pa.int64())

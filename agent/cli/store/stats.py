@@ -88,10 +88,10 @@ def _estimated(reader: StoreReader, found: Statistics) -> dict[str, Any] | None:
 def text(found: Statistics) -> str:
     """The statistics as text for people."""
     file = found.file
-    each = f", {file.bytes / found.facts:.2f} bytes a fact" if found.facts else ""
+    per_fact = f", {file.bytes / found.facts:.2f} bytes a fact" if found.facts else ""
     lines = [
         f"{found.zone}: {found.facts:,} facts in {file.path}",
-        f"  file        {_mb(file.bytes)}{each}; {_mb(file.free_bytes)} of it free for reuse; log {_mb(file.wal_bytes)}",
+        f"  file        {_mb(file.bytes)}{per_fact}; {_mb(file.free_bytes)} of it free for reuse; log {_mb(file.wal_bytes)}",
     ]
     for stream in found.streams:
         lines.append(
@@ -99,10 +99,10 @@ def text(found: Statistics) -> str:
             f"({stream.messages:,} messages) in {stream.batches:,} batches, {_mb(stream.bytes)}"
         )
         if stream.oldest_ns is not None and stream.newest_ns is not None:
-            each = (
+            per_fact = (
                 f", {stream.bytes / stream.facts:.2f} bytes a fact, {stream.facts / stream.batches:.0f} facts a batch"
             )
-            lines.append(f"              from {time_text(stream.oldest_ns)} to {time_text(stream.newest_ns)}{each}")
+            lines.append(f"              from {time_text(stream.oldest_ns)} to {time_text(stream.newest_ns)}{per_fact}")
         for origin, of in stream.origins.items():
             missing = f", {of.missing:,} of them missing" if of.missing else ""
             lines.append(

@@ -63,7 +63,7 @@ def register_consumer(
     if is_local and zone not in {LOCAL_ZONE, *transaction.catalog.names.own_zones}:
         raise StreamIsLocal(f"stream {stream!r} has write class local; zone {zone!r} cannot read it")
     # Counted in the transaction: otherwise several concurrent requests could each count before the others' commit.
-    owned = sum(1 for each in transaction.catalog.consumers.values() if each.zone == zone)
+    owned = sum(1 for known in transaction.catalog.consumers.values() if known.zone == zone)
     if zone_max is not None and owned >= zone_max:
         raise TooManyConsumers(f"zone {zone} has {owned} consumers and may have {zone_max}")
     state = transaction.stream(stream)

@@ -180,7 +180,7 @@ class StoreReader:
         """The stored certificates (DER) of keys that sign facts."""
         with self._reading() as connection:
             asked = [{"key_id": key_id, "limit": CERTIFICATES_OF_KEY_MAX} for key_id in key_ids]
-            rows = [connection.execute(QUERIES["select_signers"], each).fetchall() for each in asked]
+            rows = [connection.execute(QUERIES["select_signers"], key).fetchall() for key in asked]
         return [certificate for found in rows for (certificate,) in found]
 
     def signed_zones(self) -> frozenset[str]:

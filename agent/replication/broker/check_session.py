@@ -228,7 +228,7 @@ class Session:
         return self._find(topic, correlation)
 
     def _find(self, topic: str, correlation: bytes) -> Received | None:
-        return next((each for each in self._messages if each[:2] == (topic, correlation)), None)
+        return next((message for message in self._messages if message[:2] == (topic, correlation)), None)
 
     def _on_message(self, incoming: Incoming) -> None:
         self._messages.append(Received(incoming.topic, incoming.correlation or b"", incoming.payload, time.monotonic()))

@@ -66,7 +66,7 @@ bad = partial(Diagnostic, Outcome.BAD)
 
 def bad_files(problems: Iterable[Problem]) -> Iterator[Diagnostic]:
     """Problems of certificate files, as results."""
-    return (bad(f"{each.file}: {each.why}", each.hint) for each in problems)
+    return (bad(f"{problem.file}: {problem.why}", problem.hint) for problem in problems)
 
 
 @dataclass(frozen=True, slots=True)

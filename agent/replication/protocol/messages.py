@@ -836,13 +836,13 @@ class LatestAnswer(AnswerBody, frozen=True, tag="GetLatest", tag_field="operatio
 def readable(values: Iterable[LatestEntry]) -> tuple[list[LatestEntry], list[str]]:
     """The values of an answer that can be parsed, and why each of the others cannot."""
     found, refused = list[LatestEntry](), list[str]()
-    for each in values:
+    for value in values:
         try:
-            each.check()
+            value.check()
         except MalformedMessage as error:
             refused.append(error.why)
         else:
-            found.append(each)
+            found.append(value)
     return found, refused
 
 

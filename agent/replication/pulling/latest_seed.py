@@ -98,7 +98,7 @@ class LatestSeed:
             answer, received_bytes = reply.answer, received_bytes + reply.bytes
             if not isinstance(answer, LatestAnswer):
                 raise MalformedMessage("an answer to another operation than GetLatest", operation="GetLatest")
-            found, refused = readable(each for each in answer.values if each.zone in self._zones)
+            found, refused = readable(value for value in answer.values if value.zone in self._zones)
             values += found
             if refused:
                 fields = {"peer": self._requester.peer_node, "stream": self._stream}

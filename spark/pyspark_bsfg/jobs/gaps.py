@@ -73,12 +73,12 @@ def found_within(facts: DataFrame, limit_s: Column) -> DataFrame:
     is_stale = usable.isNotNull() & (_from_to("usable_before.ns", "here.ns") > limit_ns)
     stale = ordered.where(is_stale & (F.col("usable_before.offset") != F.col("before.offset")))
     groups = samples.groupBy("date", "zone", "tag")
-    each = groups.agg(F.min("here").alias("begin"), F.max("here").alias("end"))
+    spans = groups.agg(F.min("here").alias("begin"), F.max("here").alias("end"))
     good = groups.agg(F.min(usable).alias("begin"), F.max(usable).alias("end")).where("begin IS NOT NULL")
     found = (
         _rows(missing, "missing", "before", "here"),
         _rows(stale, "stale", "usable_before", "here"),
-        _rows(each, "facts", "begin", "end"),
+        _rows(spans, "facts", "begin", "end"),
         _rows(good, "usable", "begin", "end"),
     )
     return reduce(DataFrame.unionAll, found)
@@ -176,7 +176,7 @@ def _declared(gaps: DataFrame, incidents: DataFrame) -> DataFrame:
     is_of_source = (F.col("what") == SAMPLES_LOST) & (F.col("of_zone") == F.col("zone")) & _names() & _is_within()
     found = gaps.join(declarations, is_of_source | _was_between() | _is_of_origin(), "left")
     by, is_loss = F.concat_ws(" ", "what", "reason"), F.col("what") == SAMPLES_LOST
-    each = found.groupBy(*gaps.columns).agg(
+    declared = found.groupBy(*gaps.columns).agg(
         F.sort_array(F.collect_list(F.when(is_loss, F.struct("first_ns", "last_ns")))).alias("losses"),
         F.collect_set(F.when(is_loss, by)).alias("by_losses"),
         F.collect_set(F.when(~is_loss, by)).alias("by_others"),
@@ -184,7 +184,7 @@ def _declared(gaps: DataFrame, incidents: DataFrame) -> DataFrame:
     is_covered = _uncovered_ns("losses") <= F.col("expected_s") * _SECOND_NS
     names = F.array_union("by_others", F.when(is_covered, F.col("by_losses")).otherwise(F.array()))
     declared_by = F.when(F.size(names) > 0, F.array_join(F.sort_array(names), ", "))
-    return each.select(*gaps.columns, declared_by.alias("declared_by"))
+    return declared.select(*gaps.columns, declared_by.alias("declared_by"))
 
 
 def _is_within() -> Column:

@@ -200,8 +200,10 @@ def _value(kind: Any, value: Any, path: str, problems: list[str], limits: Mappin
         kind = next(choice for choice in get_args(kind) if choice is not type(None))
     if get_origin(kind) is tuple:
         if isinstance(value, list):
-            of_each = get_args(kind)[0]
-            return tuple(_value(of_each, each, f"{path}[{n}]", problems, {}) for n, each in enumerate(value, 1))
+            member_kind = get_args(kind)[0]
+            return tuple(
+                _value(member_kind, element, f"{path}[{n}]", problems, {}) for n, element in enumerate(value, 1)
+            )
         problems.append(f"{path} = {value!r}: write [[{path}]]")
     elif hasattr(kind, "__dataclass_fields__"):
         if isinstance(value, dict):

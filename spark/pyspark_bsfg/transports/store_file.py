@@ -84,9 +84,9 @@ class StoreFileSource:
         here = None if read is None else self.reader.resolve(stream, read)
         resolved = None if here is None or here.how == "unknown" else here.offset
         facts = found.end_offset - found.first_offset + 1
-        each = found.bytes / facts if facts > 0 else 0.0
+        fact_bytes = found.bytes / facts if facts > 0 else 0.0
         life = log.at(found.end_offset).hex()
-        return Bounds(life, found.first_offset, found.end_offset, self.zone, each, resolved)
+        return Bounds(life, found.first_offset, found.end_offset, self.zone, fact_bytes, resolved)
 
     def marks(self, stream: str) -> Sequence[tuple[int, int]]:
         return self.reader.clock_marks(stream)

@@ -99,7 +99,7 @@ class Probe:
         except OSError as error:
             failure = Failure(Step.TCP, NAME_UNKNOWN, str(error))
             return failed("name", explain(failure, Identity(self.settings.url, "")).text)
-        addresses = sorted({str(each[4][0]) for each in found})
+        addresses = sorted({str(entry[4][0]) for entry in found})
         return ProbeStep("name", Outcome.OK, f"{host} is {', '.join(addresses)}, port {port}")
 
     async def _ask(self) -> ProbeStep:
@@ -113,7 +113,7 @@ class Probe:
             return ProbeStep(
                 "endpoints", Outcome.NOTE, "not shown without security; the file of its certificate is given"
             )
-        lines = [_endpoint_line(each) for each in self._endpoints]
+        lines = [_endpoint_line(endpoint) for endpoint in self._endpoints]
         server = self._endpoints[0].Server if self._endpoints else None
         if server is None:
             todo = "write the host name by which the server knows itself into the URL, or configure an endpoint there"
@@ -123,7 +123,7 @@ class Probe:
         return ProbeStep("endpoints", Outcome.OK, what, details=tuple(lines))
 
     async def _choose(self) -> ProbeStep:
-        offered = {(policy_name(each), mode_name(each)) for each in self._endpoints}
+        offered = {(policy_name(endpoint), mode_name(endpoint)) for endpoint in self._endpoints}
         settings = self.settings
         if settings.security_policy == "None":
             if ("None", "None") in offered:

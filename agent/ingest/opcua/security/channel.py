@@ -141,8 +141,10 @@ def token_policy(
 ) -> tuple[ua.UserTokenPolicy | None, str]:
     """The policy of a server for a kind of user, and the URI by which it encrypts; empty if it does not. Of several the
     first that encrypts. `security_policy_uri`, of the connection, is used by a policy that names none."""
-    found = [(each, each.SecurityPolicyUri or security_policy_uri) for each in offered if each.TokenType == kind]
-    encrypting = [(each, uri) for each, uri in found if uri in _TOKEN_URIS]
+    found = [
+        (policy, policy.SecurityPolicyUri or security_policy_uri) for policy in offered if policy.TokenType == kind
+    ]
+    encrypting = [(policy, uri) for policy, uri in found if uri in _TOKEN_URIS]
     return encrypting[0] if encrypting else (found[0][0] if found else None, "")
 
 
@@ -162,8 +164,8 @@ def choose_endpoint(
     """The endpoint with the policy and mode of the settings. Raises SourceRefused."""
     wanted = (settings.security_policy, settings.security_mode)
     # Endpoints with https have other certificates.
-    ours = [each for each in endpoints if str(each.EndpointUrl).startswith("opc.tcp:")]
-    fitting = [each for each in ours if (policy_name(each), mode_name(each)) == wanted]
+    ours = [endpoint for endpoint in endpoints if str(endpoint.EndpointUrl).startswith("opc.tcp:")]
+    fitting = [endpoint for endpoint in ours if (policy_name(endpoint), mode_name(endpoint)) == wanted]
     for endpoint in fitting:
         if endpoint.ServerCertificate:
             return endpoint
@@ -209,7 +211,7 @@ def judge_server(
         if settings.trust_folder is not None and not sha256:
             folder = TrustFolder(settings.trust_folder)
             accepted = TrustList(
-                trusted=frozenset(each.facts.sha256 for each in folder.certificates("trusted")),
+                trusted=frozenset(trusted.facts.sha256 for trusted in folder.certificates("trusted")),
                 issuers=tuple(folder.issuers()),
                 revocation_lists=tuple(folder.revocation_lists()),
                 is_revocation_list_required=settings.crl_required,
@@ -240,7 +242,7 @@ def _trusted_before(settings: OpcuaSourceSettings, facts: CertificateFacts, pinn
     if settings.trust_folder is None:
         return ""
     try:
-        known = [each.facts for each in TrustFolder(settings.trust_folder).certificates("trusted")]
+        known = [trusted.facts for trusted in TrustFolder(settings.trust_folder).certificates("trusted")]
     except TrustError:
         return ""
     of_server = [certificate for certificate in known if set(certificate.uris) & set(facts.uris)]

@@ -249,7 +249,7 @@ async def offered_endpoints(
         found = await ask_endpoints(endpoint_client)
     except (UaError, OSError, TimeoutError) as error:
         raise _error(explain(_failure(endpoint_client, error), Identity(settings.url, "None"))) from error
-    return [each for each in found if str(each.EndpointUrl).startswith("opc.tcp:")]
+    return [endpoint for endpoint in found if str(endpoint.EndpointUrl).startswith("opc.tcp:")]
 
 
 async def _answers(endpoint_client: StepTrackingClient) -> bool:

@@ -80,8 +80,8 @@ class TrustFolder:
             return file
         _write(file, facts.der)
         old = sorted(self._files("rejected"), key=_age_key)
-        for each in old[:-REJECTED_MAX]:
-            each.unlink(missing_ok=True)
+        for oldest in old[:-REJECTED_MAX]:
+            oldest.unlink(missing_ok=True)
         return file
 
     def trust(self, thumbprint: str) -> TrustedFile:
@@ -114,9 +114,9 @@ class TrustFolder:
         if len(wanted) < PREFIX_MIN or not re.fullmatch("[0-9a-f]+", wanted):
             raise TrustError(f"{thumbprint!r} is no thumbprint; write at least {PREFIX_MIN} hexadecimal digits of it")
         found = [
-            each
-            for each in self.certificates(source)
-            if each.facts.sha1.lower().startswith(wanted) or each.facts.sha256.startswith(wanted)
+            certificate
+            for certificate in self.certificates(source)
+            if certificate.facts.sha1.lower().startswith(wanted) or certificate.facts.sha256.startswith(wanted)
         ]
         if len(found) != 1:
             what = "no certificate" if not found else f"{len(found)} certificates"
@@ -141,8 +141,8 @@ class TrustFolder:
     def _files(self, name: str) -> list[Path]:
         folder = self.folder / name
         try:
-            files = [each for each in sorted(folder.iterdir()) if each.is_file()]
-            return [each for each in files if not each.name.startswith(".")][:FILES_MAX]
+            files = [file for file in sorted(folder.iterdir()) if file.is_file()]
+            return [file for file in files if not file.name.startswith(".")][:FILES_MAX]
         except FileNotFoundError:
             return []
         except OSError as error:

@@ -158,7 +158,7 @@ def _is_for_host(facts: CertificateFacts, host: str) -> bool:
 def _issue_problem(chain: Sequence[bytes], accepted: TrustList, now: datetime) -> _Problem | None:
     """Why no valid chain leads from the server's certificate to one in issuers/; None if one does."""
     found: _Problem = _UNKNOWN_ISSUER
-    presented = [parse_certificate(each) for each in chain if not facts_of(each).fault]
+    presented = [parse_certificate(certificate) for certificate in chain if not facts_of(certificate).fault]
     for way in islice(_ways([presented[0]], presented[1:], accepted.issuers), WAYS_MAX):
         problems = (
             problem for child, issuer in pairwise(way) for problem in _link_problems(child, issuer, accepted, now)

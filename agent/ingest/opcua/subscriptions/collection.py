@@ -264,7 +264,9 @@ class Subscriptions:
         while self._ended:
             old = self._ended[0]
             still = [
-                tag for each in sorted(old.plan.live) if (tag := self._delivery.number(each)) in self._delivery.points
+                tag
+                for number in sorted(old.plan.live)
+                if (tag := self._delivery.number(number)) in self._delivery.points
             ]
             await self._delivery.lose(quality.BAD_COMMUNICATION_ERROR, now.time_ns, still, since_ns=old.since.on(now))
             self._ended.pop(0)

@@ -35,7 +35,7 @@ async def append(context: Context, caller: Caller, request: AppendFact) -> Outco
         )
     except MessageError as error:
         return refuse_message(parsed.messages, error)
-    outcomes = [AppendedEntry.of(each) for each in await context.wrap(appending)]
+    outcomes = [AppendedEntry.of(result) for result in await context.wrap(appending)]
     return Reply(AppendAnswer(**context.store_name, outcomes=outcomes), [])
 
 
