@@ -357,7 +357,7 @@ def test_an_enumerations_name_is_added_to_its_number() -> None:
     name, have none; parts of a later version's form do no harm."""
     definition = TagDefinition("tag:a", enumeration="0=Off|1=On|7=Automatic, by hand|x=9|=|8=")
     named, unnamed = {7: b'"text":"Automatic, by hand",', 1: b'"text":"On",'}, (2, 8, 7.0, 1.0, True, False, None)
-    for value, text in (*named.items(), *((each, b"") for each in unnamed)):
+    for value, text in (*named.items(), *((attribute, b"") for attribute in unnamed)):
         presented = message.sample_message(definition, Sample(1, 0, value), "id", "plant")
         head = b'{"quality":0,"source_time":"1970-01-01T00:00:00Z",' + text + b'"value":'
         assert presented.fact.object_json.startswith(head), value

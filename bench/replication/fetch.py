@@ -31,7 +31,7 @@ ANSWER_S_MAX = 10.0
 
 
 @dataclass(slots=True)
-class _Found:
+class _Fetched:
     fetches_ns: list[int] = field(default_factory=list)
     round_trips_ns: list[int] = field(default_factory=list)
     request_bytes: int = 0
@@ -58,9 +58,9 @@ def run(facts: int, seconds: float, seed: int, below: Path | None) -> Report:
     return _report(found, facts, at_rest, seed, described)
 
 
-async def _fetch(testbed: Testbed, bare: BareRequester, facts: int, seconds: float, chance: random.Random) -> _Found:
+async def _fetch(testbed: Testbed, bare: BareRequester, facts: int, seconds: float, chance: random.Random) -> _Fetched:
     """Product and bare round trips in turns."""
-    found = _Found()
+    found = _Fetched()
     link = Link(access(testbed.access(ASKING)))
     asker = Requester(link, SERVING)
     async with TaskGroup() as group:
@@ -80,7 +80,7 @@ async def _fetch(testbed: Testbed, bare: BareRequester, facts: int, seconds: flo
     return found
 
 
-async def _fetch_once(asker: Requester, after: LogPosition, found: _Found) -> None:
+async def _fetch_once(asker: Requester, after: LogPosition, found: _Fetched) -> None:
     request = FetchFacts(consumer_name=CONSUMER, stream=STREAM, limit=BATCH_FACTS, after=after)
     answered: asyncio.Future[ArrivedAnswer] = asyncio.get_running_loop().create_future()
     start_ns = time.perf_counter_ns()
@@ -97,7 +97,7 @@ async def _fetch_once(asker: Requester, after: LogPosition, found: _Found) -> No
     found.answer_bytes.append(len(arrived.payload))
 
 
-def _report(found: _Found, facts: int, at_rest: float, seed: int, described: dict[str, Any]) -> Report:
+def _report(found: _Fetched, facts: int, at_rest: float, seed: int, described: dict[str, Any]) -> Report:
     fetch, round_trip = Latency.of(found.fetches_ns), Latency.of(found.round_trips_ns)
     answer_bytes = median(found.answer_bytes)
     values = {

@@ -128,7 +128,7 @@ def _report(
     seconds: float,
 ) -> Report:
     calm = Latency.of([lag for part, some in lags_ns.items() if part.startswith("quiet") for lag in some])
-    each = {kind: Latency.of(lags_ns[kind]) for kind in counts}
+    latencies = {kind: Latency.of(lags_ns[kind]) for kind in counts}
     results = {
         kind: {
             **latency.to_dict(),
@@ -137,9 +137,9 @@ def _report(
             "counts": counts[kind],
             "cores": shares[kind],
         }
-        for kind, latency in each.items()
+        for kind, latency in latencies.items()
     }
-    worst = max(each.values(), key=lambda latency: latency.p99_ms)
+    worst = max(latencies.values(), key=lambda latency: latency.p99_ms)
     values = {
         **worst.to_dict(),
         "limit": {"what": "the lag of the same zone while nothing floods", **calm.to_dict()},
@@ -153,7 +153,7 @@ def _report(
     lines = [
         f"hostile    quiet: {calm}, a message every {INTERVAL_S * 1000:.0f} ms, append to durable in the next zone"
     ]
-    for kind, latency in each.items():
+    for kind, latency in latencies.items():
         became = ", ".join(f"{what} {count:,}" for what, count in counts[kind].items())
         lines.append(f"{kind:<10} {latency}, p99 {results[kind]['p99_ratio']} of quiet; {became}")
         lines.append(f"{'cores':<10} " + ", ".join(f"{name} {used}" for name, used in shares[kind].items()))

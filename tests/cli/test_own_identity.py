@@ -51,7 +51,7 @@ def _bring(issued: pki.Issued, own: Path) -> None:
     shutil.copy(issued.key_file, own / "own.key")
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=[" ".join(each[:3]) for each in COMMANDS])
+@pytest.mark.parametrize("command", COMMANDS, ids=[" ".join(command[:3]) for command in COMMANDS])
 @pytest.mark.parametrize(
     "spoil,says",
     [
@@ -116,8 +116,8 @@ def test_a_link_without_identity_logs_once(monkeypatch: pytest.MonkeyPatch, capl
     away = Link(Access("site", "plant-a", "127.0.0.1", 1, ssl.create_default_context))
     for link in (without, away):
         asyncio.run(run(link))
-    said = [getattr(each, "reason") for each in caplog.records if each.message == "broker_unreachable"]  # noqa: B009
+    said = [getattr(record, "reason") for record in caplog.records if record.message == "broker_unreachable"]  # noqa: B009
     assert len(said) == 3
-    assert all(word in each for word, each in zip(("08:0", "replaced", "refused"), said, strict=True))
+    assert all(word in text for word, text in zip(("08:0", "replaced", "refused"), said, strict=True))
     assert without.statistics().needs_person
     assert not away.statistics().needs_person

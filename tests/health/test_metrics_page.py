@@ -34,8 +34,8 @@ PAGE = Path(__file__).parents[2] / "docs/reference/metrics.md"
 
 def known(record: Any) -> Any:
     """The same record with a value in place of each None."""
-    unknown = {each.name: 1.0 for each in fields(record) if getattr(record, each.name) is None}
-    inner = {each.name: getattr(record, each.name) for each in fields(record) if each.name not in unknown}
+    unknown = {member.name: 1.0 for member in fields(record) if getattr(record, member.name) is None}
+    inner = {member.name: getattr(record, member.name) for member in fields(record) if member.name not in unknown}
     return replace(record, **unknown, **{name: known(member) for name, member in inner.items() if is_dataclass(member)})
 
 

@@ -52,7 +52,7 @@ class Gateway:
         lines = ['[node]\nzone = "plant-a"\n[store]\ncommit_interval_ms = 250\n']
         for name, broker in self.brokers.items():
             mine = broker.identity("plant-a")
-            files = "".join(f'{each} = "{getattr(mine, each)}"\n' for each in ("ca_file", "cert_file", "key_file"))
+            files = "".join(f'{key} = "{getattr(mine, key)}"\n' for key in ("ca_file", "cert_file", "key_file"))
             lines.append(f'[[broker]]\nname = "{name}"\nhost = "{broker.host}"\nport = {broker.port}\n{files}')
         lines += ['[[peer]]\nzone = "idmz"\nbroker = "first"\nexports = ["facts.telemetry"]\n']
         lines += ['[[peer]]\nzone = "enterprise"\nbroker = "second"\npulls = ["orders"]\n']

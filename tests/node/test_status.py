@@ -160,7 +160,7 @@ def test_space_of_streams_and_consumers(tmp_path: Path) -> None:
 
 def pull_statistics(**some: object) -> PullStatistics:
     """The statistics of a pull, 0 where not given."""
-    names = [each.name for each in fields(PullStatistics)]
+    names = [field.name for field in fields(PullStatistics)]
     fixed = {"peer_node": "plant-b", "catch_up": None, "counters": ReceiverCounters()}
     return PullStatistics(**(dict.fromkeys(names, 0) | fixed | some))  # type: ignore[arg-type]
 
@@ -242,7 +242,7 @@ def test_counts_of_a_source(tmp_path: Path) -> None:
         "out_of_order_total": 5,
     }
     counted |= {"polls_missed_total": 6, "store_refused_total": 7, "values_total": 8, "errors_total": 9}
-    names = [each.name for each in fields(SourceStatistics)]
+    names = [field.name for field in fields(SourceStatistics)]
     others = {"dropped_total": 10, "state": State.CONNECTED, "events": EventStatistics(11, 12, 13, 14)}
     source = SourceStatistics(**(dict.fromkeys(names, "") | counted | others))  # type: ignore[arg-type]
     with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
@@ -354,7 +354,7 @@ def test_a_changed_configuration_is_named_until_the_restart(tmp_path: Path) -> N
             before = collector._turns
             await wait_until_async(lambda: collector._turns > before, "the values are read")
             refreshing.cancel()
-            return [(each.subject, each.alert) for each in assess(collector.snapshot()).reasons]
+            return [(reason.subject, reason.alert) for reason in assess(collector.snapshot()).reasons]
 
         assert ("node.toml", False) not in asyncio.run(reasons())
         file.write_text(file.read_text() + '[[peer]]\nzone = "idmz"\n')

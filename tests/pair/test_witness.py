@@ -64,19 +64,19 @@ def test_terms_rise_and_a_lease_is_kept(claimed: list[tuple[Claim, int]]) -> Non
     """For any claims: a lease that has not run out and was not released keeps its holder; the highest term never falls;
     a new grant is above all that was granted or heard of, or it is the term with which the node leads already."""
     lead, now_ms = Lead(), 0
-    for each, wait_ms in claimed:
+    for asked, wait_ms in claimed:
         now_ms += wait_ms
-        before, lead = lead, decide_lead(lead, each, now_ms)
-        is_holder = (before.node, before.instance) == (each.node, each.instance)
+        before, lead = lead, decide_lead(lead, asked, now_ms)
+        is_holder = (before.node, before.instance) == (asked.node, asked.instance)
         if before.node and now_ms < before.ends_ms and not is_holder:
             assert (lead.node, lead.instance, lead.term) == (before.node, before.instance, before.term)
-        assert lead.highest >= max(before.highest, each.highest, lead.term)
+        assert lead.highest >= max(before.highest, asked.highest, lead.term)
         if lead.node and lead.term != before.term:
-            known = max(before.highest, each.highest)
-            assert lead.term > known or (each.state is LEADS and lead.term == each.term >= known)
-            assert lead.term == each.term or lead.term % 3 == Granter.WITNESS
+            known = max(before.highest, asked.highest)
+            assert lead.term > known or (asked.state is LEADS and lead.term == asked.term >= known)
+            assert lead.term == asked.term or lead.term % 3 == Granter.WITNESS
         if lead.node and lead.ends_ms != before.ends_ms:
-            assert (lead.node, lead.instance, lead.ends_ms) == (each.node, each.instance, now_ms + LEASE_MS)
+            assert (lead.node, lead.instance, lead.ends_ms) == (asked.node, asked.instance, now_ms + LEASE_MS)
 
 
 @given(st.integers(0, 10**15), st.sampled_from(Granter), st.sampled_from(Granter))

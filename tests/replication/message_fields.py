@@ -16,8 +16,8 @@ def integers(kind: Any, place: Place = ()) -> Iterator[tuple[Place, msgspec.insp
         case msgspec.inspect.IntType():
             yield place, kind
         case msgspec.inspect.UnionType(types=types):
-            for each in types:
-                yield from integers(each, place)
+            for member in types:
+                yield from integers(member, place)
         case msgspec.inspect.StructType(fields=fields) | msgspec.inspect.DataclassType(fields=fields):
             for field in fields:
                 yield from integers(field.type, (*place, field.encode_name))

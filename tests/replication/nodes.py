@@ -102,7 +102,9 @@ class Node:
     ) -> Server:
         """Serve these zones: streams they may read, streams they may append to. `peer_latest_in`: folder of the latest
         values received from peers; `settings`: of the server."""
-        named, open_to = ({zone: frozenset(some) for zone, some in each.items()} for each in (exports, appends or {}))
+        named, open_to = (
+            {zone: frozenset(some) for zone, some in allowed.items()} for allowed in (exports, appends or {})
+        )
         look_up = latest_lookup(self.store.reader, lambda _: 0, partial(peer_latest, peer_latest_in))
         settings = {"refuses_request": self.judge.refuses_request, **settings}
         self.server = Server(
@@ -141,7 +143,7 @@ class Node:
         if self.server is not None:
             work.append(self.server.run())
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(each) for each in work]
+            tasks = [group.create_task(coroutine) for coroutine in work]
             try:
                 async with asyncio.timeout(LIMIT_S):
                     await self.link.wait_up()
@@ -233,6 +235,6 @@ def sealed(store: FactStore, stream: str = STREAM) -> list[bytes]:
     """Every batch of a stream, byte for byte."""
     found, after = [], 0
     while page := store.read(stream, after, 100_000, 10_000_000).batches:
-        found += [each.sealed for each in page]
+        found += [batch.sealed for batch in page]
         after = page[-1].last_offset
     return found

@@ -89,8 +89,8 @@ class Attack:
 
     def close(self, sockets: list[socket.socket]) -> None:
         """Close them and wait until the broker has closed them too."""
-        for each in sockets:
-            each.close()
+        for connection in sockets:
+            connection.close()
         wait_until(lambda: self._open_files() <= self._files, "the broker has closed its side")
 
     def honest_enters(self) -> bool:
@@ -128,7 +128,7 @@ class Attack:
 
 def _standing(sockets: list[socket.socket]) -> int:
     """How many connections the broker has kept open."""
-    return sum(is_open(each) for each in sockets)
+    return sum(is_open(connection) for connection in sockets)
 
 
 def main(folder: Path, options: list[str]) -> None:

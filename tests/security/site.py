@@ -136,7 +136,7 @@ class Site:
     def is_connected(self, zone: str) -> bool:
         """Whether a node is connected to the broker."""
         brokers = self.status(zone).get("brokers", [])
-        return bool(brokers) and all(each["connected"] for each in brokers)
+        return bool(brokers) and all(broker["connected"] for broker in brokers)
 
     def connects(self) -> dict[str, int]:
         """How often each node has connected to the broker, which evil uses too."""

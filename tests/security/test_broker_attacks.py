@@ -157,6 +157,6 @@ def test_bare_sockets_are_bounded_by_the_files_of_the_unit(broker: Mosquitto) ->
     with honest(broker):
         for _ in range(6):
             bare = [bare_socket(HOST, broker.port) for _ in range(80)]
-            wait_until(lambda bare=bare: sum(is_open(each) for each in bare) < 60, "the rest is closed")
-            for each in bare:
-                each.close()
+            wait_until(lambda bare=bare: sum(is_open(connection) for connection in bare) < 60, "the rest is closed")
+            for connection in bare:
+                connection.close()

@@ -89,9 +89,9 @@ def checkpoints(site: Site, zone: str) -> list[bytes]:
     """The objects of the plant's checkpoints in a zone's store."""
     messages = [
         opened
-        for each in batches(site, zone)
-        if each.header.kind is batch.Kind.MESSAGES
-        for opened in batch.open_messages(each)
+        for parsed in batches(site, zone)
+        if parsed.header.kind is batch.Kind.MESSAGES
+        for opened in batch.open_messages(parsed)
     ]
     return [opened.fact.object_json for opened in messages if opened.fact.predicate == CHECKPOINT]
 

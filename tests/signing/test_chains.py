@@ -161,7 +161,7 @@ def test_nothing_forged_is_accepted(count: int, at: set[int], attacks: list[Any]
     assert {offered[place].batch.sealed for place in judged.accepted} <= {made.sealed for made in honest}
     assert judged.verified <= set(judged.accepted)
     declined = sum(
-        any(each.first_offset <= offer.first_offset <= each.last_offset for each in judged.declined)
+        any(refusal.first_offset <= offer.first_offset <= refusal.last_offset for refusal in judged.declined)
         for offer in offered
     )
     assert declined + len(judged.accepted) >= len(offered)

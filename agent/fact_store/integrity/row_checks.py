@@ -133,7 +133,9 @@ class StreamCheck:
             ranges = held.get(origin, ())
             ends = {seen.last_sequence: seen.last_digest for seen in self.ranges_seen.get(origin, ())}
             for seen in self.ranges_seen.get(origin, ()):
-                inside = [known for known in ranges if known.first_sequence <= seen.first_sequence <= known.last_sequence]
+                inside = [
+                    known for known in ranges if known.first_sequence <= seen.first_sequence <= known.last_sequence
+                ]
                 if not inside or inside[0].last_sequence < seen.last_sequence:
                     what = (
                         f"sequences {seen.first_sequence} to {seen.last_sequence} are stored but not in the held ranges"

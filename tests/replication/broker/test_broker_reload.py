@@ -147,16 +147,16 @@ def test_brokers_are_identified_by_their_configuration_file(tmp_path: Path, monk
     reader = ["cat", "-", "broker/mosquitto.conf"]  # another program, which a SIGHUP would end
     started.append(subprocess.Popen(reader, stdin=subprocess.PIPE, cwd=tmp_path / "south"))
     try:
-        for each in started:  # a program that has just begun has no command line for a moment
-            wait_until(Path(f"/proc/{each.pid}/cmdline").read_bytes, "its command line")
+        for process in started:  # a program that has just begun has no command line for a moment
+            wait_until(Path(f"/proc/{process.pid}/cmdline").read_bytes, "its command line")
         assert find_brokers(tmp_path / "south/broker/mosquitto.conf") == [started[1].pid]
         monkeypatch.chdir(tmp_path / "north")
         assert find_brokers(Path("broker/mosquitto.conf")) == [started[0].pid]
         assert find_brokers(Path("broker/../../south/broker/mosquitto.conf")) == [started[1].pid]
         assert find_brokers(Path("mosquitto.conf")) == []
     finally:
-        for each in started:
-            each.communicate(timeout=LIMIT_S)
+        for process in started:
+            process.communicate(timeout=LIMIT_S)
 
 
 SPOILS: list[tuple[str, Callable[[Path, Path], object], str]] = [
@@ -193,7 +193,7 @@ def test_nothing_is_sent_when_a_file_is_wrong(
     finally:
         for file in kept.iterdir():
             shutil.copy2(file, broker.files.folder / file.name)
-    assert any(says in each for each in found), found
+    assert any(says in text for text in found), found
     assert found[-1] == "no signal was sent to the broker"
     assert broker.log_text().count("Reloading config.") == reloads
     assert bad(reload(broker)) == []
@@ -222,7 +222,11 @@ def test_files_the_brokers_user_cannot_read(broker: Mosquitto) -> None:
 def test_expiry_is_announced_a_month_ahead(broker: Mosquitto) -> None:
     """A month before the list or certificate expires there is a note with what to do."""
     later = NOW + timedelta(days=pki.LEAF_DAYS - 10)
-    notes = [each for each in check_broker_files(broker.files.config_file, now=later) if each.outcome is Outcome.NOTE]
+    notes = [
+        finding
+        for finding in check_broker_files(broker.files.config_file, now=later)
+        if finding.outcome is Outcome.NOTE
+    ]
     assert ["the broker's certificate ends in 9 days" in note.what or "10 days" in note.what for note in notes] == [
         True
     ]

@@ -101,4 +101,4 @@ def test_check_names_a_missing_link(tmp_path: Path) -> None:
             ("plant-a", "plant-a may not receive requests"),
         ):
             bad = [diagnostic.what for diagnostic in _diagnostics(broker, zone) if diagnostic.outcome is Outcome.BAD]
-            assert [each for each in bad if each.startswith(what)], bad
+            assert [problem for problem in bad if problem.startswith(what)], bad

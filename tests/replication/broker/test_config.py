@@ -150,7 +150,7 @@ def test_config_refuses(change: dict[str, Any]) -> None:
 def test_each_protective_setting_appears_once(line: str) -> None:
     """Each protective setting appears exactly once, and no setting appears twice, so that none overrides another."""
     config = plan.render_config(BrokerPlan("/etc/mosquitto/bsfg/idmz/", "/usr/lib/p.so"))
-    settings = [each for each in config.splitlines() if each and not each.startswith("#")]
+    settings = [kept for kept in config.splitlines() if kept and not kept.startswith("#")]
     assert settings.count(line) == 1
     names = [setting.split(" ")[0] for setting in settings if not setting.startswith("log_type ")]
     assert len(names) == len(set(names))

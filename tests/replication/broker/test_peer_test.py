@@ -124,7 +124,7 @@ def test_the_step_that_fails_is_the_last_and_is_named(
     name, what = last_bad(steps)
     assert (name, says in what) == (step, True)
     assert steps[-1].outcome is Outcome.BAD
-    assert [each.step for each in steps[:-1]] == ALL_STEPS[: ALL_STEPS.index(step)]
+    assert [done.step for done in steps[:-1]] == ALL_STEPS[: ALL_STEPS.index(step)]
 
 
 def test_a_link_the_broker_does_not_know(tmp_path: Path) -> None:

@@ -73,10 +73,10 @@ async def test_two_connections_of_a_zone_are_independent_clean_sessions(broker: 
     await opened.subscribe([subscription_to(MINE)])
     await two.subscribe([subscription_to(MINE)])
     assert not opened.closed.done()
-    for each in (opened, two):
-        assert each._socket is not None
-        assert each._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-        await each.close()
+    for connection in (opened, two):
+        assert connection._socket is not None
+        assert connection._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        await connection.close()
     joined = re.findall(
         r"New client connected from \S+ as (\S+) \(p5, c(\d), k\d+, u'idmz'\)", broker.log_text()[before:]
     )
@@ -177,7 +177,7 @@ async def test_large_messages_both_ways(broker: Mosquitto) -> None:
     for number, size in enumerate(sizes):
         server.publish_answer(MINE, bytes([number]) * size, number.to_bytes(16))
         await wait_until_async(lambda number=number: len(arrived) > number, f"message {number}")
-    assert [(len(each.payload), each.correlation) for each in arrived] == [
+    assert [(len(message.payload), message.correlation) for message in arrived] == [
         (size, number.to_bytes(16)) for number, size in enumerate(sizes)
     ]
     await client.close()

@@ -42,7 +42,7 @@ def test_a_key_never_leaves_its_node(folder: Path, tmp_path: Path) -> None:
     assert mine.key_file.read_bytes() == secret
     assert not [file for file in folder.rglob("*") if file.is_file() and secret in file.read_bytes()]
     assert not list(node.rglob("requested/*.key"))
-    assert [each.name for each in pki.list_issued(folder, NOW)].count("enterprise") == 1
+    assert [issued.name for issued in pki.list_issued(folder, NOW)].count("enterprise") == 1
     assert CliRunner().invoke(bsfg, ["pki", "show", "--pki", str(folder)]).exit_code == 0
 
 
@@ -156,7 +156,7 @@ def test_every_signature_needs_the_passphrase(locked: Path) -> None:
         ):
             with pytest.raises(pki.PkiError, match=why):
                 attempt()
-    assert [each.revoked for each in pki.list_issued(folder, NOW)] == [None]
+    assert [issued.revoked for issued in pki.list_issued(folder, NOW)] == [None]
     assert pki.revoke(folder, "idmz", NOW, passphrase=PASSPHRASE)
 
 

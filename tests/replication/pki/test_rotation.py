@@ -75,7 +75,7 @@ def test_an_offer_that_could_not_be_shown_is_offered_again(rotation: Rotation) -
 
 @pytest.mark.parametrize(
     "act",
-    [lambda each: each.refused(OLD, "no"), lambda each: each.files_checked(NEW, "bad")],
+    [lambda core: core.refused(OLD, "no"), lambda core: core.files_checked(NEW, "bad")],
     ids=["refused", "files spoiled"],
 )
 def test_at_start_a_refused_identity_is_tried_again(act: Callable[[Rotation], object]) -> None:

@@ -42,7 +42,7 @@ VERBATIM = {"object"}  # bytes that are not the sender's
 def in_1_7(message: Any) -> Any:
     """The same message in a later minor version: unknown fields in every object."""
     if isinstance(message, list):
-        return [in_1_7(each) for each in message]
+        return [in_1_7(element) for element in message]
     if not isinstance(message, dict):
         return message
     grown = {name: value if name in VERBATIM else in_1_7(value) for name, value in message.items()}

@@ -128,7 +128,7 @@ class FarAway(Peer):
             self.waited.append(len(self.waiting))
             self.waiting.remove(mine)
         reply = await super().ask(request, timeout_s)
-        return Reply(reply.answer, [each[: self.most] for each in reply.batches], reply.bytes)
+        return Reply(reply.answer, [chunk[: self.most] for chunk in reply.batches], reply.bytes)
 
 
 def test_chunks_are_asked_for_ahead_and_stored_in_order() -> None:

@@ -108,7 +108,7 @@ async def test_a_relay_passes_on_the_latest_values_it_received(broker: Mosquitto
         begun.set()
         await values.run()
         await others.run()
-    assert [[(entry.subject, entry.via, entry.offset) for entry in each.values] for each in kept] == [
+    assert [[(entry.subject, entry.via, entry.offset) for entry in seed.values] for seed in kept] == [
         [("tag:001", "plant-a", None), ("tag:002", "plant-a", None)],
         [],
     ]
@@ -211,7 +211,7 @@ async def test_values_are_asked_for_until_they_are_kept(monkeypatch: pytest.Monk
         await seeding
     assert (asked, failures) == ([10.0, 15.0, 20.0], [0, 1])
     assert [seed.asked_unix_ms for seed in kept] == [15_000, 20_000]
-    assert [each.subject for each in kept[-1].values] == ["tag:001"]
+    assert [entry.subject for entry in kept[-1].values] == ["tag:001"]
 
 
 async def test_the_values_kept_of_a_peer_are_bounded_in_bytes() -> None:

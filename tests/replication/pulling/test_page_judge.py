@@ -550,7 +550,7 @@ def test_evidence_is_kept_within_limits(store: FactStore, tmp_path: Path) -> Non
     assert len(files) == EVIDENCE_FILES_MAX
     assert all(file.name.startswith(".._idmz-facts.telemetry-plant-1-") for file in files)
     assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
-    assert declined.sealed in {each.read_bytes() for each in files}
+    assert declined.sealed in {file.read_bytes() for file in files}
     several = EvidenceFolder(tmp_path / "several")
     bad = page([spoiled(chain(1, key=KEY, life=bytes([number]) * 16)[0]) for number in range(1, 9)])
     judge_of(store, evidence=several).judge("idmz", STREAM, bad, [PLANT.der])
@@ -558,7 +558,7 @@ def test_evidence_is_kept_within_limits(store: FactStore, tmp_path: Path) -> Non
     evidence = EvidenceFolder(tmp_path / "large")
     for number in range(5):
         evidence.keep(f"large-{number}", bytes(EVIDENCE_BYTES_MAX // 3))
-    assert sum(each.stat().st_size for each in (tmp_path / "large").iterdir()) <= EVIDENCE_BYTES_MAX
+    assert sum(file.stat().st_size for file in (tmp_path / "large").iterdir()) <= EVIDENCE_BYTES_MAX
     evidence.keep("large-4", b"later")
     assert (tmp_path / "large" / "large-4.batch").read_bytes() == bytes(EVIDENCE_BYTES_MAX // 3), "it does not change"
     blocked = tmp_path / "file"

@@ -735,7 +735,7 @@ def test_skipped_facts_are_logged(caplog: pytest.LogCaptureFixture) -> None:
                 await settle()
 
     asyncio.run(scenario())
-    assert [each.message for each in caplog.records if each.message.startswith("facts_")] == expected
+    assert [record.message for record in caplog.records if record.message.startswith("facts_")] == expected
 
 
 def test_a_peer_that_is_lost_and_its_return_are_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -447,7 +447,9 @@ hostile_pages = st.builds(
     life=st.sampled_from([ONE, TWO]),
     after=st.builds(at, offsets, st.sampled_from([ONE, TWO])),
     lives=st.tuples(st.builds(at, st.integers(1, 40), st.sampled_from([ONE, TWO]))),
-).filter(lambda each: (each.first_offset == 0) == (each.last_offset == 0) and each.first_offset <= each.last_offset)
+).filter(
+    lambda batch: (batch.first_offset == 0) == (batch.last_offset == 0) and batch.first_offset <= batch.last_offset
+)
 hostile_events = st.one_of(
     st.builds(PageArrived, fetch_id=st.integers(0, 30), page=hostile_pages),
     st.builds(
@@ -532,7 +534,7 @@ def test_a_lease_is_asked_for_once_and_shown_from_then_on() -> None:
     driver = Driver(10)
     driver(LinkUp())
     driver.answer(page(0, 0, frontier=10))
-    assert [each.lease for each in driver.fetches] == [0, 0]
+    assert [fetch.lease for fetch in driver.fetches] == [0, 0]
     driver.answer(page(11, 20, lease=7, more=True))
     driver.answer(page(21, 30, lease=6))
     driver(Appended())
@@ -541,7 +543,7 @@ def test_a_lease_is_asked_for_once_and_shown_from_then_on() -> None:
     driver(LinkUp())
     driver(Tick(), PATIENCE.spread_ms)
     driver.answer(page(0, 0, life=TWO))
-    assert [each.lease for each in driver.fetches[2:]] == [7, 7, 7, 7]
+    assert [fetch.lease for fetch in driver.fetches[2:]] == [7, 7, 7, 7]
 
 
 def test_a_lease_is_asked_for_after_the_one_in_force() -> None:

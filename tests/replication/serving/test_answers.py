@@ -342,7 +342,7 @@ async def test_an_append_waits_for_the_acks_that_it_asks_for(tmp_path: Path) -> 
         for acks, outcome in ((None, "applied"), ("quorum", "queued")):
             request = AppendFact(stream=ORDERS, messages=[new_message(f"m-{acks}")], acks=acks)  # type: ignore[arg-type]
             answer = await peer.ask(request)
-            assert [each.outcome for each in answer.outcomes] == [outcome]
+            assert [outcome.outcome for outcome in answer.outcomes] == [outcome]
 
 
 async def test_an_invalid_message_refuses_its_whole_request(tmp_path: Path) -> None:

@@ -39,12 +39,12 @@ async def test_messages_are_answered_in_order_and_stored_once(tmp_path: Path) ->
             ("applied", 1), ("applied", 2), ("noop_already_applied", 1), ("conflicting_duplicate", 1),
         ]  # fmt: skip
         assert store.end_offset(ORDERS) == 2
-        stored = [message for each in sealed(store, ORDERS) for message in open_messages(parse(each))]
+        stored = [message for batch_bytes in sealed(store, ORDERS) for message in open_messages(parse(batch_bytes))]
         assert [(message.envelope.message_id, message.envelope.from_zone) for message in stored] == [
             ("a", "idmz"),
             ("b", "idmz"),
         ]
-        assert [each.zone for each in store.reader.origins()] == ["plant-a"]
+        assert [origin.zone for origin in store.reader.origins()] == ["plant-a"]
         assert [outcome.outcome for outcome in await outcomes(peer, new_message("c"), stream=PRIVATE)] == ["applied"]
 
 

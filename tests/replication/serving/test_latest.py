@@ -74,7 +74,8 @@ async def ask(peer: Peer, **asked: Any) -> LatestAnswer:
 def plain(values: list[LatestEntry]) -> list[dict[str, Any]]:
     """The values without the fields that depend on the clock."""
     return [
-        {**msgspec.structs.asdict(each), "value": json.loads(bytes(each.value)), "staleness_ms": 0} for each in values
+        {**msgspec.structs.asdict(entry), "value": json.loads(bytes(entry.value)), "staleness_ms": 0}
+        for entry in values
     ]
 
 
@@ -88,11 +89,11 @@ async def test_remote_latest_equals_local_latest(tmp_path: Path) -> None:
         rows = [dict(latest_record(row)) for row in found if row.latest]
         assert [row.pop("stream") for row in rows] == [STREAM] * len(VALUES)
         assert plain(answer.values) == [{**row, "staleness_ms": 0, "mode": "degraded"} for row in rows]
-        assert all(each.staleness_ms > 1_000_000 for each in answer.values)
-        assert {each.as_of for each in answer.values} == {"2023-11-14T22:13:19.00000001Z"}
+        assert all(entry.staleness_ms > 1_000_000 for entry in answer.values)
+        assert {entry.as_of for entry in answer.values} == {"2023-11-14T22:13:19.00000001Z"}
         assert (answer.stream, answer.end_offset, answer.more, answer.queue_depth) == (STREAM, 20, False, 0)
         fresh = await ask(peer, fresh_ms=30 * 86_400_000, limit=1)
-        assert [each.mode for each in fresh.values] == ["degraded"]  # years ago
+        assert [entry.mode for entry in fresh.values] == ["degraded"]  # years ago
 
 
 @pytest.mark.parametrize("limits", [{"limit": 1}, {"limit": 3}, {"bytes_max": 1024}])
@@ -123,10 +124,10 @@ async def test_later_pages_are_of_the_search_that_answered_the_first(tmp_path: P
         await asyncio.wrap_future(store.appends.append_samples(STREAM, [newer]))
         later = await ask(peer, limit=3, after=first.last_after(None))
         assert (first.end_offset, later.end_offset) == (20, 20)
-        assert "tag:line1/t4" in [each.subject for each in later.values if each.offset != 21]
+        assert "tag:line1/t4" in [entry.subject for entry in later.values if entry.offset != 21]
         unheard_of = await ask(peer, limit=3, after=first.last_after(None), prefix="tag:line1/")
         assert unheard_of.end_offset == 21
-        assert [each.offset for each in (await ask(peer)).values if each.subject == "tag:line1/t4"] == [21]
+        assert [entry.offset for entry in (await ask(peer)).values if entry.subject == "tag:line1/t4"] == [21]
 
 
 def empty_context(packet_bytes_max: int = 1_000_000) -> Context:
@@ -244,7 +245,7 @@ def value(number: int, size: int = 10) -> LatestEntry:
 def test_a_page_has_at_least_one_value_and_keeps_its_limits() -> None:
     """Limits by number and by bytes; a value that is larger than a page is sent alone."""
     values = [value(1), value(2, 5_000), value(3), value(4)]
-    tags = [each.key.order for each in values]
+    tags = [entry.key.order for entry in values]
     some = found(values)
     assert page_of(some, None, 2, 10**6) == (values[:2], True)
     assert page_of(some, None, 4, 10**6) == (values, False)
@@ -258,7 +259,7 @@ def test_a_page_has_at_least_one_value_and_keeps_its_limits() -> None:
 
 def found(values: list[LatestEntry]) -> LatestValues:
     """A search that found these values."""
-    return LatestValues([each.key.order for each in values], values.__getitem__, 0, 0)
+    return LatestValues([entry.key.order for entry in values], values.__getitem__, 0, 0)
 
 
 def test_only_values_of_the_page_are_formatted() -> None:

@@ -97,7 +97,7 @@ class Repaired:
         """Both, whatever is asked for."""
         known = [Definitions().extended(b"{}").extended(b"[]"), Definitions().extended(b"{}")]
         rows = [(1, number, float(number), 0) for number in range(10)]
-        sealed = [seal_samples(Link("facts", ORIGIN), rows, each) for each in known]
+        sealed = [seal_samples(Link("facts", ORIGIN), rows, definitions) for definitions in known]
         return Page([StoredBatch(1, sealed[0]), StoredBatch(11, sealed[1])], 20)
 
     def read_sequences(self, *_limits: object, **_until: object) -> Page:

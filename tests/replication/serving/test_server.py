@@ -71,7 +71,7 @@ async def test_each_operation_answers_what_the_store_holds(broker: Mosquitto, tm
 
         streams = await ask(ListStreams())
         assert isinstance(streams, StreamsAnswer)
-        assert [(each.name, each.first_offset, each.end_offset) for each in streams.streams] == [
+        assert [(stream.name, stream.first_offset, stream.end_offset) for stream in streams.streams] == [
             ("facts.empty", 1, 0),
             (STREAM, 1, 300),
         ]
@@ -126,8 +126,8 @@ class Intruder:
 
     async def answer(self, correlation: bytes) -> object:
         """The answer with that correlation."""
-        await wait_until_async(lambda: any(each.correlation == correlation for each in self.arrived), "an answer")
-        return decode_answer(next(each.payload for each in self.arrived if each.correlation == correlation))[0]
+        await wait_until_async(lambda: any(message.correlation == correlation for message in self.arrived), "an answer")
+        return decode_answer(next(message.payload for message in self.arrived if message.correlation == correlation))[0]
 
 
 @asynccontextmanager
