@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -62,6 +63,17 @@ async def test_a_kept_subscription_goes_on(monkeypatch: pytest.MonkeyPatch, *, i
     assert [one.value for one in store.of("a/1")] == [1.0, None, 1.0, 2.0, 3.0]
     assert [one.value for one in store.of("a/2")] == [1.0, None, 1.0]
     assert (gaps, source.take_missed()) == ([], False)
+
+
+async def test_events_learn_what_became_of_their_own_subscription(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server gives the subscription of values and not that of events, then the other way round."""
+    source: Any = await lost(monkeypatch, FakeStore())
+    for refused, others in ((9, True), (1, False)):
+        session, told = FakeSession(), list[int]()
+        session.transfer_statuses = {refused: BAD_SUBSCRIPTION_ID_INVALID}
+        source.events = SimpleNamespace(kept_ids=[9], note_transfer=told.append)
+        assert await source._transfer(session) is others
+        assert told == [BAD_SUBSCRIPTION_ID_INVALID if others else 0]
 
 
 @pytest.mark.parametrize("case", ["refused", "restarted"])
