@@ -68,7 +68,7 @@ class BrokerRuntime:
         self.link = self._link()
         self.server = self._server()
         self._requesters = {
-            peer.node: Requester(self.link, peer.node, shared.judge.refuses_answer)
+            peer.node: Requester(self.link, peer.node, shared.judge.messages.refuses_answer)
             for peer in self._peers
             if peer.pulls
         }
@@ -76,7 +76,9 @@ class BrokerRuntime:
         asked = [peer.node for peer in self._peers if peer.node in settings.pair.nodes]
         self._lead_link = self._link() if asked else None
         self._lead_requesters = {
-            node: Requester(self._lead_link, node, shared.judge.refuses_answer) for node in asked if self._lead_link
+            node: Requester(self._lead_link, node, shared.judge.messages.refuses_answer)
+            for node in asked
+            if self._lead_link
         }
         self.bandwidths = compare.bandwidths(self._peers)
         self._latest_seeds: list[LatestSeed] = []
@@ -147,7 +149,7 @@ class BrokerRuntime:
             look_up=latest_lookup(shared.store.reader, shared.queue_depth, partial(peer_latest, state_dir)),
             telemetry=shared.telemetry,
             limits={peer.node: peer.limits for peer in peers},
-            refuses_request=shared.judge.refuses_request,
+            refuses_request=shared.judge.messages.refuses_request,
             turns=shared.turns,
             zones={peer.node: peer.own_zones for peer in peers},
             claim_lead=shared.lead_desk.answer,

@@ -97,7 +97,7 @@ async def compare_alone(settings: NodeSettings, request: local_socket.ComparePee
         identity = identity_of(broker, settings.node.name)
         link = Link(access_of(broker, identity, settings.node.name, lambda: store.signer))
         judge = TrustFiles.opened(settings, store).judge
-        requester = Requester(link, peer.node, judge.refuses_answer)
+        requester = Requester(link, peer.node, judge.messages.refuses_answer)
         known = comparers(settings, store, {peer.node: requester}, bandwidths(settings.peer), judge)
         handler = RequestHandler(store, partial(compare, known))
         async with link.connected():

@@ -92,7 +92,7 @@ class TrustFiles:
         if _is_same(self._store.signer, signer):
             return False
         await asyncio.wrap_future(self._store.set_signer(signer))
-        self.judge.sign_as(*_certificates_of(signer))
+        self.judge.messages.sign_as(*_certificates_of(signer))
         log.info("signing_key_taken_over", extra={"key": None if signer is None else signer.key_id.hex()})
         return True
 
@@ -118,7 +118,7 @@ class TrustFiles:
             self._read = digest
             return
         self._trust = trust
-        self.judge.set_trust(trust, _rules(self._settings))
+        self.judge.messages.set_trust(trust, _rules(self._settings))
         setting = self._store.set_compromised(trust.compromised_since_ms)
         if not is_start:
             counts = {"authorities": len(trust.anchors), "compromised": len(trust.compromised_since_ms)}

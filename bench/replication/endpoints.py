@@ -213,7 +213,7 @@ async def _pull(options: Options, store: FactStore) -> None:
     broker = broker_access(options)
     link = Link(access(broker))
     judge = _judge(options, store)
-    asker = Requester(link, SERVING, judge.refuses_answer)
+    asker = Requester(link, SERVING, judge.messages.refuses_answer)
     streams = options.get("streams", [STREAM])
     settings = [pull_settings(stream, options.get("origins", [SERVING])) for stream in streams]
     pullers = [Puller(asker, store, pull_of_stream, STORE_ERRORS, judge=judge) for pull_of_stream in settings]

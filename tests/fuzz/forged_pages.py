@@ -365,7 +365,7 @@ async def _life(peer: HostilePeer, store: FactStore, cases: int) -> None:
     link = Link(Access("broker", OWN, "host", 1, lambda: None))  # type: ignore[arg-type, return-value]
     pins = {PEER: frozenset({hashlib.sha256(SIGNER.certificate).digest()})}
     judge = PageJudge(store, TrustPolicy(SignerTrust(pins=pins if peer.signer else {}), own_zone=OWN))
-    requester = Requester(link, PEER, *[judge.refuses_answer] * (peer.signer is not None))
+    requester = Requester(link, PEER, *[judge.messages.refuses_answer] * (peer.signer is not None))
     settings = PullSettings(PEER, STREAM, f"{OWN}.{STREAM}", frozenset({PEER, OTHER}), receiver=IMPATIENT)
     puller = Puller(requester, store, settings, STORE_ERRORS, judge=judge)
     comparing = AntiEntropySettings(PEER, (STREAM,), frozenset({PEER, OTHER}))

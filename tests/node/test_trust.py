@@ -51,7 +51,7 @@ class Files:
     def trusts(self, made: Made) -> bool:
         """Whether a request signed with this key of the plant is accepted."""
         _, proof = split_request(sign_request(ZoneSigner(signing_key(made), made.der), PLACE, b"{}"))
-        return self.trust.judge.refuses_request(PLACE, b"{}", proof, is_writing=True) is None
+        return self.trust.judge.messages.refuses_request(PLACE, b"{}", proof, is_writing=True) is None
 
     def replace(self, file: Path, data: bytes) -> None:
         """Replace a file in one step, as an editor does."""
@@ -99,10 +99,10 @@ async def test_pins_and_rules_are_taken_over_by_a_reload(tmp_path: Path) -> None
         files.trust.reconfigure(pinned(PLANT, authority=tmp_path / "absent.pem"))
         assert (files.trusts(PLANT), files.trusts(NEW)) == (False, True)
         other = PLACE._replace(asking_node="mill")
-        assert files.trust.judge.refuses_request(other, b"{}", None, is_writing=True) is None
+        assert files.trust.judge.messages.refuses_request(other, b"{}", None, is_writing=True) is None
         mill = NodeSettings(IdentitySettings("idmz", tmp_path), origin=(OriginSettings("mill", "required"),))
         files.trust.reconfigure(mill)
-        assert files.trust.judge.refuses_request(other, b"{}", None, is_writing=True) == "mill did not sign it"
+        assert files.trust.judge.messages.refuses_request(other, b"{}", None, is_writing=True) == "mill did not sign it"
 
 
 async def test_a_compromised_key_is_refused_without_a_restart(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -261,4 +261,4 @@ async def test_only_a_key_that_others_believe_is_taken_over(tmp_path: Path, case
         found = trust.check(after)
         assert [await trust.sign_with(found) for _ in "ab"] == [True, False]
         assert store.signer is found is not None
-        assert trust.judge._policy.own_certificates == (made.der,)
+        assert trust.judge.messages.policy.own_certificates == (made.der,)

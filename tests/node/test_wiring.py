@@ -148,9 +148,9 @@ async def test_each_part_goes_by_the_settings_of_its_peer(store: FactStore) -> N
     node = made(store, peer)
     runtime, judge = node._runtimes["site"], node._trust.judge
     server, (puller,), comparer = runtime.server, runtime.pullers, runtime.comparers["plant-a-2"]
-    assert server._refuses_request == judge.refuses_request
+    assert server._refuses_request == judge.messages.refuses_request
     assert server._context.limits_of("plant-a-2").consumers_max == 3
-    assert puller._requester._refuses_answer == judge.refuses_answer
+    assert puller._requester._refuses_answer == judge.messages.refuses_answer
     assert puller._runner._judge is comparer._tools.judge is judge
     bandwidth = runtime.bandwidths["plant-a-2"]
     throttled = [comparer._requester, puller._runner.artifacts._requester]
@@ -167,7 +167,7 @@ def test_a_comparison_without_a_node_judges_answers(tmp_path: Path, monkeypatch:
 
     def comparers(*given: Any) -> None:
         _, _, requesters, limits, judge = given
-        seen.append((requesters["plant-a"]._refuses_answer == judge.refuses_answer, *limits))
+        seen.append((requesters["plant-a"]._refuses_answer == judge.messages.refuses_answer, *limits))
         raise SeenEnough
 
     monkeypatch.setattr(compare, "comparers", comparers)
@@ -299,5 +299,5 @@ def test_each_zone_has_the_rule_of_its_own_origin(tmp_path: Path, store: FactSto
     """Two zones with different rules, and one without."""
     origins = (OriginSettings("plant-a", "required"), OriginSettings("plant-b", "off"))
     settings = NodeSettings(IdentitySettings("idmz", tmp_path), origin=origins)
-    policy = TrustFiles.opened(settings, store).judge._policy
+    policy = TrustFiles.opened(settings, store).judge.messages.policy
     assert [policy.rule_of(f"plant-{name}") for name in "abc"] == ["required", "off", "if_present"]

@@ -106,7 +106,7 @@ class Node:
             {zone: frozenset(some) for zone, some in allowed.items()} for allowed in (exports, appends or {})
         )
         look_up = latest_lookup(self.store.reader, lambda _: 0, partial(peer_latest, peer_latest_in))
-        settings = {"refuses_request": self.judge.refuses_request, **settings}
+        settings = {"refuses_request": self.judge.messages.refuses_request, **settings}
         self.server = Server(
             self.link, self.store, named, STORE_ERRORS, REFUSAL_CODES, appends=open_to, look_up=look_up, **settings
         )
@@ -115,7 +115,7 @@ class Node:
     def requester(self, peer_node: str) -> Requester:
         """The requester for `peer_node`."""
         if peer_node not in self.requesters:
-            self.requesters[peer_node] = Requester(self.link, peer_node, self.judge.refuses_answer)
+            self.requesters[peer_node] = Requester(self.link, peer_node, self.judge.messages.refuses_answer)
         return self.requesters[peer_node]
 
     def pull(

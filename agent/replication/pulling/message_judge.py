@@ -114,7 +114,7 @@ class MessageJudge:
         held: SignerStore | None = None,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
-        self._policy = policy or TrustPolicy()
+        self.policy = policy or TrustPolicy()
         self._held = held or NoSignerStore()
         self._clock_ms = clock_ms
         self._lock = threading.Lock()
@@ -130,16 +130,16 @@ class MessageJudge:
         """Trust these signers, by these rules, from the next page and message on. Which zones are known to sign does
         not change."""
         with self._lock:
-            self._policy = replace(self._policy, trust=trust, rules=rules)
+            self.policy = replace(self.policy, trust=trust, rules=rules)
             self._trusted = {}
 
     def sign_as(self, *certificates: bytes) -> None:
         """Replace this node's own certificates. Facts signed with an earlier key of this process still count as its
         own."""
         with self._lock:
-            before = [certificate for certificate in self._policy.own_certificates if certificate not in certificates]
+            before = [certificate for certificate in self.policy.own_certificates if certificate not in certificates]
             own = (*certificates, *before)[:CERTIFICATES_TRUSTED_MAX] if certificates else ()
-            self._policy = replace(self._policy, own_certificates=own)
+            self.policy = replace(self.policy, own_certificates=own)
 
     def signers_known(self) -> list[str]:
         """Names of the certificates that a peer need not send."""
@@ -148,9 +148,19 @@ class MessageJudge:
             known = [named for named, key in self._trusted.items() if key.signer.not_after_ms > until_ms]
         return [signer_name(*named) for named in known][-SIGNERS_KNOWN_MAX:]
 
+    def signers(self, certificates: Sequence[bytes]) -> MessageSigners:
+        """The signers of a message, or a page, with these certificates."""
+        with self._lock:  # one policy together with the keys that are trusted under it
+            return MessageSigners(self._held, self.policy, certificates, self._trusted, self._clock_ms())
+
+    def remember_signers(self, signers: MessageSigners) -> None:
+        """Trust from now on the keys that a message or a page has confirmed."""
+        with self._lock:
+            remember(signers.known, signers.trusted)
+
     def demands(self, zone: str) -> bool:
         """Whether messages of a zone are accepted only with its signature."""
-        rule = self._policy.rule_of(zone)
+        rule = self.policy.rule_of(zone)
         return rule == "required" or (
             rule != "off" and (zone in self._signing_zones or zone in self._held.signed_zones())
         )
@@ -180,7 +190,7 @@ class MessageJudge:
         """A zone must sign if its signatures are required, or once it has signed a message or facts. A message of any
         other may have no signature, or that of a key which is not trusted here, but not a wrong one. The message itself
         (`covered`) is read last, because only that step takes longer for a large message."""
-        if self._policy.rule_of(zone) == "off":
+        if self.policy.rule_of(zone) == "off":
             return None
         must_sign = self.demands(zone)
         if proof is None:
@@ -189,12 +199,12 @@ class MessageJudge:
         is_id_of_answer = len(proof.certificate) == KEY_ID_BYTES and not is_request
         if not self._may_examine(zone, proof.certificate):
             return f"{zone} sends other certificates too often" if must_sign or not is_id_of_answer else None
-        key_id, signers, named = proof.certificate, self._signers(()), None
+        key_id, signers, named = proof.certificate, self.signers(()), None
         if len(key_id) != KEY_ID_BYTES:
             named = _described(proof.certificate)
             if isinstance(named, Refusal) or named.zone != zone:
                 return f"its certificate is not one of {zone}"
-            key_id, signers = named.key_id, self._signers([proof.certificate])
+            key_id, signers = named.key_id, self.signers([proof.certificate])
         signer = signers.resolve(zone, key_id)
         if not isinstance(signer, Signer):
             reason = signer.reason.value if isinstance(signer, Refusal) else "unknown"
@@ -247,10 +257,6 @@ class MessageJudge:
                 f"the certificate of {zone}: {refusal.reason.value}; facts that it relays are accepted, its own are not"
             )
             log.warning("peer_key_outside_dates", extra={"peer": zone, "key": key_id.hex(), "why": why})
-
-    def _signers(self, certificates: Sequence[bytes]) -> MessageSigners:
-        with self._lock:  # one policy together with the keys that are trusted under it
-            return MessageSigners(self._held, self._policy, certificates, self._trusted, self._clock_ms())
 
 
 class MessageSigners:

@@ -34,8 +34,9 @@ EVIDENCE_PER_PAGE_MAX = 4
 _UNSAFE = re.compile(r"[^a-z0-9._-]")
 
 
-class PageJudge(MessageJudge):
-    """Judges pages for one store. Without `policy` no signer is trusted, and records are only relayed."""
+class PageJudge:
+    """Judges pages for one store, and holds the judge of the messages that bring them. Without `policy` no signer is
+    trusted, and records are only relayed."""
 
     def __init__(
         self,
@@ -44,9 +45,11 @@ class PageJudge(MessageJudge):
         evidence: EvidenceFolder | None = None,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
-        super().__init__(policy, store, clock_ms)
+        self.messages = MessageJudge(policy, store, clock_ms)
         self._store = store
         self._evidence = evidence
+        self._clock_ms = clock_ms
+        self._lock = threading.Lock()
         self._proven = frozenset[str]()  # zones with a verified signature in this life of the process
         self._relayed: dict[tuple[str, bytes], int] = {}  # zone and key id -> when its certificate arrived
 
@@ -55,7 +58,7 @@ class PageJudge(MessageJudge):
         since = self._clock_ms() - PASSED_ON_MS
         with self._lock:
             relayed = [signer_name(*named) for named, arrived_ms in self._relayed.items() if arrived_ms > since]
-        return list(dict.fromkeys([*super().signers_known(), *relayed]))[-SIGNERS_KNOWN_MAX:]
+        return list(dict.fromkeys([*self.messages.signers_known(), *relayed]))[-SIGNERS_KNOWN_MAX:]
 
     def check(self, peer: str, stream: str, origins: frozenset[str], content: PageContent) -> ReceivedPage:
         """Check the batches of a page, and decide. Raises PageRefused, and the store's errors."""
@@ -69,9 +72,9 @@ class PageJudge(MessageJudge):
         certificates: Sequence[bytes],
     ) -> ReceivedPage:
         """Decide which batches of a page are stored and which are declined. Raises the store's errors."""
-        signers = self._signers(certificates)
+        signers = self.messages.signers(certificates)
         trust = Trust(
-            self._policy.rule_of,
+            self.messages.policy.rule_of,
             self._store.signed_zones() | self._proven,
             signers.resolve,
             HeldProofs(self._store, stream).proves,
@@ -81,9 +84,9 @@ class PageJudge(MessageJudge):
         kept = {(batch.header.origin.zone, key_id_in(batch.record)) for batch in batches if batch.header.is_signed}
         verified = frozenset(place for place, at in enumerate(found.accepted) if at in found.verified)
         now_ms = self._clock_ms()
+        self.messages.remember_signers(signers)
         with self._lock:
             self._proven |= found.proven_zones
-            remember(signers.known, signers.trusted)
             to_store = [
                 SignerCertificate(key_id, certificate, is_trusted, zone)
                 for zone, key_id in sorted(kept)

@@ -160,12 +160,12 @@ def test_a_certificate_is_known_by_its_zone_too(store: FactStore) -> None:
     proof = split_answer(sign_answer(signer, place, b"{}", judge.signers_known()))[1]
     assert proof is not None
     assert proof.certificate == node.der
-    assert judge.refuses_answer(place, b"{}", proof) is None
+    assert judge.messages.refuses_answer(place, b"{}", proof) is None
     assert judge.signers_known() == [signer_name("plant", KEY.key_id), signer_name("plant-2", KEY.key_id)]
     named = split_answer(sign_answer(signer, place, b"{}", judge.signers_known()))[1]
     assert named is not None
     assert named.certificate == KEY.key_id
-    assert judge.refuses_answer(place, b"{}", named) is None
+    assert judge.messages.refuses_answer(place, b"{}", named) is None
 
 
 def test_facts_of_our_zone_from_our_partner(store: FactStore) -> None:
@@ -203,7 +203,7 @@ def test_facts_signed_before_a_renewal_are_still_our_own(store: FactStore) -> No
     and those of a key that it never had are not."""
     first, second, other = (make("enterprise") for _ in range(3))
     judge = PageJudge(store, TrustPolicy(SignerTrust(), {}, "enterprise", (first.der,)), clock_ms=lambda: NOW_MS)
-    judge.sign_as(second.der)
+    judge.messages.sign_as(second.der)
     for number, (made, is_own) in enumerate(((first, True), (second, True), (other, False))):
         run = chain(2, "enterprise", signing_key(made), life=bytes([number]) * 16)
         found = judge.judge("idmz", STREAM, page(run), [made.der])
@@ -274,9 +274,9 @@ def test_a_zone_that_has_signed_is_held_to_it_at_once(store: FactStore) -> None:
 def test_a_zone_whose_facts_were_signed_signs_its_answers(store: FactStore) -> None:
     """A process that begins later has got no message of it, and demands its signature all the same."""
     place = MessagePlace("plant", "enterprise", "i", b"c" * 16)
-    assert judge_of(store, rule="if_present").refuses_answer(place, b"", None) is None
+    assert judge_of(store, rule="if_present").messages.refuses_answer(place, b"", None) is None
     put(store, judge_of(store).judge("idmz", STREAM, page(chain(1, key=KEY)), [PLANT.der]), 1)
-    assert judge_of(store, rule="if_present").refuses_answer(place, b"", None) == "plant did not sign it"
+    assert judge_of(store, rule="if_present").messages.refuses_answer(place, b"", None) == "plant did not sign it"
 
 
 def test_a_page_of_many_declined_ranges_names_a_few(store: FactStore) -> None:
@@ -298,7 +298,7 @@ def test_whose_requests_are_taken(store: FactStore) -> None:
     unknown = split_request(sign_request(ZoneSigner(signing_key(stranger), stranger.der), place, request))[1]
 
     def said(judge: PageJudge, *proofs: MessageProof | None) -> list[bool]:
-        return [judge.refuses_request(place, request, proof, is_writing=True) is None for proof in proofs]
+        return [judge.messages.refuses_request(place, request, proof, is_writing=True) is None for proof in proofs]
 
     assert said(judge_of(store, rule="if_present"), None, unknown, wrong, good, None, unknown) == [
         True,
@@ -311,7 +311,7 @@ def test_whose_requests_are_taken(store: FactStore) -> None:
     assert said(judge_of(store), None, unknown, wrong, good) == [False, False, False, True]
     assert said(judge_of(store, rule="off"), None, unknown, wrong) == [True, True, True]
     other = place._replace(asking_node="mill")
-    assert "not one of mill" in str(judge_of(store).refuses_request(other, request, good, is_writing=True))
+    assert "not one of mill" in str(judge_of(store).messages.refuses_request(other, request, good, is_writing=True))
 
 
 def test_a_wrong_signature_is_refused_whatever_the_key(store: FactStore) -> None:
@@ -324,12 +324,12 @@ def test_a_wrong_signature_is_refused_whatever_the_key(store: FactStore) -> None
         proof = split_request(sign_request(ZoneSigner(signing_key(stranger), stranger.der), place, request))[1]
         assert proof is not None
         for wrong in (proof._replace(signature=bytes(64)), proof._replace(certificate=bytes(8))):
-            assert judge.refuses_request(place, request, wrong, is_writing=False) is not None
+            assert judge.messages.refuses_request(place, request, wrong, is_writing=False) is not None
     judge = judge_of(store, rule="if_present")
-    assert {judge.refuses_request(place, request, proof, is_writing=False) for _ in range(100)} == {None}
+    assert {judge.messages.refuses_request(place, request, proof, is_writing=False) for _ in range(100)} == {None}
     answers = place._replace(asking_node="idmz", serving_node="plant")
     named = proof._replace(certificate=KEY.key_id)  # in an answer it may be the id of a key that is not trusted here
-    assert {judge.refuses_answer(answers, b"an answer", named) for _ in range(100)} == {None}
+    assert {judge.messages.refuses_answer(answers, b"an answer", named) for _ in range(100)} == {None}
 
 
 def test_whose_answers_are_taken(store: FactStore) -> None:
@@ -340,22 +340,22 @@ def test_whose_answers_are_taken(store: FactStore) -> None:
     assert good is not None
     judge = judge_of(store, rule="if_present")
     asked = MessagePlace("enterprise", "plant", "j", b"d" * 16)
-    assert judge.refuses_answer(place, answer, None) is None
-    assert judge.refuses_request(asked, b"{}", None, is_writing=True) is None
-    assert judge.refuses_answer(place, answer, good) is None
-    assert "did not sign" in str(judge.refuses_answer(place, answer, None))
-    assert "did not sign" in str(judge.refuses_request(asked, b"{}", None, is_writing=True))
+    assert judge.messages.refuses_answer(place, answer, None) is None
+    assert judge.messages.refuses_request(asked, b"{}", None, is_writing=True) is None
+    assert judge.messages.refuses_answer(place, answer, good) is None
+    assert "did not sign" in str(judge.messages.refuses_answer(place, answer, None))
+    assert "did not sign" in str(judge.messages.refuses_request(asked, b"{}", None, is_writing=True))
     for other in (place._replace(correlation=b"d" * 16), place._replace(instance="j"), place._replace(asking_node="x")):
-        assert "not that of plant" in str(judge.refuses_answer(other, answer, good))
-    assert "not that of plant" in str(judge.refuses_answer(place, b"another", good))
+        assert "not that of plant" in str(judge.messages.refuses_answer(other, answer, good))
+    assert "not that of plant" in str(judge.messages.refuses_answer(place, b"another", good))
     named = good._replace(certificate=KEY.key_id)  # as it is sent where the request has named the key
-    assert judge.refuses_answer(place, answer, named) is None
-    assert "unknown" in str(judge.refuses_answer(place, answer, named._replace(certificate=bytes(8))))
-    assert "unknown" in str(judge_of(store).refuses_answer(place, answer, named))
-    assert "not that of plant" in str(judge.refuses_request(asked, answer, good, is_writing=True))
-    assert "not one of mill" in str(judge.refuses_answer(place._replace(serving_node="mill"), answer, good))
-    assert judge_of(store, rule="off").refuses_answer(place, answer, None) is None
-    assert judge_of(store).refuses_answer(place, answer, None) is not None
+    assert judge.messages.refuses_answer(place, answer, named) is None
+    assert "unknown" in str(judge.messages.refuses_answer(place, answer, named._replace(certificate=bytes(8))))
+    assert "unknown" in str(judge_of(store).messages.refuses_answer(place, answer, named))
+    assert "not that of plant" in str(judge.messages.refuses_request(asked, answer, good, is_writing=True))
+    assert "not one of mill" in str(judge.messages.refuses_answer(place._replace(serving_node="mill"), answer, good))
+    assert judge_of(store, rule="off").messages.refuses_answer(place, answer, None) is None
+    assert judge_of(store).messages.refuses_answer(place, answer, None) is not None
 
 
 def test_changing_certificates_are_looked_at_so_often(store: FactStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,26 +363,26 @@ def test_changing_certificates_are_looked_at_so_often(store: FactStore, monkeypa
     second. The zone's own, which has counted before, is accepted all the while, and so is another zone's first one."""
     place, answer, now_ms, read = MessagePlace("plant", "enterprise", "i", b"c" * 16), b"an answer", NOW_MS, []
     judge = judge_of(store)
-    judge._clock_ms = lambda: now_ms  # type: ignore[method-assign]
+    judge.messages._clock_ms = lambda: now_ms  # type: ignore[method-assign]
     monkeypatch.setattr(
         message_judge, "_described", lambda certificate: (read.append(certificate), describe_signer(certificate))[1]
     )
     monkeypatch.setattr(store, "signers", lambda key_ids: (read.append(key_ids), ())[1])
     good = split_answer(sign_answer(ZoneSigner(KEY, PLANT.der), place, answer))[1]
     assert good is not None
-    assert judge.refuses_answer(place, answer, good) is None
+    assert judge.messages.refuses_answer(place, answer, good) is None
     read.clear()
     for at in range(1_000):
         forged = PLANT.der[:-4] + at.to_bytes(4, "big") if at % 2 else at.to_bytes(8, "big")
-        assert judge.refuses_answer(place, answer, MessageProof(forged, bytes(64))) is not None
-        judge.refuses_answer(place, answer, good._replace(certificate=PLANT.der[:-4] + at.to_bytes(4, "big")))
+        assert judge.messages.refuses_answer(place, answer, MessageProof(forged, bytes(64))) is not None
+        judge.messages.refuses_answer(place, answer, good._replace(certificate=PLANT.der[:-4] + at.to_bytes(4, "big")))
         now_ms += 2
     assert UNKNOWN_PER_SECOND <= len(read) <= 6 * UNKNOWN_PER_SECOND, "in two seconds, some of them twice"
-    assert list(judge._accepted) == [("plant", PLANT.der)], "false certificates of its key displace it never"
+    assert list(judge.messages._accepted) == [("plant", PLANT.der)], "false certificates of its key displace it never"
     read.clear()
-    assert judge.refuses_answer(place, answer, good) is None
+    assert judge.messages.refuses_answer(place, answer, good) is None
     other = sign_answer(ZoneSigner(signing_key(MILL), MILL.der), place._replace(serving_node="mill"), answer)
-    assert judge.refuses_answer(place._replace(serving_node="mill"), answer, split_answer(other)[1]) is None
+    assert judge.messages.refuses_answer(place._replace(serving_node="mill"), answer, split_answer(other)[1]) is None
 
 
 def test_a_message_is_looked_at_last(store: FactStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -395,9 +395,12 @@ def test_a_message_is_looked_at_last(store: FactStore, monkeypatch: pytest.Monke
         monkeypatch.setattr(message_judge, what, lambda *_: pytest.fail("it is read"))
     judge = judge_of(store)
     for bad in (None, good._replace(certificate=bytes(300)), good._replace(certificate=bytes(8))):
-        assert judge.refuses_answer(place, answer, bad) is not None
-        assert judge.refuses_request(place._replace(asking_node="plant"), answer, bad, is_writing=False) is not None
-    assert judge_of(store, rule="off").refuses_answer(place, answer, good) is None
+        assert judge.messages.refuses_answer(place, answer, bad) is not None
+        assert (
+            judge.messages.refuses_request(place._replace(asking_node="plant"), answer, bad, is_writing=False)
+            is not None
+        )
+    assert judge_of(store, rule="off").messages.refuses_answer(place, answer, good) is None
 
 
 @pytest.mark.parametrize("begins, ends", [(2, 4), (-4, -2)])
@@ -414,12 +417,14 @@ def test_the_dates_of_a_certificate_limit_what_is_written(
     proof = split_request(sign_request(signer, place, b"{}"))[1]
     assert proof is not None
     for _ in range(2):
-        assert judge.refuses_request(place, b"{}", proof, is_writing=False) is None
-        assert "the certificate of plant" in str(judge.refuses_request(place, b"{}", proof, is_writing=True))
-    assert judge.refuses_request(place, b"{}", proof._replace(signature=bytes(64)), is_writing=False) is not None
+        assert judge.messages.refuses_request(place, b"{}", proof, is_writing=False) is None
+        assert "the certificate of plant" in str(judge.messages.refuses_request(place, b"{}", proof, is_writing=True))
+    assert (
+        judge.messages.refuses_request(place, b"{}", proof._replace(signature=bytes(64)), is_writing=False) is not None
+    )
     serving = MessagePlace("plant", "enterprise", "i", b"c" * 16)
     answered = split_answer(sign_answer(signer, serving, b"{}"))[1]
-    assert judge.refuses_answer(serving, b"{}", answered) is None
+    assert judge.messages.refuses_answer(serving, b"{}", answered) is None
     assert [record.message for record in caplog.records] == ["peer_key_outside_dates"]
     assert judge.judge("plant", STREAM, page(chain(1, key=KEY)), [outside.der]).batches == []
 
@@ -431,16 +436,16 @@ def test_other_signers_are_trusted_from_the_next_page_on(store: FactStore, monke
     signed_zones = store.signed_zones
 
     def withdrawn() -> frozenset[str]:
-        judge.set_trust(SignerTrust(), RULES)
+        judge.messages.set_trust(SignerTrust(), RULES)
         return signed_zones()
 
     with monkeypatch.context() as meanwhile:
         meanwhile.setattr(store, "signed_zones", withdrawn)
         assert judge.judge("idmz", STREAM, page(run[:2]), [PLANT.der]).declined == ()
     assert judge.judge("idmz", STREAM, page(run[2:]), [PLANT.der]).batches == []
-    judge.set_trust(SignerTrust((AUTHORITY.certificate,)), RULES)
+    judge.messages.set_trust(SignerTrust((AUTHORITY.certificate,)), RULES)
     assert judge.judge("idmz", STREAM, page(run[2:]), [PLANT.der]).declined == ()
-    judge.set_trust(SignerTrust(), RULES)
+    judge.messages.set_trust(SignerTrust(), RULES)
     assert judge.judge("idmz", STREAM, page(run[2:]), [PLANT.der]).batches == []
 
 

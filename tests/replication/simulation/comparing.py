@@ -137,7 +137,7 @@ class PeerRequester:
         world.carry(node, peer, arrive)
         node.after(int(timeout_s * 1000), give_up)
         sent = await Waiting(answered)
-        found, batches = ArrivedAnswer(sent, place, node.judge.refuses_answer).open()
+        found, batches = ArrivedAnswer(sent, place, node.judge.messages.refuses_answer).open()
         if isinstance(found, ErrorAnswer):
             raise peer_refused(self.peer_node, found)
         return Reply(found, batches, len(sent))

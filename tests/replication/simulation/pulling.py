@@ -162,7 +162,7 @@ class Pull:
             answered = answer_of(version, answered, signer_of(machine.zone), place)
             passed_on = answered if world.broker is None else world.broker.passed_on(place, answered)
             is_forged = passed_on is not answered
-            arrived = ArrivedAnswer(passed_on, place, node.judge.refuses_answer)
+            arrived = ArrivedAnswer(passed_on, place, node.judge.messages.refuses_answer)
             come = partial(self._answered, life, fetch_id, arrived, version, served, is_forged=is_forged)
             world.carry(machine, node, come)
 
