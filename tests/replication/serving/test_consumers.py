@@ -235,7 +235,7 @@ async def test_a_page_read_ahead_reports_a_failed_confirmation() -> None:
     """The confirmation fails while the page is served: the requester gets the error at once, not with its next
     request."""
     async with play() as (store, consumers):
-        task = asyncio.create_task(consumers.fetch(ONE, fetch(confirm=CONFIRM, after=at(20), wait_ms=60_000)))
+        task = asyncio.create_task(consumers.fetch(ONE, fetch(confirm=CONFIRM, after=at(20), wait_ms=3_600_000)))
         assert await stands(task)
         store.futures["confirm"].set_exception(FencedError())
         assert await stands(task)
@@ -306,7 +306,7 @@ async def test_waiting_fetches_are_named_until_none_waits() -> None:
             return lambda: None
 
         context.call_later = call_later  # type: ignore[method-assign]
-        waits, tasks = fetch(after=at(20), wait_ms=60_000), list[asyncio.Task[Outcome]]()
+        waits, tasks = fetch(after=at(20), wait_ms=3_600_000), list[asyncio.Task[Outcome]]()
         again = Caller(ONE.node, ONE.instance, b"abcdefgh", ONE.answer_to)
         for caller, name in ((ONE, NAME), (TWO, "idmz.b"), (again, "idmz.c")):
             store.held = Registered("idmz", STREAM, 10, Lease(3, caller.instance))
@@ -354,7 +354,7 @@ async def test_a_commit_before_parking_wakes_the_fetch() -> None:
 async def test_a_newer_fetch_takes_the_place_of_the_parked_one() -> None:
     """The earlier fetch gets no answer. A taken lease ends its wait too, with the store's error."""
     async with play() as (store, consumers):
-        waits = fetch(after=at(20), wait_ms=60_000)
+        waits = fetch(after=at(20), wait_ms=3_600_000)
         earlier = asyncio.create_task(consumers.fetch(ONE, waits))
         assert await stands(earlier)
         later = asyncio.create_task(consumers.fetch(ONE, waits))
@@ -375,7 +375,7 @@ async def test_a_newer_fetch_takes_the_place_of_the_parked_one() -> None:
 async def test_a_cancelled_fetch_leaves_no_waiter() -> None:
     """The node stops while a fetch waits."""
     async with play() as (_store, consumers):
-        task = asyncio.create_task(consumers.fetch(ONE, fetch(after=at(20), wait_ms=60_000)))
+        task = asyncio.create_task(consumers.fetch(ONE, fetch(after=at(20), wait_ms=3_600_000)))
         assert await stands(task)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
