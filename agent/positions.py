@@ -176,7 +176,5 @@ def continues(trail: Trail, after: Position, *, is_answer_to_trail: bool) -> boo
     the newest request, which named the trail, and begins where the trail knows the peer's log."""
     if after[:2] == last_of(trail)[:2]:
         return True
-    is_known = not after.offset or any(
-        position.life == after.life and after.offset <= position.offset for position in trail
-    )
+    is_known = not after.offset or any(known.life == after.life and after.offset <= known.offset for known in trail)
     return is_answer_to_trail and is_known

@@ -95,9 +95,7 @@ def moment_shown(shown_ns: int, before: Moment, now: Moment) -> Moment:
     that was set several times at once, that would be the time of a set that is not seen yet, and losses would begin
     after themselves."""
     found = Moment(shown_ns, now.set_back_ns), Moment(shown_ns, before.set_back_ns)
-    return min(
-        found, key=lambda moment: (moment.on(now) > now.time_ns + CLOCK_JUMP_NS, abs(moment.on(now) - now.time_ns))
-    )
+    return min(found, key=lambda at: (at.on(now) > now.time_ns + CLOCK_JUMP_NS, abs(at.on(now) - now.time_ns)))
 
 
 def sent_ns(publish_time_ns: int, arrived_ns: int, clock: ServerClock) -> int:

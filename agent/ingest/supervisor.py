@@ -687,14 +687,10 @@ class Ingest:
         """Watch the tag files of the sources, and record once the tags that are in none of them any more."""
         self._background, self._background_over = [], asyncio.Event()
         supervisors = list(self._by_name.values())
-        maps = {supervisor.settings.name: supervisor.tags for supervisor in supervisors}
+        maps = {source.settings.name: source.tags for source in supervisors}
         if supervisors:
-            settings = [supervisor.settings for supervisor in supervisors]
-            problems = {
-                supervisor.settings.name: supervisor.file_problems
-                for supervisor in supervisors
-                if supervisor.file_problems
-            }
+            settings = [source.settings for source in supervisors]
+            problems = {source.settings.name: source.file_problems for source in supervisors if source.file_problems}
             watch = TagWatch(
                 settings,
                 maps,

@@ -104,10 +104,7 @@ def load_trust(settings: SigningSettings, origins: Iterable[OriginSettings]) -> 
     return SignerTrust(
         tuple(anchors),
         {origin.zone: origin.pins for origin in origins if origin.pins},
-        {
-            compromise.key_id: round(compromise.since.timestamp() * 1000)
-            for compromise in read_compromises(settings.compromised_file)
-        },
+        {key.key_id: round(key.since.timestamp() * 1000) for key in read_compromises(settings.compromised_file)},
     )
 
 

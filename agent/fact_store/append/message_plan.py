@@ -97,10 +97,7 @@ def _lease_limit_reached(
     transaction: Transaction, stream: str, preconditions: Sequence[Precondition], plan: MessagePlan
 ) -> str:
     """The reason why the store cannot keep the leases of all these producers; "" if it can."""
-    named = {
-        *plan.leases,
-        *(precondition.producer for precondition in preconditions if precondition.producer is not None),
-    }
+    named = {*plan.leases, *(given.producer for given in preconditions if given.producer is not None)}
     return lease_limit_reached(transaction.catalog.leases, {(stream, producer) for producer in named})
 
 

@@ -104,10 +104,8 @@ def _plan_batch(transaction: Transaction, page: ReceivedPage, plan: _Plan, batch
             plan.duplicate_facts += header.count
             return False
         case LifeRefused(why, held):
-            stored = held and transaction.batch(
-                plan.stream, transaction.origin_number(origin) or 0, held.first_sequence
-            )
-            plan.forks.append((batch, why, stored or None))
+            ours = held and transaction.batch(plan.stream, transaction.origin_number(origin) or 0, held.first_sequence)
+            plan.forks.append((batch, why, ours or None))
             _add_range(plan.refused, header)
             return False
         case Insert(ranges, is_start, fork):
@@ -265,9 +263,9 @@ def _report(transaction: Transaction, page: ReceivedPage, plan: _Plan) -> None:
         subject = f"{page.stream} of {Origin(gap.zone, gap.life)}"
         detail = f"{page.peer} had no sequences {gap.first_sequence} to {gap.last_sequence}{others}"
         transaction.add_incident("gap", subject, detail)
-    for batch, why, stored in plan.forks[:REPORTED_MAX]:
+    for batch, why, ours in plan.forks[:REPORTED_MAX]:
         header = batch.header
-        records = [version.record.hex() for version in (batch, stored) if version is not None and version.record]
+        records = [version.record.hex() for version in (batch, ours) if version is not None and version.record]
         detail = (
             f"{why} ({page.peer}): this life ran twice, or {header.origin.zone} lies. Records: {', '.join(records)}"
         )

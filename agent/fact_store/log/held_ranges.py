@@ -155,10 +155,5 @@ def find_predecessor(
             return Branch(held_life, sequence) if held_life != life else None
     if released is not None or not sequence or not held:
         return released
-    before = [
-        held_range.last_sequence
-        for ranges in held.values()
-        for held_range in ranges
-        if held_range.last_sequence < sequence
-    ]
+    before = [part.last_sequence for ranges in held.values() for part in ranges if part.last_sequence < sequence]
     return Gap(max(before, default=sequence - 1) + 1, sequence)

@@ -451,10 +451,8 @@ class Transaction:
                 self._rows.newest.discard((stream, newest))
                 added_life, added, newest = newest_life, self.held(stream, newest), origin
             held = held.minus(HeldSum.of(life, before)).plus(HeldSum.of(added_life, added))
-            facts += count_of(held_range.span for held_range in added) - count_of(
-                held_range.span for held_range in before
-            )
-            start = max([start, *(held_range.first_sequence for held_range in added)])
+            facts += count_of(part.span for part in added) - count_of(part.span for part in before)
+            start = max([start, *(part.first_sequence for part in added)])
         values = (stream, zone, newest, held.ranges, facts, held.digest_sum.to_bytes(DIGEST_BYTES), start)
         self._execute(QUERIES["insert_held_before"], values)
 

@@ -168,7 +168,7 @@ class Connection:
             await connection._connect()
         except BaseException:  # tidy: raised again; no socket may outlive the attempt
             connection._phase = Phase.ABANDONED
-            connection._end_connection(ConnectionLost(str(access), "abandoned while connecting"))
+            connection._end_with(ConnectionLost(str(access), "abandoned while connecting"))
             raise
         return connection
 
@@ -233,7 +233,7 @@ class Connection:
         if self._socket is not None:
             self._client.disconnect()
             self._flush()
-        self._end_connection(ConnectionLost(str(self._access), "closed by this node"))
+        self._end_with(ConnectionLost(str(self._access), "closed by this node"))
 
     def _offer(self, message: _Outgoing) -> None:
         if message.size > self.packet_bytes_max:
@@ -332,14 +332,14 @@ class Connection:
 
     def _on_connect(self, _client: Client, _data: Any, _flags: Any, reason: Any, properties: Properties | None) -> None:
         if reason.is_failure:
-            self._end_connection(session_refused(str(self._access), reason))
+            self._end_with(session_refused(str(self._access), reason))
             return
         packet_bytes_max = getattr(properties, "MaximumPacketSize", PACKET_BYTES_MAX)
         receive_max = getattr(properties, "ReceiveMaximum", REQUESTS_UNACKNOWLEDGED_MAX)
         if packet_bytes_max < PACKET_BYTES_MIN or receive_max < 1:
             # With such limits no request could ever be sent, and none would fail.
             limits = f"packets of {packet_bytes_max} bytes, {receive_max} unacknowledged"
-            self._end_connection(unusable_limits(str(self._access), limits, PACKET_BYTES_MIN))
+            self._end_with(unusable_limits(str(self._access), limits, PACKET_BYTES_MIN))
             return
         self.packet_bytes_max = packet_bytes_max
         self._outbox.unacknowledged_max = min(receive_max, REQUESTS_UNACKNOWLEDGED_MAX)
@@ -359,12 +359,10 @@ class Connection:
             try:
                 self._client.loop_read()
             except (ValueError, LookupError, struct.error, MQTTException) as error:  # a malformed packet
-                self._end_connection(ConnectionLost(str(self._access), f"the broker sent invalid MQTT: {error!r}"))
+                self._end_with(ConnectionLost(str(self._access), f"the broker sent invalid MQTT: {error!r}"))
                 return
             if self._client.control_packets() > CONTROL_PACKETS_MAX:
-                self._end_connection(
-                    ConnectionLost(str(self._access), "the broker demands answers and does not read them")
-                )
+                self._end_with(ConnectionLost(str(self._access), "the broker demands answers and does not read them"))
                 return
             arrived, self._client.arrived = self._client.arrived, []
             for incoming in arrived:
@@ -414,15 +412,13 @@ class Connection:
         if self._phase is not Phase.OPEN:
             return  # still in the connecting thread; `_connect` sees the closed socket
         if self._connack.done():
-            self._end_connection(ConnectionLost(str(self._access), f"the connection ended: {reason}"))
+            self._end_with(ConnectionLost(str(self._access), f"the connection ended: {reason}"))
         elif reason.getName() == "Protocol error" and not self._client.alert:
-            self._end_connection(
-                BrokerUnreachable(str(self._access), "it sent invalid MQTT", "Is it an MQTT 5 broker?")
-            )
+            self._end_with(BrokerUnreachable(str(self._access), "it sent invalid MQTT", "Is it an MQTT 5 broker?"))
         else:
-            self._end_connection(refused_before_connack(str(self._access), self._client.alert))
+            self._end_with(refused_before_connack(str(self._access), self._client.alert))
 
-    def _end_connection(self, error: TransportError) -> None:
+    def _end_with(self, error: TransportError) -> None:
         """End the connection, once; the first reason is kept."""
         opened = self._socket
         if opened is not None:

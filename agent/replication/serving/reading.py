@@ -115,10 +115,7 @@ def _select(
 ) -> PageRead | Refuse:
     """What is sent of a page of the store. `lives`: those of the log, up to the end of the page."""
     signers = _read_signers(store, page.batches, asked)
-    sizes = {
-        key_id: sum(len(certificate) * 4 // 3 + 8 for certificate in certificates)
-        for key_id, certificates in signers.items()
-    }
+    sizes = {key_id: sum(len(der) * 4 // 3 + 8 for der in certificates) for key_id, certificates in signers.items()}
     chosen = select_page(plan, page, asked.held, asked.packet_bytes_max, sizes)
     if isinstance(chosen, Refuse):
         return chosen
@@ -139,7 +136,7 @@ def _select(
         [(hole.first_offset, hole.last_offset, hole.reason) for hole in chosen.holes],
         chosen.last_offset,
         max(page.end_offset, chosen.last_offset),
-        [certificate for key_id in key_ids for certificate in signers.get(key_id, ())],
+        [der for key_id in key_ids for der in signers.get(key_id, ())],
         _lives_read(lives, plan.after_offset, chosen.last_offset, page.batches),
         chosen.held_runs,
     )
@@ -178,10 +175,8 @@ def read_definitions(
 ) -> tuple[list[DefinitionRun], list[bytes]]:
     """The wanted definitions, in their order, as many as the limit allows and at least one."""
     runs, bodies, left = list[DefinitionRun](), list[bytes](), bytes_max - RUN_BYTES
-    for definitions in wanted:
-        chain = store.reader.definitions(
-            definitions.zone, bytes.fromhex(definitions.digest), list(map(bytes.fromhex, definitions.held))
-        )
+    for asked in wanted:
+        chain = store.reader.definitions(asked.zone, bytes.fromhex(asked.digest), list(map(bytes.fromhex, asked.held)))
         if chain is None:
             continue
         count = 0
@@ -194,7 +189,7 @@ def read_definitions(
         if count:
             after = chain.after.digest[:HELD_BYTES].hex() if chain.after.count else None
             lengths = [len(body) for body in chain.bodies[:count]]
-            runs.append(DefinitionRun(zone=definitions.zone, digest=definitions.digest, after=after, lengths=lengths))
+            runs.append(DefinitionRun(zone=asked.zone, digest=asked.digest, after=after, lengths=lengths))
             left -= RUN_BYTES
         if count < len(chain.bodies) or left < 0:
             break

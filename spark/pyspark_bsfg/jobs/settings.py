@@ -159,9 +159,7 @@ def _contradictions(made: Settings) -> list[str]:
         if rule.min is None and rule.max is None
     ]
     tables = {"land.table": made.land.table, "land.checkpoint": made.land.checkpoint}
-    tables |= {
-        f"{name}.table": section.table for name in ("clean", "rollup", "gaps") if (section := getattr(made, name))
-    }
+    tables |= {f"{name}.table": part.table for name in ("clean", "rollup", "gaps") if (part := getattr(made, name))}
     taken: dict[Path, str] = {}
     for name, folder in tables.items():
         for near in (folder, *folder.parents, *(known for known in taken if folder in known.parents)):
@@ -176,11 +174,7 @@ def _contradictions(made: Settings) -> list[str]:
 
 def _record(kind: Any, given: Mapping[str, Any], path: str, problems: list[str]) -> Any:
     """A record from a table of TOML; None if something was wrong."""
-    known, hints, before = (
-        {attribute.name: attribute for attribute in fields(kind)},
-        get_type_hints(kind),
-        len(problems),
-    )
+    known, hints, before = {member.name: member for member in fields(kind)}, get_type_hints(kind), len(problems)
     values: dict[str, Any] = {}
     for key, value in given.items():
         if key in known:
@@ -189,8 +183,8 @@ def _record(kind: Any, given: Mapping[str, Any], path: str, problems: list[str])
         near = get_close_matches(key, known, 1, 0.5)
         hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
         problems.append(f"{path}{key}: unknown key; {hint}")
-    for name, attribute in known.items():
-        if name not in given and attribute.default is MISSING and attribute.default_factory is MISSING:
+    for name, member in known.items():
+        if name not in given and member.default is MISSING and member.default_factory is MISSING:
             problems.append(f"{path}{name}: missing")
     return kind(**values) if len(problems) == before else None
 
@@ -200,10 +194,8 @@ def _value(kind: Any, value: Any, path: str, problems: list[str], limits: Mappin
         kind = next(choice for choice in get_args(kind) if choice is not type(None))
     if get_origin(kind) is tuple:
         if isinstance(value, list):
-            member_kind = get_args(kind)[0]
-            return tuple(
-                _value(member_kind, element, f"{path}[{n}]", problems, {}) for n, element in enumerate(value, 1)
-            )
+            inner = get_args(kind)[0]
+            return tuple(_value(inner, entry, f"{path}[{n}]", problems, {}) for n, entry in enumerate(value, 1))
         problems.append(f"{path} = {value!r}: write [[{path}]]")
     elif hasattr(kind, "__dataclass_fields__"):
         if isinstance(value, dict):

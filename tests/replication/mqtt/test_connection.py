@@ -120,8 +120,8 @@ def connected(monkeypatch: pytest.MonkeyPatch, on_message: Callable[[Incoming], 
 async def test_the_first_reason_counts() -> None:
     """The first reason for the end of a connection is reported, not the errors that follow from it."""
     connection = Connection(ACCESS, lambda _: None)
-    connection._end_connection(ConnectionLost("b", "first"))
-    connection._end_connection(ConnectionLost("b", "second"))
+    connection._end_with(ConnectionLost("b", "first"))
+    connection._end_with(ConnectionLost("b", "second"))
     assert "first" in str(connection.closed.result())
 
 
@@ -132,7 +132,7 @@ async def test_all_waiting_callers_fail_when_the_connection_ends() -> None:
     connection._flush = lambda: None  # type: ignore[method-assign]
     waiting = connection.publish_request("t", b"", "r", bytes(16), 1)
     connection._socket = None
-    connection._end_connection(ConnectionLost("b", "gone"))
+    connection._end_with(ConnectionLost("b", "gone"))
     for future in (waiting, connection._connack):
         async with asyncio.timeout(LIMIT_S):
             with pytest.raises(ConnectionLost, match="gone"):
@@ -144,7 +144,7 @@ async def test_a_subscription_fails_with_its_connection(monkeypatch: pytest.Monk
     connection = connected(monkeypatch)
     subscribing = asyncio.create_task(connection.subscribe(["t"]))
     await asyncio.sleep(0)
-    connection._end_connection(ConnectionLost("b", "gone"))
+    connection._end_with(ConnectionLost("b", "gone"))
     played.broker.close()
     done, _ = await asyncio.wait([subscribing], timeout=transport.SUBACK_S_MAX / 2)
     assert done
@@ -161,7 +161,7 @@ async def test_a_connection_is_behind_until_all_is_read(monkeypatch: pytest.Monk
     assert not connection.is_behind()
     played.reads.append(lambda: None)
     assert connection.is_behind()
-    connection._end_connection(ConnectionLost("b", "gone"))
+    connection._end_with(ConnectionLost("b", "gone"))
     assert not connection.is_behind()
 
 
@@ -172,7 +172,7 @@ async def test_a_socket_is_not_watched_after_its_end(monkeypatch: pytest.MonkeyP
     played.writes_left = 1_000_000
     loop.add_reader(number, connection._read)
     connection._watch_writable()
-    connection._end_connection(ConnectionLost("b", "gone"))
+    connection._end_with(ConnectionLost("b", "gone"))
     assert not loop.remove_reader(number)
     assert not loop.remove_writer(number)
 
@@ -239,7 +239,7 @@ async def test_a_connection_is_up_with_what_came_with_its_handshake(
     announced = played.connected["properties"]
     assert announced.MaximumPacketSize == INCOMING_BYTES_MAX
     assert announced.SessionExpiryInterval == 0
-    connection._end_connection(ConnectionLost("b", "over"))
+    connection._end_with(ConnectionLost("b", "over"))
 
 
 async def test_an_attempt_that_is_cancelled_leaves_no_socket(played: Played) -> None:
@@ -355,7 +355,7 @@ async def test_a_request_during_which_the_connection_ends_fails(
 ) -> None:
     """The socket breaks while paho writes the request: who waits for its acknowledgement is told."""
     connection = connected(monkeypatch)
-    played.on_publish = lambda: connection._end_connection(ConnectionLost("b", "broken pipe"))
+    played.on_publish = lambda: connection._end_with(ConnectionLost("b", "broken pipe"))
     waiting = connection.publish_request("t", b"{}", "r", bytes(16), 1)
     async with asyncio.timeout(LIMIT_S):
         with pytest.raises(TransportError, match="broken pipe"):

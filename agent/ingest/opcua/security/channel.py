@@ -141,10 +141,8 @@ def token_policy(
 ) -> tuple[ua.UserTokenPolicy | None, str]:
     """The policy of a server for a kind of user, and the URI by which it encrypts; empty if it does not. Of several the
     first that encrypts. `security_policy_uri`, of the connection, is used by a policy that names none."""
-    found = [
-        (policy, policy.SecurityPolicyUri or security_policy_uri) for policy in offered if policy.TokenType == kind
-    ]
-    encrypting = [(policy, uri) for policy, uri in found if uri in _TOKEN_URIS]
+    found = [(offer, offer.SecurityPolicyUri or security_policy_uri) for offer in offered if offer.TokenType == kind]
+    encrypting = [(offer, uri) for offer, uri in found if uri in _TOKEN_URIS]
     return encrypting[0] if encrypting else (found[0][0] if found else None, "")
 
 

@@ -161,9 +161,7 @@ class StepTrackingClient(SecuredClient):
             await asyncio.sleep(RENEW_AFTER * lifetime_s)
             while (error := await self._renew_channel()) is not None:
                 if loop.time() + RENEW_PAUSE * lifetime_s >= ends_s:
-                    await self._end_session(
-                        ChannelNotRenewed(f"the secure channel ends, and is not renewed: {error!r}")
-                    )
+                    await self._end_with(ChannelNotRenewed(f"the secure channel ends, and is not renewed: {error!r}"))
                     return
                 await asyncio.sleep(RENEW_PAUSE * lifetime_s)
 
@@ -176,7 +174,7 @@ class StepTrackingClient(SecuredClient):
         self.uaclient.revolve_security_token()
         return None
 
-    async def _end_session(self, why: Exception) -> None:
+    async def _end_with(self, why: Exception) -> None:
         """End the session from this side. Its requests fail."""
         if self.connection_lost_callback is not None:
             await self.connection_lost_callback(why)

@@ -111,18 +111,13 @@ class Context:
 
         def resolved() -> tuple[tuple[Position, Resolved], ...]:
             return tuple(
-                (
-                    position,
-                    Resolved("exact", position.offset)
-                    if (stream, position) in ends
-                    else self.store.resolve(stream, position),
-                )
-                for position in positions
+                (at, Resolved("exact", at.offset) if (stream, at) in ends else self.store.resolve(stream, at))
+                for at in positions
             )
 
         ends = self._page_ends
-        for position in positions:
-            if position.digest and (stream, position) not in ends and position.offset < self.store.end_offset(stream):
+        for at in positions:
+            if at.digest and (stream, at) not in ends and at.offset < self.store.end_offset(stream):
                 return await self.in_thread(node, resolved)
         return resolved()
 

@@ -87,9 +87,7 @@ async def get_digests(context: Context, caller: Caller, request: GetDigests) -> 
     targets = spread(request.first_sequence, request.last_sequence, request.ends_max)
     origin = origin_named(request.origin)
     found = await context.in_thread(caller.node, context.store.reader.batch_ends, stream, origin, targets)
-    ends = [
-        (batch.last_sequence, batch.digest.hex()) for batch in found if batch.last_sequence <= request.last_sequence
-    ]
+    ends = [(held.last_sequence, held.digest.hex()) for held in found if held.last_sequence <= request.last_sequence]
     end = context.store.log(stream).end
     named = DigestsAnswer(
         **context.store_name, stream=stream, end_offset=end.offset, end_life=end.life.hex(), ends=ends
@@ -128,15 +126,9 @@ def _answer(
 ) -> DigestsAnswer:
     """The end is read last, so every range is before it."""
     ranges = [
-        (
-            str(origin),
-            held_range.first_sequence,
-            held_range.last_sequence,
-            held_range.first_previous_digest.hex(),
-            held_range.last_digest.hex(),
-        )
+        (str(origin), part.first_sequence, part.last_sequence, part.first_previous_digest.hex(), part.last_digest.hex())
         for origin, those in sorted(held.items(), key=lambda of: str(of[0]))
-        for held_range in those
+        for part in those
     ]
     sums = [(zone, total.ranges, total.digest_hex) for zone, total in before]
     end = context.store.log(stream).end
