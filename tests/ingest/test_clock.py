@@ -23,7 +23,6 @@ from agent.ingest.clock import (
     mark_doubted,
 )
 from agent.message import Sample, time_text
-from agent.status_codes import CLOCK_UNCERTAIN, status_name
 
 S = 1_000_000_000
 HOUR = 3_600 * S
@@ -178,15 +177,6 @@ def test_no_good_sample_has_a_time_that_is_not_believed(start_s: int, steps: lis
         if is_looked_at and boot_ns + offset_ns > max(high_ns, BUILT_NS + DOUBTED_NS_MAX):
             found.take_reading(ClockReading(boot_ns + offset_ns, boot_ns))
             assert found.doubt in (None, Doubt.UNCONFIRMED)
-
-
-def test_marking_changes_good_samples_of_the_spans_only() -> None:
-    """Of each of the spans; a bad or uncertain sample keeps its status, and a good one its flags."""
-    rows = [Sample(1, 10, 1), Sample(1, 20, 1, 0x480), Sample(1, 20, 1, 0x80050000), Sample(1, 20, 1, 0x40940500)]
-    columns = SampleColumns.of(rows)
-    assert mark_doubted(columns, [(1, 9), (11, 20)]).qualities == [0, CLOCK_UNCERTAIN | 0x480, 0x80050000, 0x40940500]
-    assert mark_doubted(columns, []) is columns
-    assert status_name(CLOCK_UNCERTAIN | 0x480) == "Uncertain+Clock"
 
 
 def test_the_fact_of_a_change() -> None:

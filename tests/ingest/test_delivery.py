@@ -1,9 +1,6 @@
-import dataclasses
-
 from agent.columns import SampleColumns
 from agent.ingest.completeness import Stored
 from agent.ingest.delivery import Delivery
-from agent.ingest.gap import AGENT_STOPPED, NOT_DELIVERED, TAGS_NAMED_MAX, TagGap
 from agent.ingest.lifecycle import Newest
 from agent.ingest.quality import BAD_COMMUNICATION_ERROR, BAD_NODE_ID_UNKNOWN, TAG_REMOVED
 from agent.ingest.recorder import Recorder
@@ -34,21 +31,6 @@ async def retagged(delivery: Delivery, now_ns: int, *tags: Tag) -> None:
     assert delivery.take_over_map(now_ns)
     await delivery.recorder.settle()
     assert not delivery.take_over_map(now_ns)
-
-
-async def test_tags_that_stay_keep_number_and_state() -> None:
-    """What was recorded last is known under the new map: a standing value sent again is a duplicate, not a new fact."""
-    store = FakeStore()
-    delivery = await made(store, tag("a"), tag("b"))
-    await delivery.deliver(SampleColumns.of([Sample(1, 10 * S, 1.0), Sample(2, 10 * S, 1.0)]), 10 * S)
-    await retagged(delivery, 11 * S, tag("c"), tag("b"))
-    assert delivery.points == {3: "c", 2: "b"}
-    await delivery.deliver(
-        SampleColumns.of([Sample(2, 10 * S, 1.0), Sample(2, 12 * S, 2.0), Sample(3, 12 * S, 3.0)]), 12 * S
-    )
-    assert store.of("b") == [Sample(2, 10 * S, 1.0), Sample(2, 12 * S, 2.0)]
-    assert store.of("a") == [Sample(1, 10 * S, 1.0), Sample(1, 11 * S, None, TAG_REMOVED)]
-    assert store.of("c") == [Sample(3, 12 * S, 3.0)]
 
 
 async def test_a_value_that_stands_is_good_when_the_clock_is_believed() -> None:
@@ -113,19 +95,6 @@ async def test_the_earlier_numbers_of_a_tag_lead_to_the_present_one() -> None:
     assert delivery.renumbered == {2: 5}
 
 
-async def test_a_gap_that_was_known_ahead_of_an_edit_is_of_the_tag() -> None:
-    """Its fact names the tag, and those who fill it have its present number; a removed one has none."""
-    store, gaps = FakeStore(), list[TagGap]()
-    delivery = await made(store, tag("a"), tag("b"), tag("c"))
-    delivery.on_gap(gaps.append)
-    await retagged(delivery, 11 * S, tag("a", address="x"), tag("b"))
-    delivery.add_gap(NOT_DELIVERED, 9 * S, 10 * S, 1, [1, 2, 3], exact=False)
-    assert gaps == [TagGap(NOT_DELIVERED, 9 * S, 10 * S, (4, 2, 3))]
-    await delivery.recorder.drain()
-    (message,) = store.told()
-    assert message["tags"] == ["tag:a", "tag:b"]
-
-
 async def test_a_tag_removed_while_its_source_is_away() -> None:
     """Lost first, then out of service: the newest says what is so."""
     store = FakeStore()
@@ -134,77 +103,6 @@ async def test_a_tag_removed_while_its_source_is_away() -> None:
     await retagged(delivery, 11 * S, tag("b"))
     assert [s.quality for s in store.of("a")] == [BAD_COMMUNICATION_ERROR, TAG_REMOVED]
     assert [s.quality for s in store.of("b")] == [BAD_COMMUNICATION_ERROR]
-
-
-async def test_only_the_newest_map_that_waits_counts() -> None:
-    """Two edits before the source had a moment: the first never was."""
-    store = FakeStore()
-    delivery = await made(store, tag("a"))
-    delivery.offer_map([tag("b")], [2])
-    delivery.offer_map([tag("a"), tag("c")], [1, 3])
-    assert delivery.take_over_map(S)
-    await delivery.recorder.settle()
-    assert delivery.points == {1: "a", 3: "c"}
-    assert store.samples == []
-    assert dataclasses.astuple(delivery.sampler.counts) == (0, 0)
-
-
-async def test_each_sample_goes_to_the_stream_of_its_tag() -> None:
-    """Also where the tags of one source are of two streams, and in the order in which the samples came."""
-    store = FakeStore()
-    delivery = await made(store, tag("a"), tag("b", stream="facts.operational"))
-    await delivery.deliver(
-        SampleColumns.of([Sample(1, 10 * S, 1.0), Sample(2, 10 * S, 2.0), Sample(1, 11 * S, 3.0)]), 11 * S
-    )
-    found = [(stream, sample.value) for stream, sample in store.samples]
-    assert [value for stream, value in found if stream == "facts.telemetry"] == [1.0, 3.0]
-    assert [value for stream, value in found if stream == "facts.operational"] == [2.0]
-
-
-async def test_a_source_returns_with_its_first_good_value() -> None:
-    """Bad values end no outage. A good one among bad ones does, or a tag that stays bad would keep its source away."""
-    store = FakeStore()
-    delivery = await made(store, tag("a"), tag("b"))
-    returned = list[int]()
-    delivery.expect_value(returned.append)
-    bad = [Sample(n, 10 * S, None, BAD_COMMUNICATION_ERROR) for n in (1, 2)]
-    await delivery.deliver(SampleColumns.of(bad), 10 * S)
-    assert delivery.is_value_expected
-    mixed = [Sample(1, 11 * S, 1.0), Sample(2, 11 * S, None, TAG_REMOVED)]
-    await delivery.deliver(SampleColumns.of(mixed), 11 * S)
-    await delivery.deliver(SampleColumns.of([Sample(1, 12 * S, 2.0)]), 12 * S)
-    assert returned == [11 * S]
-
-
-async def test_a_gap_of_a_source_that_sends_nothing_more_becomes_a_fact() -> None:
-    """Time alone is enough: no value has to follow it."""
-    store = FakeStore()
-    delivery = await made(store, tag("a"))
-    delivery.add_gap(AGENT_STOPPED, 9 * S, 10 * S, 1, [1], exact=False)
-    await delivery.deliver_due(11 * S)
-    assert len(store.messages) == 1
-
-
-async def test_the_end_of_a_gap_is_not_before_its_beginning() -> None:
-    """A clock that was set back makes no gap that ends before it begins."""
-    store, gaps = FakeStore(), list[TagGap]()
-    delivery = await made(store, tag("a"))
-    delivery.on_gap(gaps.append)
-    delivery.add_gap(AGENT_STOPPED, 9 * S, 8 * S, 1, [1], exact=False)
-    delivery.add_gap(NOT_DELIVERED, 9 * S, 10 * S, 1, [1], exact=False)
-    assert gaps[0] == TagGap(AGENT_STOPPED, 9 * S, 9 * S, (1,))
-    await delivery.recorder.drain()
-    ended = {one["reason"]: (one["first_time"], one["last_time"]) for one in store.told()}
-    assert ended[AGENT_STOPPED] == ("1970-01-01T00:00:09Z",) * 2
-
-
-async def test_a_log_line_names_the_first_tags_and_counts_the_rest() -> None:
-    """A tag that is no longer in the map is counted, and ends no line."""
-    delivery = await made(FakeStore(), *(tag(f"t{n}", address=f"4x{n}") for n in range(TAGS_NAMED_MAX + 2)))
-    everything = [*range(1, TAGS_NAMED_MAX + 3)]
-    assert delivery.named([1, 999]) == {"count": 2, "tags": "t0 (row 2, 4x0)"}
-    assert "more" not in str(delivery.named(everything[:TAGS_NAMED_MAX])["tags"])
-    assert str(delivery.named(everything)["tags"]).endswith(f"(row 2, 4x{TAGS_NAMED_MAX - 1}) and 2 more")
 
 
 async def test_a_source_that_missed_nothing_has_its_values_again() -> None:

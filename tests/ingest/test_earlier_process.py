@@ -16,7 +16,7 @@ from agent.ingest.modbus.source import ModbusSource
 from agent.ingest.ports import StoredFacts
 from agent.message import Sample
 from tests.ingest.fakes import FakeStore, Program
-from tests.ingest.lives import TAG, gaps, lives, reasons
+from tests.ingest.lives import TAG, gaps, reasons
 from tests.ingest.plant import ingesting, modbus, opcua
 from tests.waiting import wait_until_async
 
@@ -32,17 +32,6 @@ class StoredBefore:
 
 
 BEFORE = cast(StoredFacts, StoredBefore())
-
-
-async def test_the_time_without_a_process_is_declared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """From where the source was complete up to its return, in one fact. Then it is complete again."""
-    lives(monkeypatch)
-    store = FakeStore()
-    async with ingesting(modbus(1, tmp_path, TAG), store=store, stored=BEFORE) as run:
-        await run.wait_good("plant/x", 0)
-        await wait_until_async(lambda: gaps(store), "the gap")
-    assert reasons(store) == ["agent_stopped"]
-    assert gaps(store)[0][0] == "1970-01-01T00:00:01Z"
 
 
 class CompleteFirst(FakeStore):

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from agent.ingest.gap import OUTAGES_OPEN_MAX, SOURCE_LOST, STORE_REFUSED, Gap, GapLog, gap_message
+from agent.ingest.gap import SOURCE_LOST, STORE_REFUSED, Gap, gap_message
 
 
 def test_merged_gaps_say_no_more_than_is_known() -> None:
@@ -14,20 +14,6 @@ def test_merged_gaps_say_no_more_than_is_known() -> None:
         assert (found.first_time_ns, found.last_time_ns, found.count, found.count_exact) == (3, 7, 5, False)
         assert set(found.tags) == {"a", "b", "c"}
     assert exact.merged(exact).count_exact
-
-
-def test_outages_are_not_merged_over_the_values_between_them() -> None:
-    """The beginning and the end of one outage are one gap, another outage is another; a source that flaps for days
-    while nothing can be written has few gaps all the same."""
-    gaps = GapLog()
-    for first, last in ((5, 6), (5, 9), (20, 22)):
-        gaps.add(Gap("plc", SOURCE_LOST, first, last, 0, count_exact=False))
-    assert [(gap.first_time_ns, gap.last_time_ns) for gap in gaps.take_gaps()] == [(5, 9), (20, 22)]
-    for n in range(1, 1001):
-        gaps.add(Gap("plc", SOURCE_LOST, n, n + 1, 0, count_exact=False))
-    found = gaps.take_gaps()
-    assert len(found) == OUTAGES_OPEN_MAX + 1
-    assert max(gap.last_time_ns for gap in found) == 1001
 
 
 def test_each_gap_is_a_message_of_its_own() -> None:

@@ -1,18 +1,14 @@
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.ingest import lifecycle
 from agent.ingest.lifecycle import (
-    FORGET_S,
     REASONS_PER_OUTAGE_MAX,
     TRANSITIONS,
     Backoff,
     Event,
-    Failures,
     Outage,
     State,
-    next_state,
 )
 
 
@@ -32,38 +28,12 @@ def test_the_drawing_is_the_table() -> None:
         assert f"--{event.value}--> {to.value}" in drawing
 
 
-@pytest.mark.parametrize("state, event", [(s, e) for s in State for e in Event if (s, e) not in TRANSITIONS])
-def test_what_the_table_lacks_is_our_mistake(state: State, event: Event) -> None:
-    """An impossible turn ends the process instead of being papered over."""
-    with pytest.raises(AssertionError):
-        next_state(state, event)
-
-
 @given(st.integers(1, 10_000), st.floats(0, 1, exclude_max=True))
 def test_waits_grow_and_stay_within_their_limit(failures: int, jitter: float) -> None:
     """Never more than the limit, never less than half the first pause, however many failures."""
     wait_ms = Backoff(1_000, 60_000).wait_ms(failures, jitter)
     assert 500 <= wait_ms <= 60_000
     assert wait_ms >= min(60_000, 1_000 * 2 ** min(failures - 1, 10)) // 2
-
-
-def test_failures_are_forgotten_after_some_seconds_of_values() -> None:
-    """A life that never gave a value, or gave values for a moment, is one more failure; one that gave them for longer
-    is forgotten with all before it, and so is everything when a person asks for it."""
-    failures = Failures()
-    assert failures.end_life(alive_s=1000.0) == 1  # connected for long, no value
-    failures.begin_life()
-    failures.note_value(1000.0)
-    assert failures.end_life(alive_s=1000.0 + FORGET_S / 2) == 2
-    failures.begin_life()
-    assert failures.end_life(alive_s=1000.0 + FORGET_S) == 3  # not connected: the sign of life is an old one
-    failures.begin_life()
-    failures.note_value(2000.0)
-    assert failures.end_life(alive_s=2000.0 + FORGET_S) == 1
-    failures.begin_life()
-    assert failures.end_life(alive_s=2000.0 + FORGET_S) == 2
-    failures.forget()
-    assert failures.end_life(alive_s=2000.0 + FORGET_S) == 1
 
 
 def test_an_outage_logs_each_reason_once() -> None:

@@ -40,19 +40,6 @@ async def test_a_store_that_refuses_holds_the_source_and_loses_nothing() -> None
     assert one.samples_total == 3
 
 
-async def test_samples_refused_after_all_are_handed_in_again() -> None:
-    """A commit that fails later is no loss: its samples go again until they are in."""
-    store = FakeStore()
-    one = recorder(store)
-    await one.define([DEFINITION])
-    store.failing_futures = 3
-    for n in range(1, 5):
-        await one.record("facts.telemetry", SampleColumns.of([Sample(1, n, n)]))
-    await one.drain()
-    assert sorted(row.value for _, row in store.samples) == [1, 2, 3, 4]  # type: ignore[type-var]
-    assert one.samples_total == 4
-
-
 async def test_committed_waits_for_what_was_handed_in_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another task reads the store once these samples are in it. They are not yet while they wait to be appended, while
     the store has only queued them, or when it has refused them after all."""
@@ -240,27 +227,6 @@ def message(number: int, size: int = 2) -> Message:
     return Message(Envelope(f"m/{number}", "plant-a", "*", 1), Fact("event:plc/x", "event_raised", text))
 
 
-async def test_messages_are_taken_like_samples() -> None:
-    """They wait while the store refuses, go in their order, and count by their size against what may be uncommitted."""
-    store = FakeStore()
-    other = recorder(store).for_another_task("events_lost")
-    store.refusing = True
-    for n in range(3):
-        other.hand_in_message("events", message(n), n)
-    async with TaskGroup() as group:
-        task = group.create_task(other.settle(), name="settle")
-        await wait_until_async(lambda: other.refused_total > 2, "refusals")
-        assert not task.done()
-        store.refusing = False
-    await other.drain()
-    assert list(store.events) == ["m/0", "m/1", "m/2"]
-    assert other.samples_total == 3
-    other.hand_in_message("events", message(3, 1_000), 3)
-    assert other._in_flight == 11
-    await other.drain()
-    assert other._in_flight == 0
-
-
 async def test_a_message_that_the_store_fails_at_is_given_up_as_a_loss_of_its_kind() -> None:
     """After some attempts, with a fact of the recorder's own predicate; the next message passes."""
 
@@ -300,15 +266,6 @@ async def test_the_time_of_the_last_value_is_of_no_bad_sample() -> None:
     await one.record("facts.telemetry", SampleColumns([1, 1], [3 * 10**9, 4 * 10**9], [None, None], [0, 0x800A_0000]))
     await one.drain()
     assert one.last_value_unix_ms == 3_000
-
-
-async def test_a_declared_loss_is_no_value() -> None:
-    """A source that only declares gaps has had no value since the last one, however late the gaps end."""
-    one = recorder(FakeStore())
-    one.add_gap(Gap("plc", SOURCE_LOST, 1_000_000_000, 9_000_000_000, 5, count_exact=True, tags=("tag:a/b",)))
-    one.hand_in_gaps()
-    await one.drain()
-    assert one.last_value_unix_ms == 0
 
 
 async def test_a_source_is_complete_when_everything_before_is_committed(monkeypatch: pytest.MonkeyPatch) -> None:

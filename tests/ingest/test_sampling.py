@@ -103,56 +103,6 @@ def test_a_confirmation_is_newer_than_the_fact_before() -> None:
     assert one.due(11 * S) == [Sample(TAG, 100 * S + 1, 1.5)]
 
 
-def test_a_repeated_sample_leaves_no_fact() -> None:
-    """What a server sends again after a reconnect is recognised by its source time."""
-    one = sampler()
-    row = Sample(TAG, 5 * S, 1.5)
-    assert one.select([row, row, row], 9 * S) == [row]
-    assert one.counts.duplicates == 2
-    assert one.select([Sample(TAG, 5 * S, 2.5)], 9 * S) == [Sample(TAG, 5 * S, 2.5)]
-
-
-def test_a_late_sample_is_a_fact_too() -> None:
-    """Out of order is counted and recorded; a clock that was set back does not silence its source."""
-    one = sampler(SamplingRule(deadband=0))
-    facts = one.select(
-        [Sample(TAG, 100 * S, 1), Sample(TAG, 50 * S, 1), Sample(TAG, 51 * S, 1), Sample(TAG, 52 * S, 2)], 0
-    )
-    assert one.counts.out_of_order == 1
-    assert len(facts) == 3
-
-
-def test_a_loss_is_recorded_once_for_each_tag() -> None:
-    """However often the supervisor fails to come back, the hole begins once; a reason that becomes known replaces a
-    presumed one."""
-    one = made([(1, SamplingRule()), (2, SamplingRule())])
-    one.select([Sample(1, 10 * S, 1.5)], 10 * S)
-    assert one.lose(BAD, 11 * S) == [Sample(1, 11 * S, None, BAD), Sample(2, 11 * S, None, BAD)]
-    assert one.lose(BAD, 12 * S) == []
-    assert one.lose(BAD + 1, 13 * S, [2]) == []
-    assert one.lose(BAD + 1, 13 * S, [2], corrects=True) == [Sample(2, 13 * S, None, BAD + 1)]
-
-
-def test_a_value_that_did_not_change_during_a_loss_ends_it() -> None:
-    """The server repeats an old value with its old time; recorded so it would lie behind the loss and be overlooked."""
-    one = sampler()
-    row = Sample(TAG, 10 * S, 1.5)
-    one.select([row], 10 * S)
-    one.lose(BAD, 20 * S)
-    assert one.select([row], 30 * S) == [Sample(TAG, 30 * S, 1.5)]
-    assert one.select([row], 31 * S) == []
-
-
-def test_a_standing_value_returns_before_the_changes_that_came_with_it() -> None:
-    """After a reconnect the server sends what stood and what changed since in one message: the change stays the newer
-    one."""
-    one = sampler()
-    one.select([Sample(TAG, 10 * S, 1.5)], 10 * S)
-    one.lose(BAD, 20 * S)
-    found = one.select([Sample(TAG, 10 * S, 1.5), Sample(TAG, 31 * S, 2.5)], 32 * S, returned_ns=30 * S)
-    assert found == [Sample(TAG, 30 * S, 1.5), Sample(TAG, 31 * S, 2.5)]
-
-
 def test_a_value_that_changed_during_a_loss_keeps_its_time() -> None:
     """What the server knows to have happened meanwhile is recorded as it happened."""
     one = sampler()
@@ -198,15 +148,6 @@ def test_the_last_fact_is_never_far_from_the_last_sample(
     assert abs(facts[-1].value - last.value) <= (rule.deadband or 0)  # type: ignore[operator]
 
 
-def test_a_loss_is_dated_at_the_last_sign_of_life() -> None:
-    """A tag that was seen before it gets that time; one that was seen after it, or never, is not put before its last
-    fact, or into a time in which it was not known."""
-    one = made([(1, SamplingRule()), (2, SamplingRule()), (3, SamplingRule())])
-    one.select([Sample(1, 10 * S, 1.0), Sample(2, 21 * S, 1.0)], 21 * S)
-    found = one.lose(BAD, 40 * S, since_ns=20 * S)
-    assert [(s.tag, s.source_time_ns) for s in found] == [(1, 20 * S), (2, 21 * S + 1), (3, 40 * S)]
-
-
 @pytest.mark.parametrize("in_columns", [False, True])
 def test_a_tag_whose_clock_is_behind_is_lost_and_returns_on_its_own_clock(*, in_columns: bool) -> None:
     """A device an hour behind its server: dated by the server's clock, the loss and the return would be newer than
@@ -234,14 +175,6 @@ def test_a_tag_whose_clock_is_behind_is_lost_and_returns_on_its_own_clock(*, in_
     after_restart.seed(1, Sample(1, now - 2 * behind, 1.0), now - 2 * behind)
     after_restart.select([Sample(1, now - behind, 2.0)], now)  # it changed at any time while no process ran
     assert [bad.source_time_ns for bad in after_restart.lose(BAD, now + 20 * S)] == [now + 20 * S]
-
-
-def test_a_tag_that_is_bad_since_the_restart_counts_as_bad() -> None:
-    """It had a value in an earlier process, and the server refuses it to this one: bad at once, not silent."""
-    one = sampler()
-    one.seed(TAG, Sample(TAG, 10 * S, 1.5), 10 * S)
-    assert one.lose(BAD, 20 * S, [TAG], corrects=True) == [Sample(TAG, 20 * S, None, BAD)]
-    assert one.tally() == Tally(1, 0)
 
 
 def test_tags_are_counted_by_their_last_sample() -> None:

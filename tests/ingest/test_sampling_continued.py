@@ -22,52 +22,6 @@ def test_a_value_stored_by_a_clock_that_was_set_back_is_recorded_again(rule: Sam
         assert [sample.source_time_ns // S for sample in found] == kept_s
 
 
-@pytest.mark.parametrize("rule", [SamplingRule(deadband=1), SamplingRule(deadband=0, min_interval_ns=60 * S)])
-def test_the_first_value_after_another_gateway_is_recorded(rule: SamplingRule) -> None:
-    """The other gateway has recorded 1 and then 9, and fell silent before the 9 was here. The value is 1 again: without
-    a sample of it the 9 would stay the latest when it comes. After an own process nothing can be in between, and a
-    sample that is here is not recorded twice."""
-    for is_doubted in (True, False):
-        one = sampler(rule)
-        one.seed(TAG, Sample(TAG, 10 * S, 1), 10 * S)
-        if is_doubted:
-            one.doubt_seeded()
-        assert one.select([Sample(TAG, 20 * S, 1)], 20 * S) == [Sample(TAG, 20 * S, 1)] * is_doubted
-        assert one.select([Sample(TAG, 21 * S, 1)], 21 * S) == []
-    one = sampler(rule)
-    one.seed(TAG, Sample(TAG, 10 * S, 1), 10 * S)
-    one.doubt_seeded()
-    assert one.select([Sample(TAG, 10 * S, 1)], 20 * S) == []
-
-
-@pytest.mark.parametrize("in_columns", [True, False])
-def test_a_standing_value_is_no_second_sample_of_its_time_under_another_number(*, in_columns: bool) -> None:
-    """An edit of a tag has a new item created, whose first value may be the last one of the old. It is recorded under
-    the new number, with the time when it was seen again; the values that follow keep theirs."""
-    one = sampler()
-    one.select_columns(SampleColumns([TAG], [10 * S], [1.5], [0]), 10 * S)
-    one.adopt({OTHER: SamplingRule(deadband=1)}, {TAG: OTHER})
-
-    def taken(*samples: Sample) -> list[Sample]:
-        if in_columns:
-            return list(one.select_columns(SampleColumns.of(samples), 20 * S, 12 * S).rows())
-        return one.select(samples, 20 * S, 12 * S)
-
-    first, second = Sample(OTHER, 10 * S, 1.5), Sample(OTHER, 13 * S, 2.6)
-    assert taken(first, second) == [Sample(OTHER, 12 * S, 1.5), second]
-    assert taken(first) == [first]  # a sample that is late is recorded as it is
-
-
-def test_a_newer_value_keeps_its_time_under_another_number() -> None:
-    """Whatever the rule: the new number has no value yet."""
-    one = sampler()
-    assert fed(one, 1.5, start_ns=10 * S) == [1.5]
-    one.adopt({OTHER: SamplingRule(deadband=1)}, {TAG: OTHER})
-    assert one.last(OTHER) == Sample(OTHER, 0, None)
-    assert one.tally() == Tally(bad=0, silent=1)
-    assert one.select([Sample(OTHER, 11 * S, 1.5)], 20 * S) == [Sample(OTHER, 11 * S, 1.5)]
-
-
 def test_a_lost_tag_is_lost_under_another_number_too() -> None:
     """The loss stands once."""
     one = sampler()
@@ -77,15 +31,6 @@ def test_a_lost_tag_is_lost_under_another_number_too() -> None:
     assert one.lose(BAD, 12 * S) == []
     assert one.tally() == Tally(bad=1, silent=0)
     assert one.select([Sample(OTHER, 10 * S, 1.5)], 20 * S) == [Sample(OTHER, 20 * S, 1.5)]
-
-
-def test_a_tag_that_is_lost_ahead_of_its_first_value_under_another_number() -> None:
-    """The loss is dated at the last sign of life, and behind what was recorded last."""
-    for since_ns, lost_ns in ((11 * S, 11 * S), (9 * S, 10 * S + 1)):
-        one = sampler()
-        assert fed(one, 1.5, start_ns=10 * S) == [1.5]
-        one.adopt({OTHER: SamplingRule()}, {TAG: OTHER})
-        assert one.lose(BAD, 20 * S, since_ns=since_ns) == [Sample(OTHER, lost_ns, None, BAD)]
 
 
 def test_a_tag_whose_clock_is_behind_goes_on_under_another_number() -> None:
@@ -109,24 +54,6 @@ def test_an_earlier_process_is_continued() -> None:
         changed = Sample(TAG, 21 * S, 2.5)
         assert one.select([changed], 21 * S) == [changed]
     assert one.counts.duplicates == 1
-
-
-def test_an_earlier_process_that_ended_in_an_outage() -> None:
-    """Its last sample is bad: the value that stood still is recorded with the time of the return, as within a
-    process."""
-    one = sampler()
-    one.seed(TAG, Sample(TAG, 10 * S, None, BAD), 8 * S)
-    assert one.select([Sample(TAG, 8 * S, 1.5)], 20 * S) == [Sample(TAG, 20 * S, 1.5)]
-
-
-def test_a_tag_that_was_bad_before_a_restart_and_still_is_counts_as_bad() -> None:
-    """Readers of the store see it as bad, and so does the status of the node, from the start on."""
-    one = sampler()
-    one.seed(TAG, Sample(TAG, 10 * S, None, BAD), 8 * S)
-    assert one.tally() == Tally(1, 0)
-    assert one.lose(BAD, 20 * S, [TAG], corrects=True) == []
-    assert one.tally() == Tally(1, 0)
-    assert one.select([Sample(TAG, 8 * S, 1.5)], 30 * S) == [Sample(TAG, 30 * S, 1.5)]
 
 
 def test_nothing_is_confirmed_for_an_earlier_process() -> None:

@@ -1,31 +1,10 @@
 import pytest
 
 from agent.ingest.completeness import Moment, spans
-from agent.ingest.source_clock import SET_WHILE_AWAY_NS, ServerClock, moment_shown, read_ns, sent_ns
+from agent.ingest.source_clock import SET_WHILE_AWAY_NS, ServerClock, moment_shown, sent_ns
 
 S, MS = 1_000_000_000, 1_000_000
 NOW = 1_800_000_000 * S
-
-
-def test_a_reading_that_was_held_up_does_not_move_the_clock() -> None:
-    """The reading furthest ahead is the best one; a server that is faster is followed at once."""
-    clock = ServerClock()
-    assert clock.now_ns(0, 77) == 77, "nothing is known yet"
-    clock.read(3600 * S, 0, clock.least_ns(0), 0)
-    clock.read(3605 * S, 10 * S, 3600 * S, 0)  # five seconds on its way
-    assert clock.now_ns(10 * S, 0) == 3610 * S - 10 * MS, "less what two clocks may drift apart"
-    clock.read(3621 * S, 20 * S, 3605 * S, 0)
-    assert (clock.now_ns(20 * S, 0), clock.set_back_ns) == (3621 * S, 0)
-
-
-def test_a_clock_that_drifts_is_followed() -> None:
-    """A server's clock that loses half a second in an hour is not believed ahead for ever."""
-    clock = ServerClock()
-    for s in range(100_000):
-        clock.read(s * S - s * S // 7200, s * S, clock.least_ns(s * S), 0)
-    now_ns = clock.now_ns(99_999 * S, 0)
-    assert abs(now_ns - (99_999 * S - 99_999 * S // 7200)) < 2 * MS
-    assert clock.set_back_ns == 0
 
 
 def test_a_clock_that_was_set_back_is_followed_at_once() -> None:
@@ -68,25 +47,6 @@ def test_a_published_time_is_of_the_past_however_often_the_clock_was_set() -> No
     before, now = Moment(NOW - 3600 * S, 3600 * S), Moment(NOW + 3600 * S + S, -3600 * S)
     assert moment_shown(NOW + S * 8 // 10, before, now).on(now) <= now.time_ns
     assert moment_shown(NOW, Moment(NOW - S), Moment(NOW - 3600 * S, 3600 * S)) == Moment(NOW)
-
-
-def test_a_clock_that_moves_once_a_second_is_not_set_back() -> None:
-    """asyncua shows the time of its last tick: up to a second old, whenever it is read. The time of the answer says how
-    old. A set-back of half a second is seen all the same, and one that the answer cannot show is not made up."""
-    clock, offset_ns = ServerClock(), 3600 * S
-    for number in range(1_000):
-        now_ns = number * 331 * MS
-        at_ns = now_ns + offset_ns
-        clock.read(read_ns(at_ns // S * S, at_ns), now_ns + 50 * MS, clock.least_ns(now_ns), 0)
-    assert clock.set_back_ns == 0
-    at_ns = now_ns + offset_ns
-    clock.read(read_ns((at_ns - S // 2) // S * S, at_ns - S // 2), now_ns, clock.least_ns(now_ns), 0)
-    assert clock.set_back_ns > 400 * MS
-
-
-def test_a_time_of_another_clock_does_not_date_a_reading() -> None:
-    """An answer without a time, with one from before its own values, or far behind them."""
-    assert [read_ns(100 * S, at_s * S) for at_s in (0, 99, 100, 101, 103)] == [100 * S] * 3 + [101 * S, 100 * S]
 
 
 def test_a_publish_time_dates_a_proof_unless_it_lies_ahead() -> None:

@@ -14,16 +14,15 @@ from agent.columns import SampleColumns
 from agent.concurrency import TaskGroup
 from agent.ingest import supervisor
 from agent.ingest.delivery import Delivery
-from agent.ingest.errors import NoHistory, NotConnected, Problem, SourceBusy, SourceLost, SourceRefused, UnknownSource
+from agent.ingest.errors import NoHistory, NotConnected, SourceBusy, SourceLost, SourceRefused, UnknownSource
 from agent.ingest.lifecycle import State
 from agent.ingest.modbus.source import ModbusSource
 from agent.ingest.quality import BAD_COMMUNICATION_ERROR
-from agent.ingest.recorder import Recorder
-from agent.ingest.supervisor import EventStatistics, SourceSupervisor
+from agent.ingest.supervisor import EventStatistics
 from agent.ingest.tags.file import load_tag_maps
 from agent.ingest.tags.tag_map import TagMap
 from agent.message import Sample, TagDefinition
-from tests.ingest.fakes import Busy, FakeStore, SlowStore
+from tests.ingest.fakes import FakeStore, SlowStore
 from tests.ingest.lives import TAG, OrderedStore, gaps, lives
 from tests.ingest.plant import ingesting, modbus, opcua
 from tests.waiting import LIMIT_S, wait_until_async
@@ -328,15 +327,3 @@ async def test_what_a_person_asks_of_a_source_reaches_it(monkeypatch: pytest.Mon
         asked.backfill = None
         with pytest.raises(NoHistory, match="history_values_per_s_max is 0"):
             run.ingest.backfill("plc", 1, 2)
-
-
-def test_the_problems_of_a_tag_file_are_in_the_status(tmp_path: Path) -> None:
-    """The first one and how many more, until the file is in order again."""
-    settings = modbus(1, tmp_path, TAG)
-    recorder = Recorder("meter", "plant-a", FakeStore(), (Busy,), "facts.operational")
-    found = SourceSupervisor(settings, load_tag_maps([settings])["meter"], recorder)
-    problems = [Problem("t.csv", row, "type", "int17", "is no type") for row in (3, 7, 9)]
-    problem = "t.csv row 3 column type: 'int17' is no type"
-    for count, expected in ((1, problem), (3, f"{problem} (and 2 more)"), (0, "")):
-        found.note_file_problems(problems[:count])
-        assert found.statistics().tags_problem == expected

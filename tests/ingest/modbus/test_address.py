@@ -39,14 +39,6 @@ def test_what_a_row_may_say_of_its_register() -> None:
     assert point("holding,1,uint16,,0x0FF0,,device,").counter == 256
 
 
-def test_bits_of_one_register_are_several_tags() -> None:
-    """Two masks of a register are two values; the same mask twice is one value with two names, which is refused."""
-    low, high = read("holding,1,uint16,,0x00FF,,,", "holding,1,uint16,,0xFF00,,,")
-    assert low.definition.address != high.definition.address
-    with pytest.raises(TagMapError, match="is read the same way in row 2"):
-        read("holding,1,uint16,,0x00FF,,,", "holding,1,uint16,,255,,,500")
-
-
 @pytest.mark.parametrize(
     "row, column, why",
     [

@@ -3,7 +3,7 @@
 import json
 
 from agent.columns import SampleColumns
-from agent.ingest.modbus.counters import CounterFall, CounterTracker, fall_message
+from agent.ingest.modbus.counters import CounterTracker, fall_message
 from agent.ingest.quality import BAD_TIMEOUT
 from agent.message import Value, check_message
 
@@ -17,13 +17,6 @@ def samples(*values: Value) -> SampleColumns:
 def book(modulus: float, before: Value = None) -> CounterTracker:
     """A book of tag 1; `before`: its last reading by an earlier process."""
     return CounterTracker({1: modulus}, lambda _: (0, before))
-
-
-def test_a_device_that_restarts_is_no_wrap() -> None:
-    """From the middle to near zero, and on: what was counted between is not known."""
-    (fall,) = book(65_536).falls(samples(30_000, 12, 40))
-    assert fall == CounterFall(1, 30_000, 10**9, 12, 2 * 10**9, None)
-    assert fall.predicate == "counter_restarted"
 
 
 def test_a_bad_sample_is_no_reading() -> None:

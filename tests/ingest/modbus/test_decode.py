@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.ingest.modbus.decode import ORDERS, DecodeError, decode, value_type
+from agent.ingest.modbus.decode import ORDERS, decode, value_type
 from tests.ingest.modbus.devices import FORMATS, words_on_the_wire
 
 
@@ -80,12 +80,6 @@ def test_scale_and_offset(scale: float, offset: float, raw: int, value: float) -
     found = decode(value_type("uint16", "ABCD", scale, offset), [raw])
     assert found == value
     assert type(found) is type(value)
-
-
-def test_bcd_with_a_letter_is_no_value() -> None:
-    """A register that is not binary coded decimal is refused instead of read as some number."""
-    with pytest.raises(DecodeError, match="12ab"):
-        decode(value_type("bcd16", "ABCD"), [0x12AB])
 
 
 @pytest.mark.parametrize(

@@ -52,17 +52,6 @@ def test_a_plan_serves_everything_once_within_the_limits(wanted: list[Register],
         assert read.end == max(r.end for r in read.registers)
 
 
-def test_units_and_tables_are_never_mixed() -> None:
-    """A request goes to one unit and one table, whatever the addresses."""
-    wanted = [register(5, unit_id=u, table=t) for u in (1, 2) for t in (Table.HOLDING, Table.INPUT)]
-    assert len(plan_reads(wanted, Limits(125, 125))) == 4
-
-
-def test_a_thousand_neighbours_take_eight_reads() -> None:
-    """1000 registers at 125 a read are eight requests, the optimum."""
-    assert len(plan_reads([register(a) for a in range(1000)], Limits(125, 0))) == 8
-
-
 @settings(max_examples=200)
 @given(registers, limits, st.lists(st.tuples(st.integers(0, 44), st.integers(1, 6)), max_size=5))
 def test_no_plan_has_fewer_reads(wanted: list[Register], bounds: Limits, refused: list[tuple[int, int]]) -> None:
@@ -83,16 +72,3 @@ def test_no_plan_has_fewer_reads(wanted: list[Register], bounds: Limits, refused
         if all(is_allowed(part, wanted, bounds) and is_free(part) for part in parts)
     )
     assert len(reads) == best
-
-
-def test_a_refused_span_parts_the_reads() -> None:
-    """A missing register in a hole is not crossed; of ten registers that are refused in fives, four are read
-    together."""
-
-    def planned(addresses: list[int], first: int, end: int) -> list[tuple[int, int]]:
-        reads = plan_reads(map(register, addresses), Limits(125, 16), [Span(1, Table.HOLDING, first, end)])
-        return [(read.address, read.end) for read in reads]
-
-    assert planned([0, 5, 6], 3, 4) == [(0, 1), (5, 7)]
-    assert planned(list(range(10)), 0, 5) == [(0, 4), (4, 10)]
-    assert planned(list(range(10)), 20, 25) == [(0, 10)]

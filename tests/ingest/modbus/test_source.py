@@ -132,24 +132,6 @@ async def test_a_device_none_of_whose_units_answers_is_lost() -> None:
         await source._poll(dead(), PollGrid({1}, time.monotonic_ns()))  # type: ignore[arg-type]
 
 
-async def test_what_was_read_before_the_connection_broke_is_recorded() -> None:
-    """It breaks at the second of two reads of a poll: the value of the first one is recorded when the life ends."""
-    store = FakeStore()
-    source = await made(store, tags_at(FIRST, replace(FIRST, address=1_000)))
-
-    class Breaking(Device):
-        async def read_bytes(self, read: Read) -> bytes:
-            if read.address >= 1_000:
-                raise SourceLost("gone")
-            return await super().read_bytes(read)
-
-    with pytest.raises(SourceLost):
-        await poll(source, Breaking())
-    await source.finish()
-    await source._delivery.recorder.drain()
-    assert qualities(store) == {"1": [0], "2": []}
-
-
 async def test_a_register_that_does_not_exist_is_bad_alone() -> None:
     """Its neighbour goes on; the refused one is recorded as bad, once."""
     store = FakeStore()
@@ -341,17 +323,6 @@ def hesitant(*unanswered: int) -> Device:
     """A unit that does not answer these requests, counted from 0."""
     found = Device(silent=lambda _: len(found.asked) in unanswered)
     return found
-
-
-async def test_a_unit_that_misses_one_request_is_asked_again(caplog: pytest.LogCaptureFixture) -> None:
-    """At once, so that no value is missing. It is told once."""
-    store = FakeStore()
-    source = await made(store)
-    device = hesitant(1, 3)
-    for _ in range(3):
-        await poll(source, device)
-    assert qualities(store)["1"] == [0, 0, 0]
-    assert told(caplog) == ["answer_missing"]
 
 
 async def test_a_unit_that_misses_one_poll_is_not_silent(caplog: pytest.LogCaptureFixture) -> None:

@@ -5,7 +5,7 @@ import pytest
 from agent.ingest.modbus.address import Register, Table
 from agent.ingest.modbus.refusal import SILENT
 from agent.ingest.modbus.refusal_search import Segment
-from agent.ingest.modbus.sweep import SEARCH_MAX, Sweep
+from agent.ingest.modbus.sweep import SEARCH_MAX
 from tests.ingest.modbus.devices import Device, S, poll, register, unit_of
 
 
@@ -104,14 +104,6 @@ def test_bits_of_one_word_are_refused_together() -> None:
     assert done.requests <= 5
 
 
-def test_a_dead_unit_is_silent_at_its_first_question() -> None:
-    """No answer to the first question ends the sweep: the others would cost a time-out each."""
-    unit = unit_of([register(200 * address) for address in range(5)])
-    done = poll(unit, Device(is_dead=True))
-    assert (done.is_silent, done.requests) == (True, 1)
-    assert poll(unit, Device()).requests == 5
-
-
 def test_a_read_that_is_never_answered_does_not_silence_the_unit() -> None:
     """A device leaves reads of one register unanswered. The unit is asked for another read when it is probed, and then
     the value alone is bad."""
@@ -143,32 +135,6 @@ def test_reads_that_are_never_answered_cost_few_time_outs() -> None:
         assert not poll(unit, device, number * S).is_silent
     unanswered = [read for read in device.asked[before:] if device.judge(read.address, read.end) == SILENT]
     assert len(unanswered) <= 600 / 60 + 1
-
-
-def test_two_reads_without_an_answer_are_silence() -> None:
-    """A unit that stops answering in the middle of a poll costs two time-outs, not one for each read; one answer in
-    between shows that it is there."""
-    wanted = [register(address) for address in (0, 200, 400, 600, 800)]
-    sweep = Sweep(unit_of(wanted), frozenset({wanted[0].poll_interval_ms}), 0)
-    outcomes = list[bool]()
-    for answers in (True, False, True, False, False):
-        question = sweep.planned()
-        assert question is not None
-        if answers:
-            sweep.answered(question)
-        else:
-            outcomes.append(sweep.unanswered())
-    assert outcomes == [False, False, True]
-
-
-def test_the_last_refusal_of_a_search_counts() -> None:
-    """A read of many is refused for its address, and each single one because the device has failed since: that is what
-    is learned of them."""
-    segment = Segment.of([register(address) for address in range(4)], 2, is_refused=True)
-    while not segment.is_done:
-        assert segment.question().count >= 1
-        segment.refused(4)
-    assert {finding.code for finding in segment.take_findings()} == {4}
 
 
 def test_a_passing_refusal_of_two_values_is_not_learned() -> None:

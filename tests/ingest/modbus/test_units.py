@@ -1,16 +1,13 @@
 """What one unit remembers between its polls: pauses, refused spans, what is to be recorded again, and its reads."""
 
-from dataclasses import replace
-
 import pytest
 
 from agent.ingest.modbus import units
 from agent.ingest.modbus.address import Register
-from agent.ingest.modbus.decode import value_type
 from agent.ingest.modbus.read_plan import Limits, Span
 from agent.ingest.modbus.refusal import SILENT
 from agent.ingest.modbus.refusal_search import Finding, Segment
-from agent.ingest.modbus.units import SPAN_RETRY_NS, Pauses, Unit
+from agent.ingest.modbus.units import SPAN_RETRY_NS, Unit
 from tests.ingest.modbus.devices import DUE, S, register, unit_of
 
 A, B, C = register(0), register(10), register(20)
@@ -27,39 +24,6 @@ def refused(unit: Unit, one: Register, code: int = 2, now_ns: int = 0) -> bool:
     return unit.note_finding(Finding(span_of(one), code, unit.place(span_of(one))), now_ns)
 
 
-def test_pauses_double_up_to_the_longest() -> None:
-    """From the first pause on, never beyond the longest."""
-    pauses = Pauses(2 * S, 7 * S)
-    assert [pauses.after(one) for one in (0, 2 * S, 4 * S, 7 * S)] == [2 * S, 4 * S, 7 * S, 7 * S]
-
-
-def test_a_silent_unit_is_asked_after_growing_pauses_and_logged_once() -> None:
-    """Its silence is logged again only after it gave values, and an answer ends the pauses."""
-    unit = unit_of([A])
-    assert unit.probe_at_ns() is None
-    assert [unit.fell_silent(0), unit.fell_silent(10 * S)] == [True, False]
-    assert (unit.is_silent, unit.probe_at_ns()) == (True, 14 * S)
-    unit.answered()
-    assert (unit.is_silent, unit.probe_at_ns()) == (False, None)
-    assert not unit.fell_silent(20 * S), "it has given no values since"
-    assert unit.probe_at_ns() == 22 * S, "an answer ended the pauses"
-    assert [unit.returned(), unit.returned()] == [True, False]
-    assert unit.fell_silent(30 * S)
-
-
-def test_a_silent_unit_is_asked_for_what_it_gave_before_otherwise_for_each_in_turn() -> None:
-    """One of the reads may never be answered; what it is known to refuse is not tried together with others."""
-    unit = unit_of([A, B, C], APART)
-    asked = [unit.probe().address for _ in range(6)]
-    assert sorted(asked[:3]) == [0, 10, 20]
-    assert asked[:3] == asked[3:]
-    unit.plan(DUE)[1].is_proven = True
-    assert [unit.probe().address for _ in range(3)] == [10] * 3
-    near = unit_of([register(0), register(1), register(2)])
-    refused(near, register(1))
-    assert {near.probe().count for _ in range(4)} == {1}, "no read covers the refused span"
-
-
 def test_a_refused_value_is_parked_once_and_asked_for_after_growing_pauses() -> None:
     """It is news once. The same exception again only doubles the pause; another one is to be recorded."""
     unit = unit_of([A, B], APART)
@@ -74,20 +38,6 @@ def test_a_refused_value_is_parked_once_and_asked_for_after_growing_pauses() -> 
     assert unit.due_refused(6 * S, 9) == [span_of(A)]
     assert not refused(unit, A, code=4, now_ns=6 * S)
     assert unit.take_unmarked() == [((A,), 4)]
-
-
-def test_a_span_that_no_tag_has_is_asked_for_once_an_hour() -> None:
-    """It is refused because of the design of the device, and parks nothing."""
-    unit = unit_of([A])
-    hole = span_of(B, 5)
-    assert not unit.note_finding(Finding(hole, 2), 0)
-    assert unit.parked_count == 0
-    assert unit.take_unmarked() == []
-    assert unit.due_refused(SPAN_RETRY_NS - 1, 9) == []
-    assert unit.due_refused(SPAN_RETRY_NS, 9) == [hole]
-    unit.note_finding(Finding(hole, 2), SPAN_RETRY_NS)
-    assert unit.due_refused(2 * SPAN_RETRY_NS - 1, 9) == []
-    assert unit.due_refused(2 * SPAN_RETRY_NS, 9) == [hole]
 
 
 def test_a_device_that_refuses_at_random_fills_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,16 +62,6 @@ def test_a_span_that_is_answered_is_forgotten() -> None:
     assert unit.forget_refused(span_of(A))
     assert unit.take_unmarked() == []
     assert unit.due_refused(2**62, 9) == []
-
-
-def test_the_longest_waiting_are_asked_for_first() -> None:
-    """As many as there is room for; equally old ones in the order of addresses."""
-    unit = unit_of([A, B, C], APART)
-    refused(unit, C, now_ns=0)
-    refused(unit, A, now_ns=S)
-    refused(unit, B, now_ns=0)
-    assert unit.due_refused(9 * S, 9) == [span_of(B), span_of(C), span_of(A)]
-    assert unit.due_refused(9 * S, 2) == [span_of(B), span_of(C)]
 
 
 def test_a_read_that_is_never_answered_waits_for_the_longest_pause() -> None:
@@ -165,37 +105,6 @@ def test_reads_keep_what_is_known_of_them_and_get_the_new_numbers() -> None:
     assert [one.read for one in unit.plan(DUE)] == [second.read]
 
 
-def test_another_value_on_the_same_addresses_makes_another_read() -> None:
-    """A read that was answered before serves only the values for which it was made."""
-    unit = unit_of([A])
-    unit.plan(DUE)[0].is_proven = True
-    signed = replace(A, kind=value_type("int16", "ABCD"))
-    unit.want_registers({1: A, 2: signed})
-    (planned,) = unit.plan(DUE)
-    assert planned.decoder.decode(b"\xff\xff", 0).values == [65535, -1]
-    assert not planned.is_proven
-
-
-def test_a_plan_has_the_values_that_are_due() -> None:
-    """Those with another interval have their own reads."""
-    slow = replace(B, poll_interval_ms=5_000)
-    unit = unit_of([A, slow], Limits(125, 20))
-    assert unit.intervals == {1_000, 5_000}
-    found = [[one.read.registers for one in unit.plan(frozenset(due))] for due in ([1_000], [5_000], [1_000, 5_000])]
-    assert found == [[(A,)], [(slow,)], [(A, slow)]]
-
-
-def test_a_refused_read_is_parted_into_reads_that_were_answered() -> None:
-    """The longest of them first, each value once, and the rest in new reads; without any, there are no parts."""
-    near, far = [register(address) for address in range(5)], register(90)
-    unit = unit_of([*near, far])
-    (pair,), (single,), (beyond,) = (unit.planned(part) for part in (near[:2], near[1:2], [far]))
-    assert unit.proven_parts(near) == []
-    for one in (pair, single, beyond):
-        one.is_proven = True
-    assert [part.read.registers for part in unit.proven_parts(near)] == [tuple(near[:2]), tuple(near[2:])]
-
-
 def test_a_search_goes_on_for_the_values_that_are_left() -> None:
     """With the exception that each was refused with."""
     unit = unit_of([A, B, C], APART)
@@ -203,16 +112,6 @@ def test_a_search_goes_on_for_the_values_that_are_left() -> None:
     assert unit.plan(DUE) == [], "a suspect value is in no plan"
     unit.want_registers({1: B, 2: C})
     assert [(segment.waiting(), segment.code) for segment in unit.suspects] == [([B], 4), ([C], 6)]
-
-
-def test_parked_values_are_searched_together_once_one_of_them_was_answered() -> None:
-    """But for those that are being searched already."""
-    unit = unit_of([A, B, C], Limits(125, 20))
-    for one in (A, B, C):
-        refused(unit, one)
-    unit.suspects = [Segment.of([A], 2, is_refused=False)]
-    unit.suspect_parked()
-    assert [segment.waiting() for segment in unit.suspects] == [[A], [B, C]]
 
 
 def test_reads_that_are_not_planned_are_kept_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,12 +129,3 @@ def test_reads_that_are_not_planned_are_kept_only_so_many(monkeypatch: pytest.Mo
     unit.replan()
     unit.replan()
     assert unit.plan(DUE) == before
-
-
-def test_a_silence_that_costs_the_others_has_longer_pauses() -> None:
-    """At least as long as the source says, and doubling from there on, up to the longest or to that."""
-    unit = unit_of([A])
-    unit.fell_silent(0, 80 * S)
-    assert unit.probe_at_ns() == 80 * S
-    unit.fell_silent(80 * S, 80 * S)
-    assert unit.probe_at_ns() == 160 * S

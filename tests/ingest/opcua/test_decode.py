@@ -242,23 +242,6 @@ def test_one_element_is_a_value_in_its_own_type(sent: Any, kind: str, value: Any
         assert isinstance(found[0].value, Json)
 
 
-def test_an_unreadable_structure_costs_only_itself() -> None:
-    """A node with a broken or unknown structure keeps its bytes; the values beside it are read as ever."""
-    inside = b"\xff\xff\xff\x7f garbage"
-    head = struct.pack("<BBH", 1, 0, 297) + struct.pack("<Bi", 1, len(inside))  # an Argument, by its type id
-    bodies = [struct.pack("<IBBd", 1, 1, 11, 1.0), struct.pack("<IBB", 2, 1, 22) + head + inside]
-    bodies.append(struct.pack("<IBBd", 3, 1, 11, 2.0))
-    found = list(decoded(notification(3, b"".join(bodies))).changes)
-    assert [change.handle for change in found] == [1, 2, 3]
-    assert found[1].value == Json.of({"TypeId": "i=297", "Body": inside.hex()})
-
-
-def test_text_that_is_not_utf8_is_kept_as_bytes() -> None:
-    """What a sloppy device sends is not mangled on its way."""
-    body = struct.pack("<IBBi3s", 1, 1, 12, 3, b"\xb0C\xff")
-    assert decoded(notification(1, body)).changes.values[0] == b"\xb0C\xff"
-
-
 @pytest.mark.parametrize("value, kind", [("x" * 70_000, "String"), ([-100] * 30_000, "SByte")])
 def test_a_value_too_long_for_a_fact_is_said_so(value: Any, kind: str) -> None:
     """The sample stays, with a status instead of the value: the hole is in the data. Thirty thousand small numbers are
@@ -266,44 +249,6 @@ def test_a_value_too_long_for_a_fact_is_said_so(value: Any, kind: str) -> None:
     found = list(decoded(encoded([(1, data_value(value, kind)), (2, data_value(1, "Int32"))])).changes)
     assert (found[0].value, found[0].quality) == (None, 0x80080000)
     assert found[1].value == 1
-
-
-@pytest.mark.parametrize("filetime", [1, -5, 2**62, 2**63 - 1, -(2**63)])
-@pytest.mark.parametrize("count", [1, 8])
-def test_times_of_no_possible_year_are_as_good_as_none(filetime: int, count: int) -> None:
-    """A clock that shows the year 1601 or 30000 cannot be recorded; the sample is, with the time it came, and its
-    status says that this is not the source's. What is bad stays as it is."""
-    for status, marked in ((0, CLOCK_UNCERTAIN), (0x480, CLOCK_UNCERTAIN | 0x480), (0x800A_0000, 0x800A_0000)):
-        body = struct.pack("<IBBdIqq", 9, 0x0F, 11, 1.5, status, filetime, filetime) * count
-        assert list(decoded(notification(count, body)).changes) == [Change(9, 1.5, marked, 0, 0)] * count
-
-
-def test_keep_alive_and_status_change() -> None:
-    """A message without data is a sign of life; the end of a subscription is told apart from values."""
-    empty = struct_to_binary(
-        ua.PublishResult(SubscriptionId=3, NotificationMessage=ua.NotificationMessage(SequenceNumber=4))
-    )
-    keep_alive = decoded(empty)
-    assert (list(keep_alive.changes), keep_alive.status_change) == ([], None)
-    status = ua.StatusChangeNotification(Status=ua.StatusCode(0x800A0000))
-    ended = ua.PublishResult(SubscriptionId=3, NotificationMessage=ua.NotificationMessage(NotificationData=[status]))
-    assert decoded(struct_to_binary(ended)).status_change == 0x800A0000
-
-
-@pytest.mark.parametrize("cut_short", [True, False])
-def test_a_malformed_value_costs_its_tag_alone(cut_short: bool) -> None:
-    """The tag whose value has no end gets a bad sample, the values behind it are counted, and the publication goes
-    on with its next notification."""
-    whole = struct.pack("<IBBd", 1, 1, 11, 1.0)
-    broken = struct.pack("<IBBi", 2, 1, 12, 1_000) if cut_short else struct.pack("<IBB", 2, 1, 38) + b"\xff" * 4
-    bodies = [whole + broken + whole * 5, whole]
-    raw = struct.pack("<IiBIqi", 3, 0, 0, 1, 0, 2)
-    for count, body in zip((7, 1), bodies, strict=True):
-        change = struct.pack("<i", count) + body + struct.pack("<i", 0)
-        raw += struct.pack("<BBHBi", 1, 0, 811, 1, len(change)) + change
-    found = decoded(raw)
-    assert list(found.changes) == [Change(1, 1.0, 0, 0, 0), Change(2, None, 0x80070000, 0, 0), Change(1, 1.0, 0, 0, 0)]
-    assert found.values_lost == 5
 
 
 @given(st.lists(values, max_size=6), st.binary(max_size=12), st.lists(values, max_size=3), st.data())
@@ -380,13 +325,6 @@ def test_sizes_that_do_not_fit_an_array_are_ignored() -> None:
 def test_numbers_that_json_cannot_keep_are_texts(number: int, kept: object) -> None:
     """Readers of JSON round beyond that."""
     assert READER(struct.pack("<Biq", 0x80 | 8, 1, number), 0)[0] == Json.of([kept])
-
-
-def test_a_namespace_that_the_server_does_not_have() -> None:
-    """The id keeps the index."""
-    reader = ValueReader(("http://opcfoundation.org/UA/", "urn:x"))
-    texts = [reader(struct.pack("<BBBH", 17, 1, namespace, 9), 0)[0] for namespace in (0, 1, 2)]
-    assert texts == ["i=9", "nsu=urn:x;i=9", "ns=2;i=9"]
 
 
 def test_a_huge_array_of_small_things_is_not_kept() -> None:

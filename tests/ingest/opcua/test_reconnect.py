@@ -18,12 +18,6 @@ def test_every_outcome_of_every_step_has_a_successor() -> None:
         assert taken == [Step.REACTIVATE, Step.TRANSFER, Step.REBUILD]
 
 
-def test_a_life_that_was_proven_is_kept_and_a_restarted_server_has_nothing_of_ours() -> None:
-    """Whatever the step was."""
-    assert {next_step(step, Outcome.PROVEN) for step in Step} == {Step.REACTIVATE}
-    assert {next_step(step, Outcome.RESTARTED) for step in Step} == {Step.REBUILD}
-
-
 @pytest.mark.parametrize(
     "levels, url",
     [
@@ -39,10 +33,3 @@ def test_the_server_with_the_highest_level_is_read(levels: dict[str, int | None]
     assert servers.choose(levels) == (url != A)
     assert servers.url == url
     assert sorted([servers.url, *servers.others]) == [A, B, C]
-
-
-@pytest.mark.parametrize("level, is_doubtful", [(255, False), (200, False), (199, True), (None, True)])
-def test_the_others_are_asked_when_the_present_server_is_not_healthy(level: int | None, *, is_doubtful: bool) -> None:
-    """A single server is never in doubt."""
-    assert RedundantServers([A, B]).needs_another(level) == is_doubtful
-    assert not RedundantServers([A]).needs_another(level)

@@ -1,8 +1,6 @@
 """The items of a source's tags: a time without one is a gap, and one that is gone is created again."""
 
 import asyncio
-import logging
-import re
 from dataclasses import replace
 
 import pytest
@@ -215,20 +213,3 @@ async def test_a_node_that_is_gone_when_the_connection_is_back_is_recorded(monke
     async with living(monkeypatch, source, session):
         await wait_until_async(lambda: len(store.of("a/1")) == 2, "the refusal")
     assert [sample.quality for sample in store.of("a/1")] == [BAD_COMMUNICATION_ERROR, BAD_NODE_ID_UNKNOWN]
-
-
-async def test_the_log_names_parked_tags(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """One line for each status, which is a name; the first twenty tags by name, then how many more."""
-    source, _ = await made(FakeStore(), [tag(n) for n in range(1, 31)])
-    session = FakeSession()
-    session.refusals = {(n, ""): 0x8034_0000 if n <= 25 else 0x801F_0000 for n in range(1, 31)}
-    with caplog.at_level(logging.WARNING, "agent.ingest"):
-        async with living(monkeypatch, source, session):
-            await wait_until_async(lambda: [one for one in source._subscriptions if one.plan.parked], "parked")
-            await wait_until_async(lambda: caplog.records, "lines")
-    found = {record.status: (record.count, record.tags) for record in caplog.records if hasattr(record, "tags")}
-    assert set(found) == {"BadNodeIdUnknown", "BadUserAccessDenied"}
-    count, named = found["BadNodeIdUnknown"]
-    assert (count, re.findall(r"(\S+) \(row", named)) == (25, [f"a/{n}" for n in range(1, 21)])
-    assert named.endswith(" and 5 more")
-    assert found["BadUserAccessDenied"][0] == 5

@@ -1,7 +1,6 @@
 """Whether a source's connection lives, and which time counts as its last sign of life."""
 
 import time
-from typing import cast
 
 import pytest
 
@@ -10,9 +9,8 @@ from agent.ingest.errors import SourceLost
 from agent.ingest.gap import CLOCK_SET_BACK, NOT_DELIVERED
 from agent.ingest.opcua import source as source_module
 from agent.ingest.opcua.decode import Change
-from agent.ingest.opcua.session import HEARTBEAT_HANDLE, Session
+from agent.ingest.opcua.session import HEARTBEAT_HANDLE
 from agent.ingest.opcua.subscriptions.item_plan import ServerLimits
-from agent.ingest.opcua.subscriptions.liveness import Liveness
 from agent.ingest.opcua.subscriptions.subscription import CallSize, Subscription
 from tests.ingest.fakes import FakeStore
 from tests.ingest.opcua.fake_session import (
@@ -20,7 +18,7 @@ from tests.ingest.opcua.fake_session import (
     answer,
     opening,
 )
-from tests.ingest.opcua.sources import FLAT, HEADER, S, gaps_of, made, publication, take
+from tests.ingest.opcua.sources import FLAT, HEADER, S, gaps_of, made, publication
 
 pytestmark = pytest.mark.virtual_time
 
@@ -75,22 +73,6 @@ async def test_a_server_with_rare_signs_of_life_is_waited_for(
         source._subscriptions.check_life(is_held_back=False)
 
 
-async def test_a_value_proves_life_where_the_clock_is_not_notified() -> None:
-    """A server that never notifies its clock, but values, is alive (node-opcua with a handle that it cannot hold). A
-    loss is then dated by what the server says of its sending, by the answer before the last."""
-    source, _ = await made(FakeStore())
-    (subscription,) = source._subscriptions
-    for sent_s in (12, 13):
-        header = HEADER._replace(publish_time_ns=sent_s * S)
-        await source._take_publication(
-            cast("Session", FakeSession()), header, publication(Change(1, 1.0, 0, 10 * S, 10 * S))
-        )
-    assert source.complete == Moment(12 * S)
-    subscription.liveness = Liveness(0.0)
-    await take(source)
-    assert (subscription.liveness.complete, source.complete) == (None, None)
-
-
 async def test_the_subscription_furthest_behind_dates_a_loss() -> None:
     """One that has proven nothing yet counts from its creation; none at all, and the life before counts."""
     source, _ = await made(FakeStore())
@@ -120,16 +102,6 @@ async def test_a_clock_is_as_new_as_the_publication_that_brings_it() -> None:
     assert source.clock.now_ns() >= 100 * S + 1
 
 
-async def test_a_server_clock_before_1970_dates_a_loss_as_any_other() -> None:
-    """The last proof of life is a negative time there, not a time that comes after all samples."""
-    source, _ = await made(FakeStore())
-    (subscription,) = source._subscriptions
-    assert source.complete is None
-    for sent_ns in (-101 * S, -100 * S, -99 * S):
-        subscription.liveness.note_answer(0.0, Moment(sent_ns), None, is_proof=True, more=False)
-    assert source.complete == Moment(-100 * S)
-
-
 async def test_what_is_complete_is_a_time_of_the_clock_before_it_was_set_ahead() -> None:
     """It is one of the answer before. A clock that is set back dates it anew."""
     source, _ = await made(FakeStore())
@@ -146,26 +118,6 @@ async def test_what_is_complete_is_a_time_of_the_clock_before_it_was_set_ahead()
     source._note_publication(HEADER._replace(publish_time_ns=102 * S), publication(back))
     assert one.since.time_ns == 100 * S
     assert abs(one.since.set_back_ns) < 2 * S
-
-
-async def test_what_is_complete_keeps_its_clock_when_a_reading_shows_first_that_it_was_set() -> None:
-    """The clock is read, for a loss, after it was set and before an answer shows that: the answers that were under way
-    have times of the clock as it was. Otherwise the next gap would lie an hour from where values are missing."""
-    source, _ = await made(FakeStore())
-    (one,) = source._subscriptions
-
-    async def shown(at_s: int) -> None:
-        change = Change(HEARTBEAT_HANDLE, str(at_s), 0, at_s * S, at_s * S)
-        source._note_publication(HEADER._replace(publish_time_ns=at_s * S), publication(change))
-
-    await shown(100)
-    await shown(101)
-    before = source.clock.set_back_ns
-    source.clock.note_reading(3_702 * S, source.clock.least_ns())  # a reading: it was set an hour ahead
-    await shown(102)
-    await shown(3_703)
-    assert one.since == Moment(102 * S, before)
-    assert abs(one.since.on(source.clock.now()) - 3_702 * S) < 3 * S
 
 
 async def test_a_loss_in_which_the_clock_was_set_twice_is_declared_in_all_its_times() -> None:

@@ -100,24 +100,6 @@ async def test_a_refused_node_is_asked_for_again_by_the_subscription_that_replac
         await wait_until_async(lambda: session.handles(session.subscriptions[-1]) == {1, 2}, "both items")
 
 
-async def test_a_node_that_is_gone_ends_no_subscription(monkeypatch: pytest.MonkeyPatch) -> None:
-    """python-opcua says of a deleted node that the status of the whole subscription is BadNodeIdUnknown, and goes on
-    publishing: no tag is lost, and the audit finds the one that is."""
-    store = FakeStore()
-    source, recorder = await made(store)
-    session = FakeSession()
-    async with living(monkeypatch, source, session):
-        session.answers.put_nowait(answer(1, 1, (1, 1.0, 10 * S)))
-        session.answers.put_nowait(status_change(1, 2, BAD_NODE_ID_UNKNOWN))
-        session.answers.put_nowait(answer(1, 3, (1, 2.0, 20 * S)))
-        await wait_until_async(lambda: len(store.of("a/1")) == 2, "values")
-        assert not [one for one in source._subscriptions if one.ended]
-        assert session.subscriptions == [1]
-    await recorder.drain()
-    assert [s.value for s in store.of("a/1")] == [1.0, 2.0]
-    assert not store.messages
-
-
 async def test_a_subscription_that_is_ended_at_once_ends_the_life(monkeypatch: pytest.MonkeyPatch) -> None:
     """So does a session that has none any more although nothing was said: otherwise it would go round for ever."""
     for ending in (status_change(1, 1, 0x800A_0000), NO_SUBSCRIPTION):

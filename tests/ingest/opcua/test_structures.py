@@ -5,7 +5,6 @@ import asyncio
 import struct
 from typing import Any
 
-import pytest
 from asyncua import ua
 
 from agent.ingest.opcua.values.structures import (
@@ -72,13 +71,6 @@ def fields(*found: Field, shape: Shape = Shape.PLAIN) -> Server:
 NUMBER = struct.pack("<i", 7)
 
 
-@pytest.mark.parametrize("body", [b"", NUMBER[:3], NUMBER + b"\0", NUMBER * 2])
-def test_bytes_that_do_not_fill_the_structure_are_kept(body: bytes) -> None:
-    """A description that is older or newer than the server's values would give plausible wrong fields."""
-    assert read(fields(Field("A", INT32)), NUMBER) == Json.of({"A": 7})
-    assert read(fields(Field("A", INT32)), body) == raw(body)
-
-
 def test_a_tree_of_itself_is_read_as_deep_as_values_may_be() -> None:
     """A type may hold itself; bytes that go deeper than a decoder must follow are kept as they are."""
     tree = fields(Field("Name", INT32), Field("Children", TYPE, 1))
@@ -88,38 +80,6 @@ def test_a_tree_of_itself_is_read_as_deep_as_values_may_be() -> None:
     )
     deep = (NUMBER + struct.pack("<i", 1)) * 200 + leaf
     assert read(tree, deep) == raw(deep)
-
-
-def test_structures_that_cannot_be_read_cost_only_themselves() -> None:
-    """However many they are in one array: each keeps its bytes, and what follows them is read."""
-    reader = ValueReader(("", "urn:x"), Types())
-    reader.types.know(ENCODING, StructureType((Field("A", TYPE),)))
-    reader.types.named[TYPE] = StructureType((Field("B", 6),))
-
-    def one(body: bytes) -> bytes:
-        return struct.pack("<BBHBi", 1, 1, ENCODING[1], 1, len(body)) + body
-
-    data = struct.pack("<Bi", 0x80 | 22, 151) + one(b"\x01") * 150 + one(NUMBER)
-    value, position = reader(data, 0)
-    assert position == len(data)
-    bad = {"TypeId": "nsu=urn:x;i=100", "Body": "01"}
-    assert value == Json.of([bad] * 150 + [{"A": {"B": 7}}])
-
-
-def test_a_type_without_an_answer_is_not_asked_for_again() -> None:
-    """The server does not answer in time: the type is unknown for this session, and costs no further request."""
-
-    class Silent(Server):
-        async def data_type(self, encoding: TypeKey) -> TypeKey | None:
-            assert encoding == ENCODING
-            raise TimeoutError
-
-    types = Types()
-    assert types.structure(ENCODING) is None
-    with pytest.raises(TimeoutError):
-        asyncio.run(learn(types, Silent({})))
-    assert types.structure(ENCODING) is None
-    assert not types.missing
 
 
 def test_many_elements_without_bytes_are_not_counted_out() -> None:

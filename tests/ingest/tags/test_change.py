@@ -4,7 +4,7 @@ import pytest
 
 from agent.ingest.errors import Problem
 from agent.ingest.sampling import SamplingRule
-from agent.ingest.tags.change import admit, difference
+from agent.ingest.tags.change import admit
 from agent.ingest.tags.tag_map import Tag, TagMap
 from agent.message import TagDefinition
 
@@ -27,30 +27,6 @@ def names(found: object) -> list[str]:
     """What a part of a change names."""
     rows = [row[1] if isinstance(row, tuple) and not isinstance(row, Tag) else row for row in found]  # type: ignore[attr-defined]
     return [row.definition.subject.removeprefix("tag:") for row in rows]
-
-
-@pytest.mark.parametrize(
-    "old, new, added, removed, changed, kept",
-    [
-        (["a", "b"], ["a", "b"], [], [], [], ["a", "b"]),
-        (["a", "b"], ["b", "a"], [], [], [], ["b", "a"]),  # only moved in the file
-        (["a"], ["b", "a", "c"], ["b", "c"], [], [], ["a"]),
-        (["a", "b", "c"], ["b"], [], ["a", "c"], [], ["b"]),
-        (["a"], ["b"], ["b"], ["a"], [], []),
-        (["a", "b"], [tag("a", address="i=9"), "b"], [], [], ["a"], ["b"]),
-        (["a", "b"], [tag("a", stream="facts.other"), "b"], [], [], ["a"], ["b"]),
-        (["a", "b"], [tag("a", deadband=0.5), "b"], [], [], ["a"], ["b"]),
-        (["a", "b"], [tag("b", address="i=9"), "c"], ["c"], ["a"], ["b"], []),
-    ],
-)
-def test_the_difference(
-    old: list[str], new: list[str], added: list[str], removed: list[str], changed: list[str], kept: list[str]
-) -> None:
-    """A subject that is new, gone, read differently or the same: each tag is in exactly one part."""
-    change = difference(tags("plc.csv", *old), tags("plc.csv", *new))
-    assert (names(change.added), names(change.removed)) == (added, removed)
-    assert (names(change.changed), names(change.kept)) == (changed, kept)
-    assert change.is_empty == (not added and not removed and not changed)
 
 
 A, B = tags("a.csv", "x", "y"), tags("b.csv", "z")

@@ -69,13 +69,6 @@ def test_how_an_item_is_monitored(tmp_path: Path) -> None:
     ]
 
 
-def test_one_node_is_one_tag_however_it_is_monitored(tmp_path: Path) -> None:
-    """Another interval makes no other value; another element does."""
-    header = "tag,address,sampling_interval_ms\n"
-    with pytest.raises(TagMapError, match="is read the same way in row 2"):
-        opcua(tmp_path, header + "a/1,i=1,100\na/2,i=1,200\n")
-
-
 def test_an_index_range_selects_elements_of_an_array(tmp_path: Path) -> None:
     """Each is a value of its own, and a single one is no array. Brackets in an address belong to the name of the
     node."""

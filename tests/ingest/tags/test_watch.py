@@ -8,7 +8,6 @@ from typing import Self
 
 import pytest
 
-from agent import file_watch
 from agent.concurrency import TaskGroup
 from agent.file_watch import WatchTimes
 from agent.ingest.quality import TAG_REMOVED
@@ -240,36 +239,6 @@ async def test_our_own_look_is_no_reason_to_look_again(file: Path, tmp_path: Pat
         write(file, rows("c"))
         await watch.wait_taken("c")
         assert watch.looks <= seen + 2  # one for the change, one if its events came in two parts
-
-
-async def test_without_events_the_clock_does_it(
-    file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A system that gives no watches costs time, not changes; the log says so once."""
-
-    class Failing(file_watch.BaseObserver):
-        def __init__(self) -> None:
-            raise OSError(24, "inotify instance limit reached")
-
-    monkeypatch.setattr(file_watch, "Observer", Failing)
-    async with Watching(file, WatchTimes(0.01, 0.05, 0.05, reread_s=0.05)) as watch:
-        await wait_until_async(lambda: watch.looks >= 3, "looks by the clock")
-        write(file, rows("a", "b"))
-        await watch.wait_taken("a", "b")
-    assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == ["file_watch_failed"]
-
-
-async def test_a_folder_that_is_replaced(file: Path, tmp_path: Path) -> None:
-    """A watch ends with its folder; the next period watches the new one."""
-    folder = tmp_path / "tags.d"
-    make(folder)
-    inside = move(file, folder / "plc.csv")
-    async with Watching(inside, WatchTimes(0.05, 0.5, 5.0, reread_s=0.3)) as watch:
-        move(folder, tmp_path / "old")
-        make(folder)
-        write(inside, rows("a", "b"))
-        await watch.wait_taken("a", "b")
-        assert watch.told == []
 
 
 async def test_an_edit_that_clashes_with_the_file_of_another_source_changes_nothing(tmp_path: Path) -> None:

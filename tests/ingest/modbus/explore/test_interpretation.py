@@ -143,12 +143,6 @@ def test_the_reads_of_a_probe_cover_what_it_interprets(address: int, count: int)
     assert set(needed) == set(range(first, first + length))
 
 
-def test_missing_registers_leave_the_readings_that_fit() -> None:
-    """Of two registers at the end of a table there are readings of one and two words, and no others."""
-    sizes = {interpretation.kind.registers for interpretation in interpretations(at(10, 1, 2), Table.INPUT, 10)}
-    assert sizes == {1, 2}
-
-
 def test_movement_distinguishes_constant_words_from_live_ones() -> None:
     """Over several looks the values of a reading, and which of its addresses changed."""
     looks = [at(5, 0x4000 + seconds, 7, seconds) for seconds in range(3)]

@@ -96,17 +96,3 @@ def test_the_length_that_a_device_takes_is_found(longest: int, first: int) -> No
     scan = RegisterScan(first, 1_000, 100, 10_000)
     scanned(scan, range(1_000), longest)
     assert scan.count_max <= longest < scan.too_long
-
-
-def test_values_of_two_registers_are_found_whole() -> None:
-    """A device that refuses half of a 32-bit value: pairs that begin at the same parity as the scan are found."""
-    pairs = {20, 22, 60}
-
-    scan = RegisterScan(0, 100, 125, 10_000)
-    while (span := scan.next_range()) is not None:
-        covered = [first for first in range(span[0], span[1], 2) if first in pairs]
-        if (span[1] - span[0]) % 2 == 0 and len(covered) * 2 == span[1] - span[0]:
-            scan.answered()
-        else:
-            scan.refused("illegal data address")
-    assert scan.found == [(20, 24), (60, 62)]

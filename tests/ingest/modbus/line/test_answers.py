@@ -116,16 +116,6 @@ def test_a_wrong_number_is_no_number(wrong: int) -> None:
     assert matcher.receive(answer(other, 8, number=number(second)), 2 * S) is not None
 
 
-def test_numbers_are_worth_nothing_before_one_was_right() -> None:
-    """The first answer of a device that adds one comes late and has the number of the second request."""
-    matcher = AnswerMatcher(is_rtu=False, first_number=500)
-    first = unanswered(matcher, A)
-    other = distinct(matcher, A)
-    assert sent_number(matcher.ask(other, S)) == sent_number(first) + 1
-    assert matcher.receive(answer(A, 8, 9, number=sent_number(first) + 1), 2 * S) is None
-    assert matcher.numbering is Numbering.UNKNOWN
-
-
 def test_right_numbers_drop_a_late_answer() -> None:
     """It is known to be late, and the connection stays good for other units."""
     matcher = AnswerMatcher(is_rtu=False)

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from agent.ingest.modbus.address import Table
 from agent.ingest.modbus.line.frames import (
     Frame,
-    Shape,
     checksum,
     find_rtu,
     mbap_request,
@@ -65,16 +64,6 @@ def test_an_answer_is_found_in_all_that_a_line_adds(
     assert found == (Frame(unit_id, 3, frame[3:-2]), len(sent))
 
 
-@given(st.binary(max_size=400))
-def test_noise_is_no_answer(data: bytes) -> None:
-    """Bytes at random are no answer unless their checksum is right."""
-    found = find_rtu(data, [shape_of(READ)], rtu_request(READ))
-    if found is not None:
-        frame, end = found
-        assert frame.unit_id == 1
-        assert checksum(data[end - (5 if frame.exception else 9) : end - 2]) == data[end - 2 : end]
-
-
 @pytest.mark.parametrize(
     "frame",
     [
@@ -98,28 +87,6 @@ def test_a_frame_that_does_not_fit_is_no_answer(frame: bytes) -> None:
 def test_an_exception_fits_every_length() -> None:
     """It has the function with the highest bit set, and its code."""
     assert find_rtu(b"\0" + rtu(1, 0x83, 2), [shape_of(READ)], rtu_request(READ)) == (Frame(1, 3, None, 2), 6)
-
-
-def test_unit_0_is_answered_by_any() -> None:
-    """Devices that are asked as unit 0 answer with their own number."""
-    read = Read(0, Table.HOLDING, 100, 2, ())
-    found = find_rtu(answer(READ, 1, 2), [shape_of(read)], rtu_request(read))
-    assert found is not None
-    assert Frame(255, 3, b"\0\0\0\0").fits(shape_of(read))
-    assert not Frame(255, 3, b"\0\0\0\0").fits(Shape(1, 3, 4))
-
-
-def mbap(number: int, unit_id: int, *pdu: int) -> bytes:
-    """A frame with its header."""
-    return struct.pack(">HHHB", number, 0, len(pdu) + 1, unit_id) + bytes(pdu)
-
-
-def test_frames_are_split_by_their_lengths() -> None:
-    """Several at once, an exception, one whose byte count is wrong, and the beginning of another one."""
-    whole = mbap(1, 1, 3, 2, 0, 7) + mbap(2, 1, 0x83, 2) + mbap(3, 1, 3, 4, 0, 7)
-    frames, rest, is_foreign = split_mbap(whole + b"\0\4\0")
-    assert frames == [Frame(1, 3, b"\0\7", 0, 1), Frame(1, 3, None, 2, 2), Frame(1, 3, None, 0, 3)]
-    assert (rest, is_foreign) == (b"\0\4\0", False)
 
 
 @given(st.binary(max_size=300))

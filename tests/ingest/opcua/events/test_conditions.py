@@ -1,7 +1,6 @@
 from dataclasses import replace
 
 from agent.ingest.opcua.events.conditions import (
-    CONDITIONS_MAX,
     REFRESH_MAX_S,
     REFRESH_PAUSE_MAX_S,
     REFRESH_PAUSE_S,
@@ -10,7 +9,7 @@ from agent.ingest.opcua.events.conditions import (
     RefreshPlan,
     RetainedConditions,
 )
-from agent.ingest.opcua.events.event_fields import QUEUE_OVERFLOW, REFRESH_END, REFRESH_REQUIRED, REFRESH_START, Event
+from agent.ingest.opcua.events.event_fields import QUEUE_OVERFLOW, REFRESH_END, REFRESH_START, Event
 from tests.ingest.opcua.events.events import condition, event
 
 HIGH, LOW = condition("High", 1, active=True), condition("Low", 2, active=True)
@@ -62,23 +61,6 @@ def test_a_refresh_distinguishes_known_new_and_absent() -> None:
     assert not book.is_refreshing
 
 
-def test_a_change_while_no_session_was_open_is_new() -> None:
-    """Ended and begun again in between: the state is the same, its time is not."""
-    book = known(HIGH)
-    book.ask()
-    later = condition("High", 5, active=True)
-    assert book.take_publication([later], [start(10), END], more=False).events == [later]
-
-
-def test_a_live_event_within_a_refresh_is_not_marked() -> None:
-    """It has a time after RefreshStart; it counts as seen all the same. Plain events are never marked."""
-    book = known(HIGH)
-    book.ask()
-    live, plain = condition("High", 11, active=False), event(at_s=3, message="x")
-    found = book.take_publication([live, plain], [start(10), END], more=False)
-    assert (found.events, found.refreshed, found.absent) == ([live, plain], frozenset(), [])
-
-
 def test_a_refresh_ends_with_its_burst() -> None:
     """The events of several items come in no order: states before RefreshStart and behind RefreshEnd belong to the
     refresh as well, as long as the server has more to send at once."""
@@ -122,20 +104,6 @@ def test_branches_are_conditions_of_their_own() -> None:
     assert book.retained == [HIGH]
 
 
-def test_a_server_may_require_a_refresh() -> None:
-    """RefreshRequired is told to the caller."""
-    assert RetainedConditions().take_publication([], [event(REFRESH_REQUIRED)], more=True).is_refresh_required
-
-
-def test_the_number_of_known_conditions_is_limited() -> None:
-    """Beyond it conditions are recorded and not followed."""
-    book = known(*(condition(str(n)) for n in range(CONDITIONS_MAX + 5)))
-    assert len(book.retained) == CONDITIONS_MAX
-    changed = condition("0", 7)
-    book.take_publication([changed], [], more=False)
-    assert changed in book.retained
-
-
 def test_refreshes_keep_a_distance() -> None:
     """The first at once, the next after a pause that doubles while refreshes lose events themselves."""
     plan = RefreshPlan()
@@ -162,38 +130,8 @@ def test_refreshes_keep_a_distance() -> None:
     assert plan.is_overdue(2001 + REFRESH_MAX_S)
 
 
-def test_a_server_without_refresh_is_asked_once_a_subscription() -> None:
-    """A refusal holds until there is a new subscription."""
-    plan = RefreshPlan()
-    plan.begin_subscription(1)
-    plan.refuse()
-    plan.want(100)
-    assert not plan.is_due(1000)
-    plan.begin_subscription(1000)
-    assert plan.is_due(1000)
-    plan.asked(1000)
-    plan.want(1001)
-    assert plan.is_due(1000 + REFRESH_PAUSE_S)
-
-
 def test_an_overflow_that_the_server_reports() -> None:
     """Whatever else is in the publication, and before the burst is over."""
     watch = QueueWatch({1: 100})
     assert watch.take_publication([event(), event(QUEUE_OVERFLOW)], more=True)
     assert not watch.take_publication([event()], more=False)
-
-
-def test_a_burst_as_long_as_the_queue_is_taken_for_an_overflow() -> None:
-    """For a server that discards without a word. Counted for each item, over all publications of a burst."""
-    watch = QueueWatch({1: 3, 2: 3})
-    assert not watch.take_publication([event(handle=1), event(handle=2)], more=True)
-    assert not watch.take_publication([event(handle=1), event(handle=2)], more=False)
-    assert not watch.take_publication([event(handle=1)] * 2, more=True)
-    assert watch.take_publication([event(handle=1)], more=False)
-    assert not watch.take_publication([event(handle=1)] * 2, more=False)
-
-
-def test_a_queue_of_unknown_size_is_not_watched() -> None:
-    """Servers that tell 0 or 1 for events do not mean it."""
-    watch = QueueWatch({1: 0, 2: 1})
-    assert not watch.take_publication([event(handle=1)] * 5 + [event(handle=2)] * 5 + [event(handle=3)], more=False)

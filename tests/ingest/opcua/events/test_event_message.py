@@ -24,23 +24,6 @@ def content(message: Message) -> dict[str, object]:
     return found
 
 
-def test_an_event_as_a_message() -> None:
-    """Named texts, hexadecimal bytes, the name of the type, the time with its full resolution; no field that the event
-    does not have."""
-    one = Event(1, event(source_name="Line 1", event_id=b"\xab", severity=5).fields, 1_000_000_100)
-    found = made(one)
-    assert (found.fact.subject, found.fact.predicate) == ("event:plc/Line%201", "event_raised")
-    assert content(found) == {
-        "event_id": "ab",
-        "event_type": "i=2041",
-        "event_type_name": "BaseEventType",
-        "severity": 5,
-        "source_name": "Line 1",
-        "time": "1970-01-01T00:00:01.0000001Z",
-    }
-    assert found.envelope.produced_at_unix_ms == 1000
-
-
 def test_a_condition_as_a_message() -> None:
     """Its states as truth and as text, its quality as a name, a comment with its locale."""
     one = condition("High", active=True, active_state="Active", quality=0x8000_0000)
@@ -68,13 +51,6 @@ def test_the_same_event_is_the_same_message() -> None:
     assert len({made(other).envelope.message_id for other in others} - same) == 3
 
 
-def test_a_refresh_marks_the_envelope_and_leaves_the_fact() -> None:
-    """So the store takes it for the one it has."""
-    one = condition("High")
-    assert made(one, is_refreshed=True).envelope.labels == {"refreshed": "true"}
-    assert made(one, is_refreshed=True).fact == made(one).fact
-
-
 @pytest.mark.parametrize(
     "name, escaped",
     [("a/b c", "a%2Fb%20c"), ("100%", "100%25"), ("Öl", "%C3%96l"), ("", "server"), ("x" * 400, "x" * 200)],
@@ -89,13 +65,6 @@ def test_an_event_longer_than_a_fact_is_shortened_and_says_so() -> None:
     said = content(made(event(message="ä\0" * 200_000, source_name="Tank")))
     assert said["message"] == "ä\0" * 500
     assert said["shortened"] == ["message"]
-
-
-def test_an_event_without_a_time_is_dated_by_its_publication() -> None:
-    """Its object then has no time."""
-    found = made(event(at_s=0))
-    assert found.envelope.produced_at_unix_ms == 9000
-    assert "time" not in content(found)
 
 
 def test_what_a_refresh_says_besides() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from agent.columns import SampleColumns
 from agent.ingest.errors import HistoryRefused
-from agent.ingest.gap import ITEM_GONE, SERVER_QUEUE_OVERFLOW
+from agent.ingest.gap import ITEM_GONE
 from agent.ingest.opcua.history import backfill
 from agent.message import Sample
 from tests.ingest.fakes import SlowStore
@@ -63,18 +63,6 @@ async def test_a_store_that_cannot_be_read_leaves_the_gap_unfilled_by_name() -> 
         await it.outage(112, 115)
         await it.filled(2)
     assert it.times() == [100, 110, *range(112, 116)]
-
-
-async def test_values_that_a_server_discarded_are_read_from_its_history() -> None:
-    """The tags of an overflow are compared with the store for its time, once what came after is committed."""
-    stored = FakeStored({1: {t * S for t in (100, 103, 108)}})
-    async with filling("ab", stored=stored) as it:
-        it.delivery.add_gap(SERVER_QUEUE_OVERFLOW, 100 * S, 108 * S, 5, [1], exact=True)
-        await it.filled()
-        assert it.fill.gaps_open == 0
-    assert it.times() == [101, 102, 104, 105, 106, 107]
-    assert it.fills()[0]["cause"] == "gap"
-    assert it.times("b") == []
 
 
 @pytest.mark.parametrize("is_final, key", [(True, "tags_without_history"), (False, "tags_failed")])
@@ -144,15 +132,6 @@ async def test_a_range_asked_for_by_hand_is_cut_into_pieces(monkeypatch: pytest.
     assert it.times("c") == list(range(100, 400))
     assert max(numbers for numbers, _, _ in stored.asked) == 4
     assert min(numbers for numbers, _, _ in stored.asked) == 2
-
-
-async def test_a_range_asked_for_by_hand_ends_before_what_may_still_arrive() -> None:
-    """Values of the last ten seconds may still come by subscription, and each is recorded once: they are not read, also
-    if the operator asks for more."""
-    async with filling() as it:
-        it.fill.request(980 * S, 2_000 * S)
-        await it.filled()
-    assert it.times() == list(range(980, 990))
 
 
 async def test_a_node_that_stays_away_is_asked_about_once_for_each_gap() -> None:

@@ -10,8 +10,8 @@ import pytest
 from agent.ingest.gap import ITEM_GONE, SERVER_QUEUE_OVERFLOW, SOURCE_LOST
 from agent.ingest.opcua.history import backfill
 from agent.ingest.quality import BAD_COMMUNICATION_ERROR
-from tests.ingest.opcua.history.filling import FakeStored, filling, tag
-from tests.ingest.test_delivery import S, retagged
+from tests.ingest.opcua.history.filling import FakeStored, filling
+from tests.ingest.test_delivery import S
 from tests.waiting import wait_until_async
 
 pytestmark = pytest.mark.virtual_time
@@ -29,20 +29,6 @@ async def test_a_gap_is_filled_of_a_tag_that_is_edited_meanwhile() -> None:
         await it.filled()
     assert it.times() == [*range(100, 114), 115]
     assert {json.dumps(one["tags"]) for one in it.fills()} == {"[]"}
-
-
-async def test_an_edit_that_is_taken_back_leaves_a_gap_filled() -> None:
-    """The tag has the number again under which the gap was known."""
-    async with filling() as it:
-        await it.edit()
-        (number,) = it.delivery.tags
-        it.delivery.add_gap(SERVER_QUEUE_OVERFLOW, 111 * S, 113 * S, 5, [number], exact=True)
-        await retagged(it.delivery, 115 * S, tag("a"))
-        await it.edit()
-        await retagged(it.delivery, 115 * S, tag("a"))
-        assert it.delivery.renumbered == {number: 1}
-        await it.filled()
-    assert it.times() == [111, 112, 113]
 
 
 async def test_an_outage_is_filled_of_a_tag_that_is_edited_in_it() -> None:

@@ -165,31 +165,6 @@ def test_each_missing_value_is_returned_once(
     assert set(gap.outcomes.values()) == {Outcome.FILLED}
 
 
-@given(
-    times=st.lists(st.integers(90, 130), unique=True, max_size=30),
-    others=st.lists(st.integers(90, 160), unique=True, max_size=30),
-    values_max=st.integers(1, 12),
-    nodes_max=st.integers(1, 2),
-    remembers=st.booleans(),
-)
-@example(times=[110, 120, 105, 106], others=[], values_max=2, nodes_max=1, remembers=True)  # what is late is new
-@example(times=[100, 105, 106], others=[150], values_max=1, nodes_max=2, remembers=True)
-@example(times=[128, 129, 100, 101], others=[150], values_max=2, nodes_max=2, remembers=True)  # behind ahead of within
-def test_a_history_in_the_order_of_recording_is_read_whole(
-    times: list[int], others: list[int], values_max: int, nodes_max: int, remembers: bool
-) -> None:
-    """A server whose clock was set back gives pages behind later times. Each value is read once, whatever the size of a
-    page."""
-    history = {
-        tag: [HistoryValue(t * S, float(t), 0) for t in found] for tag, found in ((1, times), (2, others)) if found
-    }
-    gap = gap_of((1, 2), nodes_max, values_max, 95, 125)
-    found = fill(gap, HistoryServer(history, has_points=True, values_max=values_max, remembers=remembers))
-    for tag in (1, 2):
-        wanted = {v.source_time_ns for v in history.get(tag, ()) if 95 * S < v.source_time_ns < 125 * S}
-        assert sorted(value.source_time_ns for number, value in found if number == tag) == sorted(wanted)
-
-
 @pytest.mark.parametrize("values_max", [1, 2, 3, 5])
 @pytest.mark.parametrize("is_refused", [True, False])
 def test_a_reading_in_the_order_of_recording_begins_again_where_it_is_cut(values_max: int, *, is_refused: bool) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -13,8 +12,8 @@ import pytest
 from agent.ingest.opcua.history import HistoryPage
 from agent.message import Message
 from tests.ingest.fakes import Busy, FakeStore
-from tests.ingest.opcua.history.filling import FakeHistory, FakeStored, Filling, prepared
-from tests.waiting import LIMIT_S, wait_until_async
+from tests.ingest.opcua.history.filling import FakeHistory, Filling, prepared
+from tests.waiting import wait_until_async
 
 pytestmark = pytest.mark.virtual_time
 
@@ -36,27 +35,6 @@ async def test_a_session_that_ends_amid_a_page_loses_no_value() -> None:
         it.store.refusing = not it.fill._recorder.refused_total
         return not it.store.refusing
 
-    await in_two_sessions(it, is_amid)
-    assert it.times() == list(range(100, 111))
-
-
-@pytest.mark.virtual_time(False)
-async def test_a_session_that_ends_while_the_store_is_searched_leaves_its_piece() -> None:
-    """The next session searches for it again, and fills it."""
-    begun, may_end = threading.Event(), threading.Event()
-
-    class Slow(FakeStored):
-        def sample_times(self, *given: Any, **named: Any) -> Any:
-            begun.set()
-            assert may_end.wait(LIMIT_S)
-            return super().sample_times(*given, **named)
-
-    def is_amid() -> bool:
-        if begun.is_set():
-            asyncio.get_running_loop().call_soon(may_end.set)
-        return begun.is_set()
-
-    it = await prepared(stored=Slow())
     await in_two_sessions(it, is_amid)
     assert it.times() == list(range(100, 111))
 

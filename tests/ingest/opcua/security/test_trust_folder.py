@@ -75,10 +75,3 @@ def test_what_is_put_in_is_checked_first(tmp_path: Path) -> None:
     for name in ("trusted", "crl"):
         with pytest.raises(TrustError, match="this is no"):
             folder.add(name, b"text")
-
-
-def test_a_folder_that_does_not_exist_is_empty(tmp_path: Path) -> None:
-    """Nothing is trusted then, and nothing is made by looking."""
-    folder = TrustFolder(tmp_path / "trust")
-    assert (folder.certificates("trusted"), folder.issuers(), folder.revocation_lists()) == ([], [], [])
-    assert not (tmp_path / "trust").exists()

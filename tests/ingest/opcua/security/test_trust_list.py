@@ -85,12 +85,6 @@ def test_a_trusted_certificate_is_checked_and_each_reason_is_distinguished(bad: 
     assert not verdict.is_unknown
 
 
-@pytest.mark.parametrize("host", ["PLC", "plc.", "127.0.0.1"])
-def test_a_server_is_reached_by_any_of_its_names(host: str) -> None:
-    """Names without regard to case, addresses as addresses."""
-    assert judge(shown(ISSUED, host=host), trusting(ISSUED), NOW).trust is Trust.TRUSTED
-
-
 def test_what_a_certificate_does_not_restrict_is_allowed() -> None:
     """Many devices leave out the extended key usage; a server that was not asked has no application URI to compare."""
     free = certificate(purpose=None)

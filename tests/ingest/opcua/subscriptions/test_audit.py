@@ -125,17 +125,6 @@ async def test_the_last_sign_of_life_of_an_item(monkeypatch: pytest.MonkeyPatch)
     }
 
 
-@pytest.mark.parametrize("now", [Moment(20 * S, 3 * S), Moment(5 * S // 10, 0)])
-async def test_a_last_value_of_another_clock_is_no_sign_of_life(now: Moment, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server's clock was set back since then, or its time is yet to come: then the item's life begins with its
-    subscription."""
-    source, audit, server = await audited(monkeypatch, {1: (2.0, 0)})
-    next(iter(source._subscriptions)).opened = Moment(S // 10, 0)
-    server.now = now
-    (_, found) = await looks(source, audit, 2)
-    assert found.since == {1: Moment(S // 10, 0)}
-
-
 async def test_a_tag_that_leaves_the_map_while_it_is_read_is_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sampler does not know it any more, and the life goes on."""
     source, audit, _ = await audited(monkeypatch, {1: (2.0, 0), 2: (1.0, 0)})
@@ -144,13 +133,6 @@ async def test_a_tag_that_leaves_the_map_while_it_is_read_is_no_finding(monkeypa
     source._delivery.take_over_map(S)
     await audit.check(next(iter(source._subscriptions)), points)
     assert (await audit.check(next(iter(source._subscriptions)), points)).gone == {}
-
-
-async def test_the_tags_are_read_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many in a call as the server takes, and then the first ones again."""
-    source, audit, server = await audited(monkeypatch, dict.fromkeys(range(1, 6), (1.0, 0)), nodes_per_read=2)
-    await looks(source, audit, 4)
-    assert server.reads == [[1, 2], [3, 4], [5], [1, 2]]
 
 
 async def test_what_may_not_be_read_is_asked_for_each_time(monkeypatch: pytest.MonkeyPatch) -> None:

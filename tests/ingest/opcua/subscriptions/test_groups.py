@@ -6,27 +6,6 @@ from hypothesis import strategies as st
 from agent.ingest.opcua.subscriptions.item_plan import Groups, ServerLimits
 
 
-def test_items_fill_one_subscription_after_the_other() -> None:
-    """Each holds the server's clock as well. What stays wanted stays in its place; what is new fills the room."""
-    groups = Groups(ServerLimits(items_per_subscription=4), items_per_subscription_max=100)
-    assert groups.want(range(1, 8)) == [[1, 2, 3], [4, 5, 6], [7]]
-    assert groups.want([2, 4, 5, 6, 7, 8, 9, 10, 11]) == [[2, 8, 9], [4, 5, 6], [7, 10, 11]]
-    assert groups.want([7]) == [[], [], [7]]
-    assert not groups.unplaced
-
-
-def test_what_the_server_has_no_room_for_is_named() -> None:
-    """By the number of subscriptions, and by the number of items of all of them, their clocks included."""
-    few = Groups(ServerLimits(items_per_subscription=3, subscriptions_per_session=2), 100)
-    assert few.want(range(1, 7)) == [[1, 2], [3, 4]]
-    assert few.unplaced == {5, 6}
-    assert few.want([1, 5, 6]) == [[1, 5], [6]]
-    assert not few.unplaced
-    small = Groups(ServerLimits(items=5), 3)
-    assert small.want(range(1, 7)) == [[1, 2, 3]]
-    assert small.unplaced == {4, 5, 6}
-
-
 def test_our_own_size_yields_to_the_number_of_subscriptions() -> None:
     """Where the server has few subscriptions, told or found out, they hold more than we wish, up to its own limit."""
     told = Groups(ServerLimits(items_per_subscription=5, subscriptions=2), items_per_subscription_max=2)

@@ -26,28 +26,6 @@ def complete_ns(life: Liveness) -> int:
     return 0 if life.complete is None else life.complete.time_ns
 
 
-def test_values_and_a_moving_clock_are_proofs_and_empty_answers_are_not() -> None:
-    """A server that answers without values, while its clock stands, falls silent; the last proof keeps its time."""
-    life = opened(1 * S, 100.0)
-    assert complete_ns(life) == 0
-    assert life.note_clock("12:00")
-    answer(life, 101.0, 2 * S, None, is_proof=True, more=False)
-    assert not life.note_clock("12:00")
-    answer(life, 102.0, 3 * S, None, is_proof=False, more=False)
-    assert (life.silent_s(103.0), complete_ns(life)) == (2.0, 1 * S)
-    answer(life, 104.0, 5 * S, 3 * S, is_proof=True, more=False)
-    answer(life, 104.0, 6 * S, 4 * S, is_proof=True, more=False)
-    assert (life.silent_s(104.5), complete_ns(life)) == (0.5, 3 * S)
-
-
-def test_any_answer_counts_where_the_clock_cannot_be_monitored() -> None:
-    """Such a server proves its life with keep-alives."""
-    life = opened(1 * S, 100.0)
-    life.has_clock = False
-    answer(life, 101.0, 2 * S, None, is_proof=False, more=False)
-    assert (life.silent_s(101.0), complete_ns(life)) == (0.0, 1 * S)
-
-
 def test_a_clock_that_never_moves_is_given_up() -> None:
     """It came once: after some time any answer counts, and dates a loss. One that never came, or has moved, proves
     something by its silence."""
@@ -76,17 +54,6 @@ def test_a_server_that_is_held_back_is_excused_but_proves_nothing() -> None:
     assert (life.silent_s(121.0), complete_ns(life)) == (1.0, 1 * S)
 
 
-def test_what_is_left_at_the_server_is_not_complete() -> None:
-    """The clock may stand in the first of several notifications that were made at once: the last one proves it."""
-    life = opened(S // 2, 100.0)
-    answer(life, 101.0, 1 * S, 1 * S, is_proof=True, more=False)
-    answer(life, 102.0, 3 * S, 2 * S, is_proof=True, more=False)
-    answer(life, 103.0, 4 * S, 3 * S, is_proof=True, more=True)
-    assert complete_ns(life) == 1 * S
-    answer(life, 104.0, 4 * S, None, is_proof=True, more=False)
-    assert complete_ns(life) == 2 * S
-
-
 # --- up to when everything is delivered -------------------------------------------------------------------------------
 
 
@@ -100,35 +67,6 @@ def complete(
     for sent_ns, clock_ns in answers:
         answer(life, 0.0, sent_ns, clock_ns, is_proof=True, more=False)
     return complete_ns(life)
-
-
-def test_the_clock_that_the_answers_contain_dates_a_loss_and_not_their_sending() -> None:
-    """The clock of the time before counts, since the newest may be ahead of an item's sample; the sampling interval
-    is taken off; answers without the clock change nothing. Before the first clock there is the creation."""
-    assert complete((9 * S, 5 * S), opened_ns=4 * S) == 4 * S
-    assert complete((9 * S, 5 * S), opened_ns=4 * S, sampling_ns=S) == 3 * S
-    assert complete((9 * S, 5 * S), opened_ns=40 * S) == 3 * S, "the clock was set back in between"
-    assert complete((9 * S, 5 * S), (20 * S, 6 * S)) == 5 * S
-    assert complete((9 * S, 5 * S), (20 * S, 6 * S), (30 * S, None)) == 5 * S
-    assert complete((90 * S, 50 * S), (200 * S, 60 * S), sampling_ns=20 * S) == 30 * S
-
-
-def test_a_clock_that_was_set_dates_a_loss_by_its_new_time() -> None:
-    """Set back, it makes the time before it meaningless. Set to before 1970, it is a time like any other."""
-    assert complete((0, 3600 * S), (0, 10 * S)) == 8 * S
-    assert complete((0, 3600 * S), (0, 10 * S), (0, 11 * S)) == 10 * S
-    assert complete((0, -100 * S), (0, -99 * S)) == -100 * S
-    assert complete((0, S), (0, 0)) == -2 * S
-
-
-def test_the_time_of_sending_counts_as_long_as_no_clock_is_shown() -> None:
-    """That of the answer before; before the first one the time of creation. Such times are forgotten with the first
-    clock, which is older than they are."""
-    assert complete((10 * S, None), opened_ns=6 * S, has_clock=False) == 6 * S
-    assert complete((10 * S, None), (12 * S, None), has_clock=False) == 10 * S
-    assert complete((10 * S, None), (12 * S, None), sampling_ns=S, has_clock=False) == 9 * S
-    assert complete((10 * S, None), (12 * S, 7 * S), opened_ns=6 * S) == 6 * S
-    assert complete((10 * S, None), (12 * S, 7 * S), (13 * S, 8 * S), opened_ns=6 * S) == 7 * S
 
 
 class Server:

@@ -1,36 +1,11 @@
 """The open losses of a source, and its tags without an item."""
 
-from agent.ingest.completeness import CLOCK_JUMP_NS, Moment
-from agent.ingest.gap import CLOCK_SET_BACK, ITEM_GONE, NOT_DELIVERED, SERVER_QUEUE_OVERFLOW, TagGap
+from agent.ingest.completeness import Moment
+from agent.ingest.gap import ITEM_GONE, TagGap
 from agent.ingest.opcua.subscriptions.losses import Absences, Losses
 
 S = 1_000_000_000
 NOW = Moment(100 * S)
-
-
-def test_losses_of_one_reason_are_one_gap_up_to_the_next_reading() -> None:
-    """From the first of them on, of all their tags."""
-    losses = Losses()
-    losses.add(SERVER_QUEUE_OVERFLOW, Moment(20 * S), [2], NOW)
-    losses.add(SERVER_QUEUE_OVERFLOW, Moment(10 * S), [1], NOW)
-    losses.add(NOT_DELIVERED, Moment(30 * S), [1], NOW)
-    losses.add(NOT_DELIVERED, Moment(40 * S), [1], NOW)
-    assert losses
-    assert losses.take_gaps(NOW) == [
-        TagGap(SERVER_QUEUE_OVERFLOW, 10 * S, 100 * S, (1, 2)),
-        TagGap(NOT_DELIVERED, 30 * S, 100 * S, (1,)),
-    ]
-    assert not losses
-
-
-def test_a_loss_within_which_the_clock_was_set_back_is_said_in_both_times() -> None:
-    """As the clock is now, and as it was."""
-    losses = Losses()
-    losses.add(NOT_DELIVERED, Moment(90 * S), [1], NOW)
-    assert losses.take_gaps(Moment(50 * S, 60 * S)) == [
-        TagGap(NOT_DELIVERED, 30 * S, 50 * S, (1,)),
-        TagGap(CLOCK_SET_BACK, 90 * S, 110 * S + CLOCK_JUMP_NS, (1,)),
-    ]
 
 
 def test_a_tag_is_absent_from_the_first_sign_to_its_first_value() -> None:
