@@ -38,6 +38,7 @@ def test_the_worst_ten_and_a_count(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert hint.startswith("plant-00: -> ")
     assert len(fleet("--all")) == ZONES + 4
     assert len(fleet("plant-1")) == 10 + 4
+    assert fleet("no-such-zone") == [sentence], "an operator must act, whatever is looked for"
     assert [json.loads(line)["level"] for line in fleet("--json")] == ["broken"] * ZONES
 
 

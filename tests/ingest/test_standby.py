@@ -333,6 +333,20 @@ async def test_a_stop_during_the_end_of_recording(monkeypatch: pytest.MonkeyPatc
         run.ingest.stop()
 
 
+async def test_a_source_that_is_changed_before_its_first_value_keeps_its_gap(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The device was away since this gateway began to record, and a reload makes its source anew."""
+    monkeypatch.setattr(ModbusSource, "run", obedient)
+    store, changed = FakeStore(), [modbus(1, tmp_path, TAG, timeout_ms=301)]
+    async with ingesting(modbus(1, tmp_path, TAG), store=store, is_recording=False) as run:
+        run.ingest.begin_recording(7 * S)
+        await asyncio.sleep(0)  # until `run` has begun
+        await run.ingest.change(changed, load_tag_maps(changed))
+        await wait_until_async(lambda: store.messages, "the gap")
+    assert gaps(store)[0][0] == "1970-01-01T00:00:07Z"
+
+
 async def test_the_problem_of_a_tag_file_outlives_the_lead(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Whoever leads: a file that is not in force is said to be so until it is corrected."""
     monkeypatch.setattr(ModbusSource, "run", obedient)

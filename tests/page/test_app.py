@@ -42,6 +42,7 @@ async def test_a_dead_node_says_so_and_since_when(site: Site) -> None:
     await site.watch.look()
     alive, site.snapshot = site.snapshot, None
     await site.watch.look()
+    since_ms = site.watch._dead_since_ms
     status, _, body = await site.get("/zone/idmz")
     assert status == 200
     assert "<h1>idmz is broken: the node does not answer for 0.0 s.</h1>" in body
@@ -50,6 +51,9 @@ async def test_a_dead_node_says_so_and_since_when(site: Site) -> None:
     assert '<section class="past" aria-labelledby="map">' in body
     assert await site.get("/healthz") == (503, *(await site.get("/healthz"))[1:])
     assert "bsfg_node_up 0.0" in (await site.get("/metrics"))[2]
+    site.watch.looked_unix_ms += 5_000
+    await site.watch.look()
+    assert site.watch._dead_since_ms == since_ms, "the first of both looks"
     site.snapshot = alive
     await site.watch.look()
     assert "idmz is good." in (await site.get("/zone/idmz"))[2]

@@ -134,7 +134,7 @@ def test_consumers_of_two_streams_are_lost_after_the_time_of_their_own() -> None
     is the earliest of those that are left."""
     activity, lost_ns = ConsumerActivity(), {TELEMETRY: 45, "facts.alarms": 100}
     lifetimes, catalog = ConsumerExpiry(activity, lost_ns.__getitem__), Catalog(StoreNames("plant", "plant"))
-    for number, (name, stream) in enumerate({"a": TELEMETRY, "b": "facts.alarms", "c": TELEMETRY}.items()):
+    for number, (name, stream) in enumerate({"a": TELEMETRY, "c": TELEMETRY, "b": "facts.alarms"}.items()):
         state = ConsumerState(number, name, "idmz", stream, Lifecycle.ONLINE, 0, Confirmed())
         catalog.consumers[name] = state
     assert lifetimes.due(catalog, 1000) == {}

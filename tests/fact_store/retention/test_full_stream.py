@@ -1,8 +1,9 @@
 """A stream at its limit refuses and recovers, or drops its oldest facts and records that."""
 
 import json
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -48,6 +49,7 @@ def test_refused_appends_name_the_reason(
     each append. With room again, and no append, both say so too; other streams do not count."""
     caplog.set_level("INFO")
     monkeypatch.setattr(refusals, "REFUSED_NS", 0)
+    monkeypatch.setattr(refusals, "time", SimpleNamespace(time_ns=count(10**18, 10**9).__next__))
     with store_of(tmp_path, bytes_max=200_000, keep_hours=0) as store:
         done(store.consumers.register("idmz.a", "idmz", TELEMETRY))
         assert store.statistics().appends_refused == ""
@@ -58,7 +60,7 @@ def test_refused_appends_name_the_reason(
         found = store.statistics()
         assert (found.appends_refused, found.refused_remedy) == (error.why, error.hint)
         assert store.refuses_appends
-        assert found.refused_since_unix_ms is not None
+        assert found.refused_since_unix_ms == 10**12, "the first refusal"
         (line,) = events(caplog, "appends_refused")
         assert (line.stream, line.reason, line.hint) == (TELEMETRY, error.why, error.hint)
         wait_until(lambda: events(caplog, "store_near_limit"), "a limit that is near")

@@ -311,6 +311,10 @@ def test_a_repair_takes_the_size_from_the_peer_and_adds_no_incident() -> None:
     assert asyncio.run(pull_from(there, files).fetch_absent("s")) == (1, 0)
     assert asyncio.run(pull_from(there, files).fetch_absent("s")) == (0, 0)
     assert (files.bytes, files.reported) == (BLOB, [])
+    files.absent = lambda *_: (["sha256:" + "f" * 64, DIGEST], None)  # type: ignore[method-assign]
+    for answers in ([refused("unknown_artifact", retryable=False)], []):
+        found = asyncio.run(pull_from(Peer(answers=answers), files).fetch_absent("s"))
+        assert found == (2 - len(answers), len(answers)), "each of them counts"
 
 
 def test_another_answer_than_an_artifact_is_no_artifact() -> None:

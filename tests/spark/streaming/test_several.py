@@ -61,7 +61,7 @@ def facts(zone: str, first: int, last: int) -> list[tuple[str, float]]:
     return [(zone, float(n)) for n in range(first, last + 1)]
 
 
-def test_each_node_has_its_offset_and_delays_no_other(tmp_path: Path) -> None:
+def test_each_node_has_its_offset_and_delays_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch has facts of all nodes, shared out; a node that is away keeps its offset while the others go on, and
     gives every fact when it is back; one that is added begins at its first fact, and the offset of one that is taken
     out stays. Spark's progress has each."""
@@ -73,8 +73,10 @@ def test_each_node_has_its_offset_and_delays_no_other(tmp_path: Path) -> None:
     at, found = batch(reader, start, 20)
     assert found == facts("north", 1, 10) + facts("south", 1, 10)
     away = (tmp_path / "north").rename(tmp_path / "away")
+    monkeypatch.setattr(module, "ASK_AGAIN_S", 60.0)
     at, found = batch(reader, at, 20)
     assert found == facts("south", 11, 20)
+    monkeypatch.setattr(module, "ASK_AGAIN_S", 0.0)
     assert {name for name, said in reader.reportLatestOffset().items() if "unreachable_since" in said} == {"north"}  # type: ignore[union-attr]
     away.rename(tmp_path / "north")
     grown(tmp_path / "west", 5)
