@@ -27,6 +27,7 @@ from agent.replication.protocol.errors import MalformedMessage
 from agent.replication.protocol.messages import FetchFacts
 from agent.replication.pulling.comparing import differences
 from agent.replication.pulling.comparing.repair import Repair
+from agent.replication.pulling.message_judge import MessageJudge
 from agent.replication.pulling.page_judge import PageJudge, TrustPolicy
 from agent.replication.pulling.receiving.pull_events import ReceiverSettings
 from agent.replication.pulling.receiving.receiver import Receiver
@@ -238,7 +239,7 @@ def accepts_unsigned_facts(patch: pytest.MonkeyPatch) -> None:
 
 def accepts_unsigned_answers(patch: pytest.MonkeyPatch) -> None:
     """A node that accepts every answer as its peer's."""
-    patch.setattr(PageJudge, "refuses_answer", lambda *_: None)
+    patch.setattr(MessageJudge, "refuses_answer", lambda *_: None)
 
 
 def proof_counts_for_any_request(patch: pytest.MonkeyPatch) -> None:
