@@ -25,6 +25,8 @@ SAMPLES_MAX = 60
 """A minute: long enough for the largest page on a slow line, short enough to notice a reader that has stopped."""
 WINDOW_S, APPENDS_MIN = 600, 100
 """Appends are judged by those of ten minutes, and not by fewer than can have a slowest hundredth."""
+NOTICED_S = 8.0
+"""Until a pull notices that an answer was lost: a heartbeat's interval and the time for an answer."""
 _SPAN_S_MIN = 0.5
 """A shorter time gives no usable rate."""
 
@@ -49,7 +51,13 @@ class PullLag:
             tuple[float, int]
         ] = []  # ends of the peer's log beyond our position, and when they were learnt
         self._since_s = now_s - behind_s
+        self._level_s = self._since_s - NOTICED_S
         self.lag_s_max = 0.0
+
+    def unseen_s(self, now_s: float, level_s: float | None) -> float:
+        """How old a fact of the peer may be that is not here, known or not. `level_s`: what the peer had then is here;
+        None: not known since the start."""
+        return now_s - (self._level_s if level_s is None else level_s)
 
     def sample(self, now_s: float, position: int, end: int, *, is_connected: bool) -> float:
         """The lag now: everything up to `position` is here, and the peer's log is known to reach `end`."""

@@ -432,7 +432,7 @@ class SourceSupervisor:
     async def _continue(self) -> None:
         """Before anything is recorded: continue where an earlier process of this node ended, or another gateway, if
         that recorded later. The time since then is an outage."""
-        source, delivery, parts, newest_ns = self._source, self._delivery, dict[str, Stored](), 0
+        source, delivery, parts, stored = self._source, self._delivery, dict[str, Stored](), list[Newest]()
         assert source is not None, "made in its first life"
         assert delivery is not None, "made with the source"
         if self._stored is not None and self._search is not None:
@@ -440,12 +440,12 @@ class SourceSupervisor:
             for stream, numbers in delivery.numbers_by_stream().items():
                 newest = await self._search.newest_samples(stream, numbers)
                 delivery.seed(newest)
-                newest_ns = max([newest_ns, *(sample.good_ns for sample in newest.values())])
-            self._recorder.note_stored(newest_ns)
+                stored += newest.values()
+            self._recorder.note_stored(max((one.good_ns for one in stored), default=0))
         if self._has_stood_by:
             delivery.sampler.doubt_seeded()
         own, reason = {part: known for part, known in parts.items() if part != EVENTS_PART}, AGENT_STOPPED
-        led = self._led(source, parts.get(""), newest_ns)
+        led = self._led(source, parts.get(""), stored)
         if led is not None:
             parts, reason = {"": led}, LEADER_CHANGED
             own.pop("", None)  # so that `led` replaces it in the store
@@ -457,17 +457,23 @@ class SourceSupervisor:
         if "" in parts:
             self._outage = Outage(Moment(parts[""].complete_ns, source.clock.set_back_ns), reason)
 
-    def _led(self, source: Source, own: Stored | None, newest_ns: int) -> Stored | None:
+    def _led(self, source: Source, own: Stored | None, stored: Sequence[Newest]) -> Stored | None:
         """Until when another gateway recorded, on the clock of the source; None if this one recorded later, or none
-        did. `newest_ns`: the time of the newest sample in the store. One that has failed while this one was off has
-        recorded at least until then."""
+        did. `stored`: the newest samples. One that has failed while this one was off has recorded at least until then;
+        one that had lost the source only until its loss."""
+        newest_ns = max((one.good_ns for one in stored), default=0)
         ahead_ns = source.clock.ahead_ns
         if ahead_ns is None and own is not None:
             ahead_ns = own.ahead_ns
         if self._led_ns is not None:
             led_ns = self._led_ns + (ahead_ns or 0)
+            if stored and all(one.sample.quality == quality.BAD_COMMUNICATION_ERROR for one in stored):
+                led_ns = min([led_ns, *(one.sample.source_time_ns for one in stored)])
         elif self._has_stood_by and newest_ns > (0 if own is None else own.complete_ns + OWN_LATE_NS):
-            led_ns = min(newest_ns, source.clock.now_ns())
+            now_ns = time.time_ns() + (ahead_ns or 0)
+            if newest_ns > now_ns and own is not None:
+                return None  # the other gateway's clock is ahead: its times say nothing
+            led_ns = min(newest_ns, now_ns)
         else:
             return None
         led = Stored(led_ns - _undelivered_ns(self.settings), ahead_ns)

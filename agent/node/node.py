@@ -224,17 +224,13 @@ class Node:
             }
             return partner_lacks(partner, next(exports, ()), ends, frontiers)
 
-        def behind_s() -> float:
-            pulls = [peer for peer in self._collector.snapshot().peers if peer.zone == partner]
-            return max((peer.lag_seconds or 0.0 for peer in pulls), default=0.0)
-
         ports = PairPorts(
             self._store,
             self._ingest,
             requester_of,
             accepts=lambda: not self._store.refuses_appends,
             lacks=lacks,
-            behind_s=behind_s,
+            unseen_s=lambda: self._collector.unseen_s(partner),
             store_errors=(*_SOURCE_RETRIES, TermRefused),
             zone_term=_zone_term(self._store),
         )

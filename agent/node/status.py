@@ -142,6 +142,13 @@ class StatusCollector:
             self._turns += 1
             await asyncio.sleep(REFRESH_S)
 
+    def unseen_s(self, peer: str) -> float:
+        """How old a fact of a peer may be that is not here, known or not (`PullLag`)."""
+        pulls = [puller.statistics() for runtime in self._runtimes.values() for puller in runtime.pullers]
+        levels = [(self._sample_pull(pull)[0], pull.level_ms) for pull in pulls if pull.peer_node == peer]
+        now_s = self._clock_s()
+        return max((lag.unseen_s(now_s, None if ms is None else ms / 1_000) for lag, ms in levels), default=0.0)
+
     def snapshot(self) -> NodeSnapshot:
         """The node now."""
         store, space = self._store, self._from_disk.space

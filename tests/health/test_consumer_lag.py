@@ -2,7 +2,16 @@
 
 import pytest
 
-from agent.health.consumer_lag import APPENDS_MIN, ENDS_MAX, SAMPLES_MAX, AppendWindow, LagSamples, PullLag, ReadRate
+from agent.health.consumer_lag import (
+    APPENDS_MIN,
+    ENDS_MAX,
+    NOTICED_S,
+    SAMPLES_MAX,
+    AppendWindow,
+    LagSamples,
+    PullLag,
+    ReadRate,
+)
 from agent.health.snapshot import Latency
 
 STREAM = "facts.telemetry"
@@ -95,6 +104,15 @@ def test_a_pull_without_its_peer_is_late_since_the_last_answer() -> None:
     assert [lag.sample(s, 100, 100, is_connected=False) for s in (6.0, 65.0)] == [1.0, 60.0]
     assert lag.sample(66.0, 100, 300, is_connected=True) == 0.0
     assert lag.sample(70.0, 100, 300, is_connected=True) == 4.0
+
+
+def test_facts_that_no_answer_has_named_may_be_missing() -> None:
+    """Since the pull was level, whatever the lag is; before that in this life, since the earlier process was, which may
+    not have noticed yet that answers were lost."""
+    lag = PullLag(100.0, behind_s=7.0)
+    lag.sample(105.0, 100, 100, is_connected=True)
+    assert lag.unseen_s(106.0, None) == 13.0 + NOTICED_S
+    assert lag.unseen_s(106.0, 104.0) == 2.0
 
 
 def test_the_ends_of_a_long_backlog_are_bounded() -> None:

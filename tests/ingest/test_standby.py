@@ -149,20 +149,22 @@ async def obedient(self: ModbusSource, on_up: Callable[[], None]) -> None:
 class Before:
     """What the store holds: the newest sample of each tag, and up to when this node was complete, if it was."""
 
-    def __init__(self, complete_ns: int | None, newest_ns: int = S) -> None:
-        self._complete_ns, self._newest_ns = complete_ns, newest_ns
+    def __init__(self, complete_ns: int | None, newest_ns: int = S, lost_ns: int = 0) -> None:
+        self._complete_ns, self._newest_ns, self._lost_ns = complete_ns, newest_ns, lost_ns
 
     def newest_samples(self, _: str, numbers: Sequence[int]) -> dict[int, Newest]:
         at_ns = self._newest_ns
+        if self._lost_ns:
+            return {n: Newest(Sample(n, self._lost_ns, None, BAD_COMMUNICATION_ERROR), at_ns) for n in numbers}
         return {n: Newest(Sample(n, at_ns, 1.0), at_ns) for n in numbers} if at_ns else {}
 
     def completeness(self, _: str) -> Mapping[str, Stored]:
         return {} if self._complete_ns is None else {"": Stored(self._complete_ns)}
 
 
-def before(complete_ns: int | None, newest_ns: int = S) -> StoredFacts:
-    """As the port."""
-    return cast(StoredFacts, Before(complete_ns, newest_ns))
+def before(complete_ns: int | None, newest_ns: int = S, lost_ns: int = 0) -> StoredFacts:
+    """As the port. `lost_ns`: the newest sample of each tag is bad since then, and another one was good before."""
+    return cast(StoredFacts, Before(complete_ns, newest_ns, lost_ns))
 
 
 @pytest.mark.parametrize(
@@ -195,6 +197,20 @@ async def test_the_gap_begins_where_the_later_of_both_gateways_ended(
     assert list(zip(reasons(store), [first for first, *_ in gaps(store)], strict=True)) == expected
 
 
+async def test_the_gap_begins_where_the_other_gateway_lost_the_source(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It led until second 9 without the device, and has recorded that as bad since second 4: nothing is there since
+    then, and no other fact says so."""
+    monkeypatch.setattr(ModbusSource, "run", obedient)
+    store, stored = FakeStore(), before(2 * S, 3 * S, 4 * S)
+    async with ingesting(modbus(1, tmp_path, TAG), store=store, stored=stored, is_recording=False) as run:
+        run.ingest.begin_recording(9 * S)
+        await run.wait_good("plant/x", 2)
+        await wait_until_async(lambda: len(store.messages) == 1, "the gap")
+    assert [(reasons(store), first) for first, *_ in gaps(store)] == [(["leader_changed"], "1970-01-01T00:00:04Z")]
+
+
 @pytest.mark.parametrize(
     "complete_ns, newest_ns, expected",
     [
@@ -203,6 +219,7 @@ async def test_the_gap_begins_where_the_later_of_both_gateways_ended(
         (3 * S, 500 * S, [("leader_changed", "1970-01-01T00:08:20Z")]),
         (499 * S, 500 * S, [("agent_stopped", "1970-01-01T00:08:19Z")]),
         (3 * S, 0, [("agent_stopped", "1970-01-01T00:00:03Z")]),
+        (3 * S, 5_000_000_000 * S, [("agent_stopped", "1970-01-01T00:00:03Z")]),  # its clock is a century ahead
     ],
 )
 async def test_the_other_gateway_failed_while_this_one_was_off(

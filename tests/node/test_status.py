@@ -19,6 +19,7 @@ from agent.fact_store import FactStore
 from agent.fact_store.log.errors import ArtifactsFull, StoreUnusable
 from agent.fact_store.log.records import Incident
 from agent.fact_store.read.forecast import ConsumerSpace, StoreSpace
+from agent.health.consumer_lag import NOTICED_S
 from agent.health.samples import health_samples
 from agent.health.snapshot import (
     AbuseStatus,
@@ -202,6 +203,27 @@ async def test_a_restart_while_the_peer_is_away(tmp_path: Path, monkeypatch: pyt
         assert collector._peer(away).lag_seconds == pytest.approx(640, abs=5)
         assert collector._peer(replace(away, offset=0, stream="new")).lag_seconds is None
         assert collector._peer(replace(away, lost_reason=None, last_answer_ms=1)).lag_seconds == 0.0
+
+
+def test_what_may_be_missing_of_a_peer(tmp_path: Path) -> None:
+    """The pull of it that was level longest ago decides; one that was never answered counts from the start."""
+    pulls = [
+        pull_statistics(peer_node=peer, stream=stream, level_ms=level_ms)
+        for peer, stream, level_ms in (
+            ("plant-b", "a", 9_000),
+            ("plant-b", "b", 8_000),
+            ("plant-c", "a", None),
+            ("plant-d", "a", 1),
+        )
+    ]
+    pullers = [Mock(statistics=lambda pull=pull: pull) for pull in pulls]
+    with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
+        collector = collector_of(store, tmp_path)
+        collector._runtimes = {"broker": Mock(pullers=pullers)}
+        collector._clock_s = lambda: 10.0
+        assert [collector.unseen_s(peer) for peer in ("plant-b", "plant-c", "idmz")] == [2.0, NOTICED_S, 0.0]
+        collector._clock_s = lambda: 15.0
+        assert collector.unseen_s("plant-c") == 5.0 + NOTICED_S
 
 
 def test_counters_of_pulls_and_comparisons_reach_the_status(tmp_path: Path) -> None:

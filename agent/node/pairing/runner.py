@@ -86,8 +86,8 @@ class PairPorts:
     accepts: Callable[[], bool]
     lacks: Callable[[], str]
     store_errors: tuple[type[Exception], ...]
-    behind_s: Callable[[], float] = lambda: 0.0
-    """For how long the oldest fact of the other node that is not here has been outstanding."""
+    unseen_s: Callable[[], float] = lambda: 0.0
+    """How old a fact of the other node may be that is not here, known or not."""
     zone_term: int = 0
     """The number of the newest life of the zone that is held here."""
 
@@ -199,7 +199,7 @@ class PairRunner:
             return False
         if since_ns is not None:
             # What the other node had recorded and this one has not pulled may be lost with it: it is in the gap, too.
-            age_ns = max(time.monotonic_ns() - since_ns, round(ports.behind_s() * 1e9))
+            age_ns = max(time.monotonic_ns() - since_ns, round(ports.unseen_s() * 1e9))
             since_ns = time.time_ns() - age_ns
         ports.sources.begin_recording(since_ns)
         log.warning("lead_begun", extra={"zone": ports.store.zone, "term": decision.term, "why": decision.why})

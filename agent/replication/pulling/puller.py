@@ -76,6 +76,8 @@ class PullStatistics:
     counters: ReceiverCounters
     last_answer_ms: int | None
     """Monotonic clock."""
+    level_ms: int | None
+    """What the peer had then has arrived; None: not known since the start. Monotonic clock."""
     catch_up: CatchUp | None
     """None unless this pull is far behind."""
     page_waits: str
@@ -129,6 +131,7 @@ class Puller:
             is_caught_up=not core.place.more and core.place.offset >= runner.peer_end_offset,
             counters=replace(core.counters),
             last_answer_ms=self._last_answer_ms,
+            level_ms=core.level_ms,
             catch_up=runner.catch_up.now,
             page_waits=core.pages.waits or runner.artifacts.waits,
             pacing=self._pacing(core.pace.paced_ms(_now_ms())),

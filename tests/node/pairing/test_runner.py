@@ -97,11 +97,11 @@ class Stage:
     def __init__(self, folder: Path) -> None:
         self.box, self.witness, self.partner = Box(), Peer(), Peer()
         self.accepts, self.lacks = True, ""
-        self.behind_s = 0.0
+        self.unseen_s = 0.0
         peers: dict[str, Any] = {"idmz": self.witness, "plant-a-2": self.partner}
         ports = PairPorts(
             *(self.box, self.box, peers.get, lambda: self.accepts, lambda: self.lacks, (StoreFull,)),
-            behind_s=lambda: self.behind_s,
+            unseen_s=lambda: self.unseen_s,
         )
         name = store_name_of("plant-a", "plant-a", bytes(16))
         desk = LeadDesk({"plant-a-2": "plant-a"}, folder / "leads.json", lambda: name, "plant-a-2")
@@ -223,14 +223,14 @@ async def test_a_busy_store_ends_no_node(tmp_path: Path) -> None:
         assert stage.role == "follows"
 
 
-@pytest.mark.parametrize("behind_s, gap_s", [(0.0, (0, 30)), (3_600.0, (3_600, 3_601))])
-async def test_the_gap_covers_what_was_not_pulled(behind_s: float, gap_s: tuple[int, int], tmp_path: Path) -> None:
+@pytest.mark.parametrize("unseen_s, gap_s", [(0.0, (0, 30)), (3_600.0, (3_600, 3_601))])
+async def test_the_gap_covers_what_was_not_pulled(unseen_s: float, gap_s: tuple[int, int], tmp_path: Path) -> None:
     """The leader dies: the gap begins when it was last heard; or, where this node was an hour behind with pulling, an
     hour ago, because that hour may be lost with the leader."""
     async with running(tmp_path) as stage:
         stage.witness.says, stage.partner.says = lends("plant-a-2"), claims("leads", 200)
         await stage.wait(lambda: stage.runner.snapshot().leader == "plant-a-2", "the leader")
-        stage.witness.says, stage.partner.says, stage.behind_s = lends("plant-a", 300), None, behind_s
+        stage.witness.says, stage.partner.says, stage.unseen_s = lends("plant-a", 300), None, unseen_s
         await stage.wait(lambda: stage.role == "leads", "the lead")
         assert stage.box.since_ns is not None
         assert gap_s[0] <= (time.time_ns() - stage.box.since_ns) / 1e9 <= gap_s[1]

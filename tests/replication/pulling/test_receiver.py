@@ -123,6 +123,30 @@ def test_a_long_wait_lasts_as_long_as_heartbeats_name_it() -> None:
     assert kinds(driver(Tick(), 33_000)) == [NoteKind.PEER_LOST]
 
 
+def test_when_a_pull_was_level() -> None:
+    """An answer that ends with the log has all that the peer had when it was asked. Heartbeats say that nothing came
+    while the request waited: from the first to the last of them, however late they are read. A page with more behind
+    it, or a heartbeat of another request, says nothing."""
+    driver = Driver(10, ReceiverSettings(wait_ms=30_000, answer_timeout_ms=3_000))
+    driver(LinkUp())
+    assert driver.core.level_ms is None
+    first_ms = driver.now_ms
+    driver.answer(page(11, 20, more=True))
+    assert driver.core.level_ms is None
+    asked_ms = driver.now_ms
+    driver.now_ms += 40
+    driver.answer(page(21, 30))
+    assert driver.core.level_ms == asked_ms >= first_ms
+    driver(Appended())
+    driver(Appended())
+    waits, asked_ms = driver.fetches[-1].fetch_id, driver.now_ms
+    for at_ms, level_ms in ((3_000, 0), (8_000, 5_000), (8_001, 5_000), (25_000, 10_000)):
+        driver.core.still_waits(waits, asked_ms + at_ms)
+        assert driver.core.level_ms == asked_ms + level_ms
+    driver.core.still_waits(waits - 1, asked_ms + 30_000)
+    assert driver.core.level_ms == asked_ms + 10_000
+
+
 def test_a_node_that_is_behind_loses_no_peer() -> None:
     """While requests wait in this node, or answers are unread, no deadline counts: a request that has left late has its
     whole time from then on. But a flood that is never read to its end hides a lost answer for half a minute only."""

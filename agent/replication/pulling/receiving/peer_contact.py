@@ -40,6 +40,9 @@ class OpenFetch:
     wait_ms: int
     names_trail: bool = False
     unproven: str = ""
+    heartbeat_ms: int | None = None
+    waited_ms: int = 0
+    """For so long it has waited at the peer at least: its heartbeats are so far apart there, however late they come."""
 
     @classmethod
     def sent(cls, fetch_id: int, now_ms: int, wait_ms: int, answer_ms: int, *, names_trail: bool) -> OpenFetch:
@@ -56,7 +59,15 @@ class OpenFetch:
     def still_waits(self, now_ms: int, answer_ms: int) -> OpenFetch:
         """The peer says that it waits there: its answer may take until after the next heartbeat."""
         next_ms = now_ms + HEARTBEAT_MS + answer_ms
-        return replace(self, deadline_ms=max(self.deadline_ms, min(next_ms, self.last_ms)))
+        is_next = (
+            self.heartbeat_ms is not None and now_ms - self.heartbeat_ms >= HEARTBEAT_MS // 2
+        )  # not the same twice
+        return replace(
+            self,
+            deadline_ms=max(self.deadline_ms, min(next_ms, self.last_ms)),
+            heartbeat_ms=now_ms,
+            waited_ms=self.waited_ms + is_next * HEARTBEAT_MS,
+        )
 
     def behind(self, now_ms: int) -> OpenFetch:
         """This node is late: it would ask again what is answered already, and be later for it."""

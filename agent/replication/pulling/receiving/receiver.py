@@ -65,6 +65,8 @@ class Receiver:
         self.lease = HeldLease()
         self.asking = Asking.OFFLINE
         self.counters = ReceiverCounters()
+        self.level_ms: int | None = None
+        """What the peer had then has arrived; None: not known in this life."""
         self._open: OpenFetch | None = None
         self._last_fetch_id = 0
         self._asked_ms = 0
@@ -123,6 +125,7 @@ class Receiver:
         the peer is gone."""
         if self._open is not None and self._open.fetch_id == fetch_id:
             self._open = self._open.still_waits(now_ms, self._settings.answer_timeout_ms)
+            self.level_ms = max(self.level_ms or 0, self._open.sent_ms + self._open.waited_ms)
 
     # ----------------------------------------------------------------------------------------------------------- asking
 
@@ -184,6 +187,7 @@ class Receiver:
             if fetch is not None and page.more and self.place.more:  # it did not wait
                 self.pace.size.arrived(now_ms - fetch.sent_ms)
             self._accept(page, event.content)
+            self._note_level(page, fetch)
         else:
             self.counters.pages_dropped += 1
             if fetch is not None:
@@ -192,6 +196,11 @@ class Receiver:
                 self._back_off("page_not_at_position", reason, now_ms, jitter)
         if fetch is not None:
             self._block_twins(now_ms)
+
+    def _note_level(self, page: ArrivedPage, fetch: OpenFetch | None) -> None:
+        """A page that was made after its request, and ends with the log."""
+        if fetch is not None and not page.more:
+            self.level_ms = fetch.sent_ms
 
     def _note_life(self, life: str, now_ms: int) -> None:
         self.lives = self.lives.answered(life, now_ms, self._settings.twins_ms)
@@ -211,6 +220,7 @@ class Receiver:
     def _log_ended(self, page: ArrivedPage, fetch: OpenFetch, now_ms: int) -> None:
         """A page without offsets."""
         self.place = self.place.accept_end(page)
+        self._note_level(page, fetch)
         self._answered()
         self._ask_at(fetch.again_ms(now_ms), now_ms)
 
