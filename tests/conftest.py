@@ -4,6 +4,7 @@ A fixture belongs to the folder that needs it; a fixture that several folders ne
 """
 
 import asyncio.constants
+import gc
 import inspect
 import logging
 import os
@@ -136,3 +137,15 @@ def memory() -> Iterator[Path]:
     """A folder in memory, for tests that open or copy many stores."""
     with memory_folder() as folder:
         yield folder
+
+
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    """No log and no garbage collection: ten thousand simulated lives of a node would log and collect too much."""
+    logging.disable(logging.CRITICAL)
+    gc.freeze()
+    gc.disable()
+    yield
+    gc.enable()
+    gc.unfreeze()
+    logging.disable(logging.NOTSET)

@@ -1,7 +1,5 @@
 """Fixtures of replication tests: one broker for the session, because starting it takes longer than most tests."""
 
-import gc
-import logging
 from collections.abc import Iterator
 
 import pytest
@@ -23,15 +21,3 @@ def closed_stores() -> Iterator[None]:
     yield
     for store in list(OPENED):
         store.close()
-
-
-@pytest.fixture
-def quiet() -> Iterator[None]:
-    """No log and no garbage collection: ten thousand simulated lives of a node would log and collect too much."""
-    logging.disable(logging.CRITICAL)
-    gc.freeze()
-    gc.disable()
-    yield
-    gc.enable()
-    gc.unfreeze()
-    logging.disable(logging.NOTSET)

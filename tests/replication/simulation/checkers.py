@@ -504,6 +504,9 @@ class Checkers:
                         raise self.failed(
                             f"acknowledged: {node.name} has {value} at {offset}, {acknowledged[offset]} was acknowledged"
                         )
+        self._check_once(node, values)
+
+    def _check_once(self, node: Node, values: Sequence[object]) -> None:
         if len(values) != len(set(values)):
             twice = [value for value, count in Counter(values).items() if count > 1]
             raise self.failed(f"once: {node.name} holds facts twice: {twice}")

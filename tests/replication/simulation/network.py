@@ -85,6 +85,9 @@ TOPOLOGIES: dict[str, Topology] = {
 class World:
     """One schedule. `run` ends when everything has converged; raises Violation."""
 
+    faults_end_ms = FAULTS_END_MS
+    events_max = EVENTS_MAX
+
     def __init__(
         self,
         seed: int,
@@ -172,11 +175,11 @@ class World:
                 shutil.rmtree(self.folder, ignore_errors=True)
 
     def _run(self) -> None:
-        self.at(FAULTS_END_MS, self._end_faults)
+        self.at(self.faults_end_ms, self._end_faults)
         while not self._is_over:
             self.events += 1
-            if self.events > EVENTS_MAX:
-                raise Violation(f"converges: {EVENTS_MAX} events by {self.now_ms} ms, a loop does not end")
+            if self.events > self.events_max:
+                raise Violation(f"converges: {self.events_max} events by {self.now_ms} ms, a loop does not end")
             self.clock.now_ms, _, action = heapq.heappop(self._heap)
             action()
             if self.check.violation is not None:
@@ -189,7 +192,7 @@ class World:
                 node.kill("idle")  # as an operator does: a fenced receiver continues when its process is restarted
                 self.started_by_hand += 1
         left = list(self._left()) or list(self._unsaid())
-        if left and self.now_ms > FAULTS_END_MS + CONVERGED_WITHIN_MS:
+        if left and self.now_ms > self.faults_end_ms + CONVERGED_WITHIN_MS:
             raise Violation(f"converges: not within {CONVERGED_WITHIN_MS} ms: {'; '.join(left)}")
         self._is_over = not left
         self.at(LOOK_MS, self._look)
@@ -211,13 +214,13 @@ class World:
     def _unsaid(self) -> Iterator[str]:
         """What a node lacks of its own and has not said yet: its next comparison brings it home, or finds the fork. At
         the bound the judge decides."""
-        if self.values is not None and self.now_ms <= FAULTS_END_MS + CONVERGED_WITHIN_MS - LOOK_MS:
+        if self.values is not None and self.now_ms <= self.faults_end_ms + CONVERGED_WITHIN_MS - LOOK_MS:
             yield from (text for kind, text in self.values.missing(self.nodes) if kind == "home")
 
     def _are_equal(self) -> bool:
         """Whether anti-entropy has nothing left to repair; checked once between two rounds, because it reads all
         stores."""
-        if (self.now_ms - FAULTS_END_MS) % COMPARE_MS == LOOK_MS * 2:
+        if (self.now_ms - self.faults_end_ms) % COMPARE_MS == LOOK_MS * 2:
             self._unequal = next(self.check.differences(self.nodes), "")
         return not self._unequal
 
@@ -231,7 +234,7 @@ class World:
 
     @property
     def faults_are_on(self) -> bool:
-        return self.now_ms < FAULTS_END_MS
+        return self.now_ms < self.faults_end_ms
 
     def correlation(self) -> bytes:
         """A unique correlation for a request."""
@@ -313,7 +316,7 @@ class World:
         victims = frozenset(self.chance.sample(readers, self.chance.randint(1, len(readers))))
         begins_ms = self.chance.randint(300, 4_000)
         self.at(begins_ms, lambda: relay.take_over(TakenOver(relay, victims)))
-        self.at(self.chance.randint(8_000, FAULTS_END_MS - 500), relay.install_anew)
+        self.at(self.chance.randint(8_000, self.faults_end_ms - 500), relay.install_anew)
 
     def _begin_twin(self, node: Node) -> None:
         """A second machine serves, pulls and records under a node's name: a clone, or one with its own store. One of
@@ -340,7 +343,7 @@ class World:
         twin.start()
         stopped, left = (node, twin) if self.chance.random() < 0.5 else (twin, node)
         least_ms = 6_000 if diverge else 500
-        self.at(self.chance.randint(least_ms, FAULTS_END_MS - self.now_ms), lambda: self._stop_twin(stopped, left))
+        self.at(self.chance.randint(least_ms, self.faults_end_ms - self.now_ms), lambda: self._stop_twin(stopped, left))
 
     def _stop_twin(self, stopped: Node, left: Node) -> None:
         stopped.retire()

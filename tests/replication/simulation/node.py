@@ -35,6 +35,9 @@ Copy = tuple[stepped.Image, Values | None]
 class Node:
     """One zone's node, or its twin."""
 
+    down_ms_max = 3_000
+    """Of a process that was killed."""
+
     def __init__(self, world: World, zone: str, name: str, *, is_sink: bool) -> None:
         self.world = world
         self.zone = zone
@@ -310,7 +313,9 @@ class Node:
         shutil.rmtree(self._folder)
         self._folder = self.world.folder / f"{self.name}-{self.life}"
         stepped.write_image(self._folder, image)
-        self.world.at(self.world.chance.randint(1, 3_000), lambda: self.start(is_old=is_old, held=held, life=life))
+        self.world.at(
+            self.world.chance.randint(1, self.down_ms_max), lambda: self.start(is_old=is_old, held=held, life=life)
+        )
 
     def abandon(self) -> None:
         """Drop the store without closing it, if it is open."""
