@@ -1,4 +1,4 @@
-"""An event loop of which each callback is an event of a simulated world, so that the product's tasks run there unchanged.
+"""An event loop whose callbacks are events of a simulated world, so that the tasks of the product run there unchanged.
 
 It ends without a farewell, as the process of a node that is killed: its tasks take no further step.
 """

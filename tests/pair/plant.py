@@ -111,7 +111,7 @@ class DeviceLine:
 
     async def _travel(self) -> None:
         world = self._node.world
-        await asyncio.sleep((SLOT_MS - world.now_ms % SLOT_MS) / 1_000)
+        await asyncio.sleep((SLOT_MS - world.now_ms % SLOT_MS) / 1_000)  # tidy: the way there and back
         self.is_open = self._node.name not in world.device.cut_off
         if not self.is_open:
             raise SourceLost("the device does not answer")
