@@ -105,6 +105,18 @@ async def test_a_tag_removed_while_its_source_is_away() -> None:
     assert [s.quality for s in store.of("b")] == [BAD_COMMUNICATION_ERROR]
 
 
+async def test_each_sample_goes_to_the_stream_of_its_tag() -> None:
+    """Also where the tags of one source are of two streams, and in the order in which the samples came."""
+    store = FakeStore()
+    delivery = await made(store, tag("a"), tag("b", stream="facts.operational"))
+    await delivery.deliver(
+        SampleColumns.of([Sample(1, 10 * S, 1.0), Sample(2, 10 * S, 2.0), Sample(1, 11 * S, 3.0)]), 11 * S
+    )
+    found = [(stream, sample.value) for stream, sample in store.samples]
+    assert [value for stream, value in found if stream == "facts.telemetry"] == [1.0, 3.0]
+    assert [value for stream, value in found if stream == "facts.operational"] == [2.0]
+
+
 async def test_a_source_that_missed_nothing_has_its_values_again() -> None:
     """Its tags were recorded as bad when it was lost. The value that stands is good again right after that, and newer
     than the loss; a value that came meanwhile follows with its own time. A tag that is bad for another reason stays
