@@ -18,7 +18,7 @@ from agent.fact_store.consumers.activity import ConsumerActivity
 from agent.fact_store.log.catalog import Catalog, StoreNames, StreamState
 from agent.fact_store.log.frontier import Confirmed
 from agent.fact_store.log.lifecycle import Lifecycle
-from agent.fact_store.log.records import Appended, ConsumerState
+from agent.fact_store.log.records import ConsumerState
 from agent.settings.store import StreamSettings
 from tests.fact_store.making import AT_ONCE, OPERATIONAL, TELEMETRY, done, ids_in, message, samples, tag
 from tests.waiting import wait_until
@@ -48,22 +48,6 @@ def waits(store: FactStore, future: Future[AppendOutcome]) -> bool:
     """Whether an append is durable here and still waits."""
     commits(store)
     return not future.done()
-
-
-def test_acknowledged_by_the_confirmation(tmp_path: Path) -> None:
-    """With acks = all the answer comes with the confirmation of each consumer of the stream in sync, not with the
-    commit. A consumer of another stream confirms nothing."""
-    with plant(tmp_path, ALL, consumers=["a", "b", "gone"]) as store:
-        done(store.consumers.register("other", "idmz", TELEMETRY))
-        store.consumers.seen("other", is_at_end=True)
-        store.consumers.seen("a", is_at_end=True)
-        store.consumers.seen("b", is_at_end=True)
-        future = store.appends.append_message(OPERATIONAL, message("m1"))
-        assert waits(store, future)
-        done(store.consumers.confirm("a", 1))
-        assert waits(store, future)
-        done(store.consumers.confirm("b", 1))
-        assert done(future) == AppendOutcome(1, "applied")
 
 
 def test_timeout_answers_queued_and_keeps_the_fact(tmp_path: Path) -> None:
@@ -120,12 +104,6 @@ def test_overrides_of_one_append(tmp_path: Path) -> None:
         assert waits(store, future)
         done(store.consumers.confirm("a", 3))
         assert done(future) == AppendOutcome(3, "applied")
-
-
-def test_samples_wait_for_no_consumer(tmp_path: Path) -> None:
-    """Samples are answered when they are durable here, whatever the stream's acks are."""
-    with plant(tmp_path, dataclasses.replace(ALL, name=TELEMETRY)) as store:
-        assert done(store.appends.append_samples(TELEMETRY, samples(3))) == Appended(1, 3)
 
 
 def test_messages_of_one_append_have_their_own_outcomes(tmp_path: Path) -> None:

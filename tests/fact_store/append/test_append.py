@@ -2,22 +2,19 @@
 
 import threading
 from concurrent.futures import Future
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent import batch
 from agent.append_contract import AppendOutcome
-from agent.fact_store import FactStore, StoreReader
+from agent.fact_store import FactStore
 from agent.fact_store.append.append import content_digest
 from agent.fact_store.log.errors import FactsRefused, StoreBusy, StoreClosed
 from agent.fact_store.log.records import Appended
-from agent.fact_store.retention import housekeeping
 from agent.fact_store.sqlite import recovery
-from agent.message import Json, Message, MessageError, Sample, Value
+from agent.message import Json, Message, Sample, Value
 from agent.settings.store import StoreSettings
 from tests.fact_store.making import (
     AT_ONCE,
@@ -39,46 +36,9 @@ from tests.fact_store.making import (
     sealed_in,
     tag,
     values_in,
-    writer_sleeps,
 )
 from tests.support.received import chains_in
 from tests.waiting import wait_until
-
-
-def test_appends_that_queue_up_share_a_batch(tmp_path: Path) -> None:
-    """Group commit: many small appends to one stream are sealed together, and each gets its own offsets, in order."""
-    with plant(tmp_path, committed_at(31)) as store:
-        waiting = [store.appends.append_samples(TELEMETRY, samples(3, 1 + 3 * n)) for n in range(10)]
-        last = store.appends.append_samples(TELEMETRY, samples(1, 31))
-        assert [done(future) for future in [*waiting, last]] == [
-            *(Appended(1 + 3 * n, 3 + 3 * n) for n in range(10)),
-            Appended(31, 31),
-        ]
-        assert len(sealed_in(store)) == 1
-        assert values_in(store) == list(range(1, 32))
-
-
-def test_a_full_batch_is_committed_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Samples without a waiter are committed as soon as they fill a batch, and a large append is cut evenly."""
-    monkeypatch.setattr(housekeeping, "LOOK_EVERY_NS", 60_000_000_000)  # so that no timer wakes the writer
-    settings = StoreSettings(commit_interval_ms=60_000, batch_facts_target=100)
-    with plant(tmp_path, settings) as store:
-        first = store.appends.append_samples(TELEMETRY, samples(99))
-        writer_sleeps(store)
-        done(store.appends.append_samples(TELEMETRY, samples(151, 100)))
-        assert first.done()
-        counts = [batch.parse(one).header.count for one in sealed_in(store)]
-        assert counts == [84, 83, 83]
-        chain_is_whole(store)
-
-
-def test_urgent_work_commits_without_samples_that_are_not_due(tmp_path: Path) -> None:
-    """Urgent work commits without the samples of a stream that are not due."""
-    with plant(tmp_path, NEVER) as store:
-        queued = store.appends.append_samples(TELEMETRY, samples(5))
-        done(store.appends.append_message(OPERATIONAL, message("a")))
-        assert not queued.done()
-        assert sealed_in(store) == []
 
 
 def test_a_bad_append_fails_alone(tmp_path: Path) -> None:
@@ -102,16 +62,6 @@ def test_rows_that_are_no_samples(tmp_path: Path, rows: list[Sample]) -> None:
     """What is plainly wrong is refused at the call, before it is queued."""
     with plant(tmp_path) as store, pytest.raises(FactsRefused):
         store.appends.append_samples(TELEMETRY, rows)
-
-
-@pytest.mark.parametrize("stream", ["", "Facts", "a/b", "x" * 65])
-def test_bad_stream_names(tmp_path: Path, stream: str) -> None:
-    """A stream name that could not be sealed is refused by name at the call."""
-    with plant(tmp_path) as store:
-        with pytest.raises(MessageError, match="stream"):
-            store.appends.append_samples(stream, samples(1))
-        with pytest.raises(MessageError, match="stream"):
-            store.appends.append_message(stream, message("a"))
 
 
 def test_large_values_split_by_bytes(tmp_path: Path) -> None:
@@ -239,21 +189,6 @@ def test_invariant_5_concurrent_appends_of_one_id(tmp_path: Path) -> None:
         assert sorted(ids_in(store)) == sorted(f"id-{n}" for n in range(50))
 
 
-def test_messages_of_one_commit_share_a_batch(tmp_path: Path) -> None:
-    """Messages handed over together are sealed together. Each has its outcome, repeats among them too."""
-    with plant(tmp_path) as store:
-        outcomes = done(
-            store.appends.append_messages(OPERATIONAL, [message("a"), message("b"), message("a"), message("a", "2")])
-        )
-        assert outcomes == [
-            AppendOutcome(1, "applied"),
-            AppendOutcome(2, "applied"),
-            AppendOutcome(1, "noop_already_applied"),
-            AppendOutcome(1, "conflicting_duplicate"),
-        ]
-        assert len(sealed_in(store, OPERATIONAL)) == 1
-
-
 def test_a_bad_message_fails_alone(tmp_path: Path) -> None:
     """A message that cannot be sealed is refused by its id, with the whole append that holds it. Other appends of the
     same commit are stored, even one with the same id."""
@@ -280,21 +215,6 @@ def test_a_bad_message_fails_alone(tmp_path: Path) -> None:
         chain_is_whole(store)
 
 
-def test_a_message_that_breaks_the_rules(tmp_path: Path) -> None:
-    """A malformed message is refused at the call, with the field's name."""
-    with plant(tmp_path) as store, pytest.raises(MessageError, match="object_json"):
-        store.appends.append_message(OPERATIONAL, message("a", '{"b": 1, "a": 2}'))
-
-
-def test_samples_and_messages_may_share_a_stream(tmp_path: Path) -> None:
-    """Both kinds in one stream form one log and one chain."""
-    with plant(tmp_path) as store:
-        done(store.appends.append_samples(TELEMETRY, samples(2)))
-        assert done(store.appends.append_message(TELEMETRY, message("a"))) == AppendOutcome(3, "applied")
-        assert done(store.appends.append_samples(TELEMETRY, samples(1))) == Appended(4, 4)
-        chain_is_whole(store)
-
-
 def test_definitions_are_numbered_once(tmp_path: Path) -> None:
     """The same content keeps its number, a change is a new one, going back finds the old one; also after a restart."""
     with FactStore.open(tmp_path / "facts.db", "plant", settings=AT_ONCE) as store:
@@ -305,17 +225,6 @@ def test_definitions_are_numbered_once(tmp_path: Path) -> None:
         assert done(store.appends.define([tag(1), tag(1, unit="bar"), tag(9)])) == [1, 4, 5]
         (chain,) = chains_in(store)
         assert chain.bodies == [one.to_json() for one in (tag(1), tag(2), tag(3), tag(1, unit="bar"), tag(9))]
-
-
-def test_a_restart_sends_no_definitions_again(tmp_path: Path) -> None:
-    """The next life continues the chain of the last one, so its batches name definitions that readers have."""
-    for number in (1, 2):
-        with FactStore.open(tmp_path / "facts.db", "plant", settings=AT_ONCE) as store:
-            done(store.appends.define([tag(1), tag(2)]))
-            done(store.appends.append_samples(TELEMETRY, samples(2, 2 * number)))
-    with closing(StoreReader(tmp_path / "facts.db")) as reader:
-        first, second = (one.definitions for one in reader.read(TELEMETRY, 0, EVERYTHING, EVERYTHING).batches)
-    assert first == second
 
 
 def test_an_opening_that_finds_too_many_definitions_begins_a_chain(

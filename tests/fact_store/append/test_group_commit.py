@@ -10,7 +10,6 @@ from agent.fact_store.append.group_commit import (
     CommitPace,
     QueuedSamples,
     Wait,
-    batch_sizes,
     decide_commit,
 )
 
@@ -24,33 +23,6 @@ JUST_NOW, LONG_AGO = NOW - 100 * MS, NOW - 1100 * MS
 def since(age_ms: int, facts: int = 10, newest_ms: int = 0) -> QueuedSamples:
     """Samples that have waited for `age_ms`, the last of them for `newest_ms`."""
     return QueuedSamples(facts, NOW - age_ms * MS, NOW - newest_ms * MS)
-
-
-@pytest.mark.parametrize(
-    "waiting, committed_ns, decision",
-    [
-        ({}, LONG_AGO, Wait(None)),
-        ({"a": since(0)}, LONG_AGO, Wait(NOW + 1000 * MS)),
-        ({"a": since(100)}, LONG_AGO, Wait(NOW + 900 * MS)),
-        ({"a": since(100), "b": since(30)}, LONG_AGO, Wait(NOW + 900 * MS)),
-        ({"a": since(1000)}, JUST_NOW, Commit(("a",))),
-        ({"a": since(60, ENOUGH_FACTS, 20)}, LONG_AGO, Commit(("a",))),  # a burst has come, and the node was quiet
-        ({"a": since(60, ENOUGH_FACTS, 5)}, LONG_AGO, Wait(NOW + 15 * MS)),  # it may not be over yet
-        ({"a": since(990, ENOUGH_FACTS, 5)}, LONG_AGO, Wait(NOW + 10 * MS)),
-        ({"a": since(60, ENOUGH_FACTS, 20)}, JUST_NOW, Wait(NOW + 900 * MS)),  # the interval governs, not the number
-        ({"a": since(60, ENOUGH_FACTS - 1, 20)}, LONG_AGO, Wait(NOW + 940 * MS)),
-        ({"a": since(0, 8191)}, JUST_NOW, Wait(NOW + 900 * MS)),
-        ({"a": since(0, 8192)}, JUST_NOW, Commit(("a",))),  # as much as a batch takes
-        ({"a": since(1000), "b": since(499)}, JUST_NOW, Commit(("a",))),
-        ({"a": since(1000), "b": since(500)}, JUST_NOW, Commit(("a", "b"))),
-    ],
-)
-def test_when_samples_are_committed(
-    waiting: dict[str, QueuedSamples], committed_ns: int, decision: Commit | Wait
-) -> None:
-    """Samples are committed after the interval. A burst is committed earlier if the last commit is an interval ago, and
-    a full batch at once."""
-    assert decide_commit(waiting, NOW, PACE, committed_ns=committed_ns) == decision
 
 
 def test_at_the_default_interval_a_burst_is_not_held() -> None:
@@ -86,43 +58,6 @@ def test_urgent_work_is_committed_at_once(waiting: dict[str, QueuedSamples], dec
     assert decide_commit(waiting, NOW, PACE, committed_ns=JUST_NOW, is_urgent=True) == decision
 
 
-@pytest.mark.parametrize(
-    "waiting, deferred_ms, decision",
-    [
-        ({}, 0, Wait(NOW + 1000 * MS)),
-        ({}, 999, Wait(NOW + 1 * MS)),
-        ({}, 1000, Commit(())),
-        ({"a": since(100)}, 999, Wait(NOW + 1 * MS)),
-        ({"a": since(100)}, 0, Wait(NOW + 900 * MS)),  # the commit of the samples takes it along
-    ],
-)
-def test_a_deferred_call_waits_for_a_commit(
-    waiting: dict[str, QueuedSamples], deferred_ms: int, decision: Commit | Wait
-) -> None:
-    """A deferred call goes with the next commit. Where none comes, it has one of its own."""
-    deferred_ns = NOW - deferred_ms * MS
-    assert decide_commit(waiting, NOW, PACE, committed_ns=JUST_NOW, deferred_ns=deferred_ns) == decision
-
-
-@pytest.mark.parametrize("interval_ms, waits_ms", [(0, 0), (100, 400), (250, 1000), (1000, 1000), (60_000, 60_000)])
-def test_how_long_a_deferred_call_waits(interval_ms: int, waits_ms: int) -> None:
-    """A deferred call does not wait where nothing else waits, and never less than the samples do."""
-    assert CommitPace(interval_ms * MS, 1).deferred_ns == waits_ms * MS
-
-
-def test_closing_takes_everything() -> None:
-    """What is queued when the store closes is committed, due or not."""
-    waiting = {"a": since(0), "b": since(9)}
-    assert decide_commit(waiting, NOW, PACE, committed_ns=NOW, is_last=True) == Commit(("a", "b"))
-
-
-def test_an_interval_of_0_commits_at_once() -> None:
-    """With an interval of 0 nothing waits."""
-    pace = CommitPace(0, 2000)
-    assert decide_commit({"a": since(0)}, NOW, pace, committed_ns=NOW) == Commit(("a",))
-    assert decide_commit({}, NOW, pace, committed_ns=NOW, deferred_ns=NOW) == Commit(())
-
-
 @given(
     st.lists(st.tuples(st.integers(0, 400), st.integers(1, 3000)), min_size=1, max_size=200),
     st.sampled_from([251, 500, 1000]),
@@ -152,13 +87,3 @@ def test_no_samples_wait_longer_than_the_interval_and_commits_are_no_more_often(
         now = arrives
         before, oldest_ns = (waiting.facts, waiting.oldest_ns) if waiting else (0, now)
         waiting = QueuedSamples(before + facts, oldest_ns, now)
-
-
-@given(st.integers(1, 100_000), st.integers(1, 16_384))
-def test_batch_sizes(facts: int, target: int) -> None:
-    """Every fact is in one batch, no batch exceeds the target, there are no more than needed, and none is tiny."""
-    sizes = batch_sizes(facts, target)
-    assert sum(sizes) == facts
-    assert max(sizes) <= target
-    assert len(sizes) == -(-facts // target)
-    assert max(sizes) - min(sizes) <= 1

@@ -82,32 +82,6 @@ def test_a_page_may_hold_a_batch_twice(store: FactStore) -> None:
     assert origin.put(store, [first, first]) == PutResult(10, 10, 10)
 
 
-def test_the_same_origin_by_two_paths(store: FactStore) -> None:
-    """A batch that arrives by another peer is recognised; each peer keeps a position of its own."""
-    origin = Elsewhere()
-    first = origin.seal(10)
-    origin.put(store, [first], 10)
-    by_relay = done(put_page(store, "dmz2", TELEMETRY, parsed([first]), [], Position(b"x" * 16, 77)))
-    assert by_relay == PutResult(0, 10, 10)
-    assert store.inbound.peer_position("dmz2", TELEMETRY) == Position(b"x" * 16, 77)
-    assert store.inbound.peer_position("plant", TELEMETRY) == Position(LIFE, 10)
-
-
-def test_a_position_is_where_the_last_page_ends(tmp_path: Path) -> None:
-    """A page overwrites the entry of its lives in the trail, also with a lower offset, where the peer was restored; the
-    entries of other lives stay, over a restart too."""
-    origin, other = Elsewhere(), Position(b"n" * 16, 3)
-    expected = (other, Position(b"m" * 16, 12), Position(LIFE, 4, b"d" * 16))
-    with FactStore.open(tmp_path / "idmz.db", "idmz", settings=AT_ONCE) as store:
-        origin.put(store, [origin.seal(10)], 10)
-        put = partial(put_page, store, "plant", TELEMETRY, [], [])
-        done(put(Position(b"m" * 16, 12), passed=[other]))
-        done(put(Position(LIFE, 4, b"d" * 16)))
-        assert store.inbound.trail("plant", TELEMETRY) == expected
-    with FactStore.open(tmp_path / "idmz.db", "idmz", settings=AT_ONCE) as store:
-        assert store.inbound.trail("plant", TELEMETRY) == expected
-
-
 def test_a_gap_is_stored_and_reported(store: FactStore) -> None:
     """Sequences that a peer no longer has do not block what follows; the answer and an incident name them."""
     origin = Elsewhere()
@@ -179,27 +153,6 @@ def test_ranges_that_grow_together_are_one(tmp_path: Path) -> None:
         assert (only.first_sequence, only.last_sequence) == (1, 15)
 
 
-def test_starting_late_is_no_gap(store: FactStore) -> None:
-    """A consumer that begins at the end of a log reports no gap before it."""
-    origin = Elsewhere()
-    origin.seal(10)
-    assert origin.put(store, [origin.seal(10)]).gaps == ()
-
-
-def test_batches_that_the_pull_must_refuse_are_our_mistake(store: FactStore) -> None:
-    """A slice would break the chain, and a batch of another stream would change the identity of its facts: a caller
-    that hands one over is wrong. Nothing is stored, and no room stays taken. The honest batch is stored."""
-    origin, other = Elsewhere(), Elsewhere(stream="facts.other")
-    honest, stranger = parsed([origin.seal(10), other.seal(10)])
-    for wrong in (batch.cut(honest, 0, 5), stranger):
-        with pytest.raises(AssertionError):
-            put_page(store, "plant", TELEMETRY, [honest, wrong], [], Position(LIFE, 20))
-    assert store.end_offset(TELEMETRY) == 0
-    assert store.inbound.peer_position("plant", TELEMETRY) is None
-    assert store.statistics().queue_bytes == 0
-    assert origin.put(store, [honest.sealed], 20) == PutResult(10, 0, 10)
-
-
 def test_missing_definitions(store: FactStore) -> None:
     """A page without the tag definitions of its batches is refused; the error names what each zone lacks, and what is
     held of it. With them the page is stored."""
@@ -238,22 +191,6 @@ def test_only_a_chain_from_definitions_held_is_taken(store: FactStore) -> None:
     ):
         assert isinstance(failed(store.inbound.put_definitions("plant", [wrong])), FactsRefused)
     assert store.reader.definition_counts() == {}
-
-
-def test_definitions_of_a_branch_are_held_beside_each_other(store: FactStore) -> None:
-    """A zone that was restored defines other tags after the same first ones: both chains are held, the common part
-    once."""
-    one, other = Elsewhere(tags=3), Elsewhere(tags=3, life=LATER)
-    other.bodies[2] = tag(3, unit="bar").to_json()
-    one.put(store, [one.seal(5)], 5)
-    assert (
-        done(
-            put_page(store, "plant", TELEMETRY, parsed([other.seal(5, 9)]), other.received(3), Position(LATER, 5))
-        ).stored_facts
-        == 5
-    )
-    assert (one.held_in(store), other.held_in(store)) == (one.bodies, other.bodies)
-    assert store.reader.definition_counts() == {"plant": 4}
 
 
 def test_unreadable_definitions_are_refused(store: FactStore) -> None:
@@ -338,15 +275,6 @@ def test_both_records_of_a_fork_are_kept(store: FactStore) -> None:
     copy.put(store, [copy.seal(10, 1000)], 10)
     (detail,) = [one.detail for one in store.reader.incidents() if one.kind == "fork"]
     assert all((text * batch.RECORD_BYTES).hex() in detail for text in (b"w", b"c"))
-
-
-def test_a_restart_is_no_incident(store: FactStore) -> None:
-    """The next life continues the last one at its end: no gap, no branch."""
-    was = Elsewhere()
-    was.put(store, [was.seal(10)], 10)
-    later = restarted(was)
-    assert later.put(store, [later.seal(10)], 20) == PutResult(10, 0, 20)
-    assert store.reader.incidents() == []
 
 
 @pytest.mark.parametrize("is_later_first", [False, True])

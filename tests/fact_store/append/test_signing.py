@@ -111,14 +111,6 @@ def test_the_key_is_replaced_between_two_commits(tmp_path: Path) -> None:
     assert damages(tmp_path) == []
 
 
-def test_without_a_key_nothing_is_signed(tmp_path: Path) -> None:
-    """No record and no signed zone."""
-    with opened(tmp_path, None) as store:
-        fill(store, 30_000)
-        assert not any(one.batch.record for one in batches(store))
-        assert store.signed_zones() == frozenset()
-
-
 def test_what_was_verified_is_not_changed(tmp_path: Path) -> None:
     """The file refuses another time of verification, and another body, by its own triggers."""
     with opened(tmp_path) as store:

@@ -18,9 +18,6 @@ from agent.fact_store.log.artifact_reference import (
     CHUNK_BYTES_MAX,
     REFERENCES_MAX,
     ArtifactLimits,
-    FinishArtifact,
-    SkipChunk,
-    WriteChunk,
     check_artifact_room,
     checked_references,
     decide_chunk,
@@ -37,7 +34,7 @@ from agent.fact_store.log.errors import (
     StoreUnavailable,
 )
 from agent.message import Envelope, Fact, Message, canonical_json
-from agent.pages import ArtifactProgress, ArtifactReference
+from agent.pages import ArtifactReference
 from tests.fact_store.artifacts.putting import name_of, put
 from tests.support.disk_calls import DiskCalls
 
@@ -49,32 +46,6 @@ def refused(error: type[StoreError], store: ArtifactFiles, *arguments: object, z
     with pytest.raises(error) as caught:
         store.put_chunk(zone, *arguments)  # type: ignore[arg-type]
     assert type(caught.value) is error
-
-
-@pytest.mark.parametrize(
-    "held, size, offset, length, expected",
-    [
-        (None, 10, 0, 4, WriteChunk()),
-        (None, 10, 0, 10, WriteChunk()),
-        (None, 10, 4, 4, SkipChunk(0, is_complete=False)),
-        (ArtifactProgress(10, 4, is_complete=False), 10, 0, 4, SkipChunk(4, is_complete=False)),
-        (ArtifactProgress(10, 4, is_complete=False), 10, 4, 6, WriteChunk()),
-        (ArtifactProgress(10, 4, is_complete=False), 10, 4, 0, SkipChunk(4, is_complete=False)),
-        (ArtifactProgress(10, 10, is_complete=False), 10, 10, 0, FinishArtifact()),
-        (ArtifactProgress(10, 10, is_complete=False), 10, 0, 4, FinishArtifact()),
-        (ArtifactProgress(10, 10, is_complete=True), 10, 3, 4, SkipChunk(10, is_complete=True)),
-    ],
-)
-def test_how_a_chunk_is_handled(
-    held: ArtifactProgress | None,
-    size: int,
-    offset: int,
-    length: int,
-    expected: WriteChunk | FinishArtifact | SkipChunk,
-) -> None:
-    """A chunk is written only at the end of the received bytes; any other is answered with the offset to continue
-    from."""
-    assert decide_chunk(held, size, offset, length, 1000) == expected
 
 
 @pytest.mark.parametrize("size, offset, length", [(0, 0, 0), (2000, 0, 1), (10, -1, 1), (10, 8, 3), (10, 0, -1)])

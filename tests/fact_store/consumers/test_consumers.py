@@ -86,15 +86,6 @@ def test_a_removed_consumer_is_gone_with_its_confirmations(tmp_path: Path) -> No
         assert done(store.consumers.register(NAME, "other", TELEMETRY)).confirmed == Confirmed(0)
 
 
-def test_a_confirmation_in_the_commit_of_its_facts(tmp_path: Path) -> None:
-    """Work queued together is done in order: facts first, then the confirmation of them."""
-    with plant(tmp_path) as store:
-        done(store.consumers.register(NAME, "idmz", TELEMETRY))
-        appended = store.appends.append_samples(TELEMETRY, samples(3))
-        confirmed = store.consumers.confirm(NAME, 3)
-        assert (done(appended).last_offset, done(confirmed)) == (3, 3)
-
-
 def test_what_a_consumer_does_changes_no_other(tmp_path: Path) -> None:
     """Of four consumers of two streams and three zones, only the one that confirms, takes a lease, is seen or is
     removed differs afterwards, also after a restart."""

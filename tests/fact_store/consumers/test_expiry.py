@@ -12,7 +12,7 @@ import pytest
 from agent.fact_store import FactStore
 from agent.fact_store.consumers.activity import ConsumerActivity
 from agent.fact_store.consumers.consumers import apply_events
-from agent.fact_store.consumers.expiry import RETRY_NS, ConsumerExpiry
+from agent.fact_store.consumers.expiry import ConsumerExpiry
 from agent.fact_store.log import lifecycle
 from agent.fact_store.log.catalog import Catalog, StoreNames
 from agent.fact_store.log.errors import ConfirmBeyondLog, ConsumerInUse, StoreBusy, StreamIsLocal, UnknownConsumer
@@ -102,31 +102,6 @@ def test_when_each_was_seen_survives_a_restart(tmp_path: Path) -> None:
             )
     with opened(file) as store:
         assert {one: store.consumers.seen_unix_ms(one) for one in FRONTIERS} == seen
-
-
-def test_when_a_consumer_is_lost() -> None:
-    """Lost 45 s after it was last seen, not before, and not while its fetch waits at the end; then tried again each
-    second."""
-    activity = ConsumerActivity()
-    lifetimes = ConsumerExpiry(activity, lambda _: 45)
-    catalog = Catalog(StoreNames("plant", "plant"))
-    catalog.consumers["a"] = ConsumerState(1, "a", "idmz", TELEMETRY, Lifecycle.ONLINE, 0, Confirmed())
-
-    def fetched(at: int, waits: int = 0) -> None:
-        activity.record_fetch("a", is_at_end=True, waits_ns=waits, now_ns=at, now_unix_ms=0)
-
-    assert lifetimes.due(catalog, 100) == {}
-    assert lifetimes.alarm_ns == 145
-    fetched(130)
-    assert lifetimes.due(catalog, 145) == {}
-    assert lifetimes.alarm_ns == 175
-    fetched(150, waits=60)
-    assert lifetimes.due(catalog, 175) == {}
-    assert lifetimes.alarm_ns == 255
-    assert lifetimes.due(catalog, 254) == {}
-    assert lifetimes.due(catalog, 255) == {"a": Event.LOST}
-    assert lifetimes.due(catalog, 256) == {}  # the first has not been committed yet, or could not be
-    assert lifetimes.due(catalog, 255 + RETRY_NS) == {"a": Event.LOST}
 
 
 def test_consumers_of_two_streams_are_lost_after_the_time_of_their_own() -> None:

@@ -33,24 +33,6 @@ def found(store: FactStore, *positions: Position) -> list[tuple[str, int]]:
     return [tuple(store.resolve(TELEMETRY, one)) for one in positions]
 
 
-def test_a_life_is_recorded_with_its_first_fact(tmp_path: Path) -> None:
-    """Own or received, in each stream; an opening that stores nothing leaves no trace. Each life is later than those
-    before it, also if the clock was set back."""
-    lives = list[bytes]()
-    for grows in (True, False, True, False):
-        with plant(tmp_path) as store:
-            if grows and not lives:
-                fill(store)
-            elif grows:
-                north = Elsewhere("north")
-                north.put(store, [north.seal(5)], 5)
-            lives += [store.life] * grows
-    with closing(sqlite3.connect(tmp_path / "facts.db")) as outside:
-        rows = outside.execute("SELECT life, first_offset FROM life ORDER BY first_offset").fetchall()
-    assert rows == [(lives[0], 1), (lives[1], 11)]
-    assert lives == sorted(lives)
-
-
 def test_a_reader_is_known_over_many_lives(tmp_path: Path) -> None:
     """Each of its positions is exact after any number of restarts; one at the end of the log costs no look-up."""
     positions = list[Position]()

@@ -15,7 +15,6 @@ from agent.fact_store.log.held_ranges import (
     Insert,
     LifeRefused,
     decide_insert,
-    find_division,
     find_predecessor,
 )
 from agent.pages import HeldRange
@@ -47,31 +46,6 @@ INTACT, RELEASED = chain(1, 12).get, dict[int, HeldRange]().get
 OTHER = batch(4, "other")
 BEFORE = HeldRange(31, 40, digest(3), digest(4, "other"))
 """A batch of another history that follows batch 3 of this one."""
-
-
-@pytest.mark.parametrize(
-    "held, offered, decision",
-    [
-        ((), batch(1), Insert((run(1, 1),), is_start=True)),
-        ((), batch(4), Insert((run(4, 4),), is_start=True)),
-        ((run(1, 3),), batch(4), Insert((run(1, 4),), is_start=False)),
-        ((run(1, 3),), batch(6), Insert((run(1, 3), run(6, 6)), is_start=True)),
-        ((run(1, 3), run(6, 7)), batch(5), Insert((run(1, 3), run(5, 7)), is_start=True)),
-        ((run(1, 3), run(6, 7)), batch(4), Insert((run(1, 4), run(6, 7)), is_start=False)),
-        ((run(1, 3), run(5, 7)), batch(4), Insert((run(1, 7),), is_start=False)),
-        ((run(5, 7),), batch(1), Insert((run(1, 1), run(5, 7)), is_start=True)),
-        ((run(1, 3),), batch(1), Duplicate()),
-        ((run(1, 3),), batch(2), Duplicate()),
-        ((run(1, 3),), batch(3), Duplicate()),
-        ((run(1, 3), run(6, 7)), batch(6), Duplicate()),
-    ],
-)
-def test_new_batches_join_adjacent_ranges(
-    held: tuple[HeldRange, ...], offered: HeldRange, decision: Insert | Duplicate
-) -> None:
-    """New batches join the ranges that their digests fit, and held ones are duplicates, released or not."""
-    assert decide_insert(held, offered, INTACT) == decision
-    assert decide_insert(held, offered, RELEASED) == decision
 
 
 @pytest.mark.parametrize(
@@ -142,14 +116,6 @@ def test_a_branch_from_released_facts_is_named_as_at_the_latest() -> None:
     """The batch before cannot be compared: the histories divide there or earlier."""
     found = find_predecessor({OLD: (run(1, 5),)}, NEW, batch(4), lambda *_: None)
     assert found == Branch(OLD, 30, is_exact=False)
-
-
-def test_two_lives_after_one_batch_are_a_branch() -> None:
-    """Whichever arrives first, and wherever in the other life the batch stands."""
-    follows = HeldRange(31, 35, digest(3), digest(9))
-    assert find_division({OLD: (run(1, 3),), NEW: (follows,)}, OLD, batch(4)) == Branch(NEW, 30)
-    assert find_division({OLD: (run(1, 3),), NEW: (follows,)}, OLD, batch(5)) is None
-    assert find_division({OLD: (run(1, 3),), NEW: (follows,)}, NEW, batch(4)) is None, "one life does not branch"
 
 
 def test_ranges_are_limited() -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import closing
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,12 +10,10 @@ from hypothesis import strategies as st
 
 from agent import batch
 from agent.fact_store import FactStore, StoreReader
-from agent.fact_store.log.catalog import TAIL_BYTES_MAX, TailCache
+from agent.fact_store.log.catalog import TailCache
 from agent.fact_store.log.errors import StoreClosed
 from agent.pages import StoredBatch
-from agent.settings.store import StreamSettings
-from tests.fact_store.making import AT_ONCE, EVERYTHING, TELEMETRY, Elsewhere, done, plant, samples, tag
-from tests.waiting import wait_until
+from tests.fact_store.making import EVERYTHING, TELEMETRY, done, plant, samples
 
 SIZES = (1, 2, 30, 1, 7, 60, 1, 1, 17)
 NUMBERS = st.integers(0, sum(SIZES) + 10)
@@ -61,47 +58,6 @@ def test_the_end_is_served_without_the_file(
     end_offset = store.end_offset(TELEMETRY)
     page = store.read(TELEMETRY, end_offset - 1, EVERYTHING, EVERYTHING)
     assert [one.last_offset for one in page.batches] == [end_offset]
-
-
-def test_a_tail_is_bounded_in_bytes() -> None:
-    """The cache keeps the newest whole consecutive batches within its limit."""
-    elsewhere, tail, end_offset = Elsewhere(), TailCache(), 0
-    sealed = [batch.parse(elsewhere.seal(400)) for _ in range(300)]
-    for at in range(0, len(sealed), 7):
-        some = sealed[at : at + 7]
-        end_offset += sum(one.header.count for one in some)
-        tail = tail.extended(some, end_offset)
-        assert tail.batches[-1].last_offset == end_offset
-        assert sum(len(one.sealed) for one in tail.batches) <= TAIL_BYTES_MAX
-        assert all(one.last_offset + 1 == two.first_offset for one, two in pairwise(tail.batches))
-    left = TAIL_BYTES_MAX - sum(len(one.sealed) for one in tail.batches)
-    assert left < max(len(one.sealed) for one in sealed)
-
-
-def test_released_facts_are_not_served_from_memory(tmp_path: Path) -> None:
-    """Released facts are a hole, though their batches are still in memory."""
-    streams = [StreamSettings(TELEMETRY, keep_hours=0)]
-    with FactStore.open(tmp_path / "facts.db", "plant", settings=AT_ONCE, streams=streams) as store:
-        done(store.appends.define([tag(1)]))
-        done(store.consumers.register("reader", "idmz", TELEMETRY))
-        for first in (1, 11):
-            done(store.appends.append_samples(TELEMETRY, samples(10, first)))
-        done(store.consumers.confirm("reader", 10))
-        wait_until(lambda: store.streams()[0].first_offset == 11, "what was confirmed to go")
-        page = store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING)
-        assert [(one.first_offset, one.last_offset, one.reason) for one in page.holes] == [(1, 10, "expired")]
-        assert [one.first_offset for one in page.batches] == [11]
-
-
-def test_a_peers_batches_are_served_as_they_came(tmp_path: Path) -> None:
-    """A relay serves a peer's bytes from memory unchanged."""
-    elsewhere = Elsewhere("line")
-    sealed = [elsewhere.seal(3), elsewhere.seal(4)]
-    with plant(tmp_path) as store:
-        elsewhere.put(store, sealed)
-        page = store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING)
-        assert [one.sealed for one in page.batches] == sealed
-        assert {one.origin for one in page.batches} == {elsewhere.origin}
 
 
 def test_a_closed_store_serves_nothing(tmp_path: Path) -> None:

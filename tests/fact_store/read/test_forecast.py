@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from agent.fact_store.log.store_age import HOUR_MS
-from agent.fact_store.read.forecast import ConsumerLag, ConsumerSpace, Inflow, Mark, StreamUse, forecast, inflow_of
+from agent.fact_store.read.forecast import ConsumerLag, Inflow, Mark, StreamUse, forecast, inflow_of
 from agent.settings.store import ZoneLimit
 
 MB = 1_000_000
@@ -78,26 +78,6 @@ def test_hours_until_a_zone_holds_back_all_that_it_may() -> None:
     assert [one.hours_until_ttl_loss for one in found.streams] == pytest.approx([(152 - 80) / 72] * 2)
     hours = dict(zip(lags, (one.hours_until_ttl_loss for one in found.consumers), strict=False))
     assert hours == pytest.approx({lags[0]: 1.0, lags[1]: 1.0, lags[2]: 167.0})
-
-
-def test_bytes_and_hours_held_back_by_each_consumer() -> None:
-    """Unconfirmed bytes and hours waited for each consumer; released facts are not held back."""
-    found = forecast(0, None, [log(caught_up("a"), behind(60, 68, "b"), behind(5, 169, "c"))])
-    assert found.consumers == (
-        ConsumerSpace("a", "facts.telemetry", 0, 0.0, None),
-        ConsumerSpace("b", "facts.telemetry", 40 * MB, 68.0, 100.0),
-        ConsumerSpace("c", "facts.telemetry", 80 * MB, 169.0, 0.0),
-    )
-
-
-def test_streams_share_the_store() -> None:
-    """All streams together fill the store; a stream without inflow has no forecast of its own."""
-    busy, idle = log(), StreamUse("facts.idle", 0, 0, 0, 168.0, Inflow(0, HOUR_MS))
-    found = forecast(160 * MB, 72 * MB, [busy, busy, idle])
-    assert found.hours_until_full == pytest.approx(1.0)
-    assert [stream.hours_until_full for stream in found.streams] == [pytest.approx(1.0), pytest.approx(1.0), None]
-    assert (found.bytes, found.bytes_max) == (160 * MB, 232 * MB)
-    assert found.fill_percent == pytest.approx(100 * 160 / 232)
 
 
 def test_fill_is_of_the_real_limit() -> None:

@@ -13,9 +13,7 @@ from agent.fact_store import StoreReader
 from agent.fact_store.log import catalog, page_assembly
 from agent.fact_store.log.errors import StoreClosed, StoreDamaged, StoreForeign, StoreMissing, StoreUnusable
 from agent.fact_store.log.records import StreamInfo
-from agent.fact_store.read.history import _pieces
 from agent.fact_store.writer import committer
-from agent.message import TagDefinition
 from agent.pages import HeldSum, Hole
 from agent.positions import Position
 from tests.fact_store.making import EVERYTHING, TELEMETRY, Elsewhere, chain_is_whole, done, plant, samples, values_in
@@ -38,24 +36,6 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
         for n in range(4):
             done(store.appends.append_samples(TELEMETRY, samples(10, 10 * n + 1)))
     return StoreReader(folder / "facts.db")
-
-
-def test_pages_are_whole_batches(reader: StoreReader) -> None:
-    """A page begins with the batch that holds the first fact asked for, and ends where a limit is reached."""
-    assert offsets(reader, 0) == [1, 11, 21, 31]
-    assert offsets(reader, 9) == [1, 11, 21, 31]
-    assert offsets(reader, 10) == [11, 21, 31]
-    assert offsets(reader, 39) == [31]
-    assert offsets(reader, 40) == []
-    assert offsets(reader, 10**15) == []
-
-
-def test_the_ends_of_definitions_follow_new_ones(tmp_path: Path) -> None:
-    """They are read again when there is another definition."""
-    with plant(tmp_path) as store, closing(StoreReader(store.path)) as reader:
-        assert [end.count for _, end in reader.definition_ends()] == [1]
-        done(store.appends.define([TagDefinition("tag:another")]))
-        assert [end.count for _, end in reader.definition_ends()] == [2]
 
 
 def test_limits_in_facts(reader: StoreReader) -> None:
@@ -91,16 +71,6 @@ def test_batches_after_until_offset_are_left_out(reader: StoreReader) -> None:
     assert offsets(reader, 0, until_offset=20) == [1, 11]
     assert offsets(reader, 0, until_offset=21) == [1, 11, 21]
     assert offsets(reader, 20, until_offset=20) == []
-
-
-@pytest.mark.parametrize("after, until, released, holes", [(0, 20, 40, [(1, 20)]), (5, 9, 7, [(6, 7)]), (7, 9, 7, [])])
-def test_a_hole_of_released_facts_lies_in_what_was_asked_for(
-    after: int, until: int, released: int, holes: list[tuple[int, int]]
-) -> None:
-    """Released offsets are reported as expired as far as they were asked for, and no further: a caller that asks for a
-    part would count the rest as passed."""
-    page = page_assembly.PageAssembly(TELEMETRY, after, 10, 10, until, released)
-    assert page.holes == [Hole(*one, "expired") for one in holes]
 
 
 def test_other_programs_can_read_the_catalog(reader: StoreReader) -> None:
@@ -278,22 +248,6 @@ def test_pages_of_two_streams_and_plants_lead_around_two_holes(tmp_path: Path) -
             (TELEMETRY, "plant-a"): (Hole(1, 4, "expired"),),
             (TELEMETRY, "plant-b"): (Hole(1, 3, "expired"), Hole(4, 5, "damaged")),
         }
-
-
-def test_a_hole_is_split_by_all_that_was_held_and_all_that_is_damaged() -> None:
-    """Of 1 to 40, two ranges were held, and two batches in them are damaged: what is left of each was released, and
-    what lies between was never here."""
-    pieces = _pieces(Hole(1, 40, "absent"), [(1, 10), (21, 30)], [(23, 24), (5, 6)])
-    assert [(one.first_offset, one.last_offset, one.reason) for one in pieces] == [
-        (1, 4, "expired"),
-        (5, 6, "damaged"),
-        (7, 10, "expired"),
-        (11, 20, "absent"),
-        (21, 22, "expired"),
-        (23, 24, "damaged"),
-        (25, 30, "expired"),
-        (31, 40, "absent"),
-    ]
 
 
 def test_a_sum_is_of_one_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

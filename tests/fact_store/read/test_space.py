@@ -9,10 +9,8 @@ import pytest
 
 from agent.fact_store import StoreReader
 from agent.fact_store.read.forecast import StoreSpace
-from agent.positions import Position
 from agent.settings.store import StoreSettings, StreamSettings
-from tests.fact_store.making import LIFE, TELEMETRY, Elsewhere, done, parsed, plant, samples
-from tests.support.received import put_page
+from tests.fact_store.making import TELEMETRY, done, plant, samples
 
 ROOMY = StoreSettings(disk_free_bytes_min=0, ballast_bytes=0)
 BATCH = 50
@@ -83,21 +81,6 @@ def test_inflow_is_that_of_the_last_hour(
     (stream,) = space_of(tmp_path, minutes).streams
     expected = sum(sizes[4 - batches :]) / (span_minutes * 60) if batches else 0.0
     assert stream.inflow_bytes_per_s == pytest.approx(expected), what
-
-
-def test_a_mark_is_set_where_backlog_begins(tmp_path: Path) -> None:
-    """A mark has the bytes that were sealed before it, and another is set within its minute where a peer's backlog
-    begins: a day of history that comes after a live fact would otherwise be forecast as the inflow of each minute."""
-    north = Elsewhere("north")
-    with plant(tmp_path) as store:
-        done(store.appends.append_samples(TELEMETRY, samples(10)))
-        for offset in (5, 10):
-            backlog, position = parsed([north.seal(5)]), Position(LIFE, offset)
-            done(put_page(store, "north", TELEMETRY, backlog, north.received(), position, is_backlog=True))
-        sizes = [len(one.sealed) for one in store.read(TELEMETRY, 0, 1000, 10**9).batches]
-    with closing(sqlite3.connect(tmp_path / "facts.db")) as connection:
-        marks = connection.execute("SELECT first_offset, bytes_total, is_backlog FROM mark ORDER BY first_offset")
-        assert marks.fetchall() == [(1, 0, 0), (11, sizes[0], 1)]
 
 
 def test_room_is_the_nearest_limit(tmp_path: Path) -> None:

@@ -49,18 +49,6 @@ def test_a_part_of_a_ballast_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert ballast.make(PLENTY, 0)
 
 
-def test_a_store_is_opened_with_its_bytes(tmp_path: Path) -> None:
-    """Before the opening the ballast is deleted where the disk has no room to open a database, and kept where there is
-    room."""
-    ballast = Ballast(tmp_path / "facts.db", SIZE)
-    assert ballast.make(PLENTY, 0)
-    assert not ballast.delete_if_needed(None)
-    assert not ballast.delete_if_needed(OPENING_BYTES)
-    assert ballast.exists
-    assert ballast.delete_if_needed(OPENING_BYTES - 1)
-    assert not ballast.exists
-
-
 def test_a_commit_without_room_frees_the_ballast(tmp_path: Path) -> None:
     """The commit that finds the disk full frees the ballast, so that the next one can delete."""
     faults = Faults()

@@ -212,20 +212,6 @@ def test_released_space_returns_to_the_file_system(tmp_path: Path) -> None:
         assert reader.read(TELEMETRY, end, EVERYTHING, EVERYTHING).batches[0].first_offset == end + 1
 
 
-def test_reopening_in_the_middle_of_a_release_goes_on(tmp_path: Path) -> None:
-    """A store closed right after a large release deletes the rest in its next life, and serves none of it meanwhile."""
-    with store_of(tmp_path, keep_hours=0) as store:
-        done(store.consumers.register("idmz.a", "idmz", TELEMETRY))
-        end = fill(store, 600, 1)
-        done(store.consumers.confirm("idmz.a", end))
-    with store_of(tmp_path, keep_hours=0) as store:
-        assert store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING).batches == [] or first_offset(store) == end + 1
-        wait_until(lambda: first_offset(store) == end + 1, "the release")
-        fill(store, 40, 1)
-        done(store.consumers.confirm("idmz.a", store.end_offset(TELEMETRY)))
-        wait_until(lambda: first_offset(store) == store.end_offset(TELEMETRY) + 1, "the second release")
-
-
 def test_a_peers_backlog_does_not_count_as_inflow(tmp_path: Path, clock: Clock) -> None:
     """A stream with a live source and, for some seconds, the backlog of another zone: the inflow is the live source's,
     then, after its minute, and after a restart."""

@@ -5,7 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agent.fact_store.log.frontier import Confirmed, skip_released
-from agent.fact_store.log.store_age import MARK_EVERY_MS, AgeClock, is_mark_due, last_offset_before
+from agent.fact_store.log.store_age import is_mark_due, last_offset_before
 from agent.fact_store.retention.fullness import PIECE_BYTES_MAX, Limit, Space, fullest, limits, piece_bytes
 from agent.fact_store.retention.retention import Reason, Release, StreamOffsets, decide_release
 
@@ -85,25 +85,6 @@ def test_invariant_8_unconfirmed_facts_are_never_released_silently(
         assert decision.reason is Reason.TTL or (decision.reason is Reason.FULL and may_drop)
     else:
         assert decision.lost_from is None
-
-
-def test_age_is_counted_while_open_and_goes_on_after_a_restart() -> None:
-    """The age continues from the last life's marks and follows the monotonic clock, without the wall clock."""
-    clock = AgeClock(5_000, 1_000_000_000)
-    assert clock.now_ms(1_000_000_000) == 5_000
-    assert clock.now_ms(3_500_000_000) == 7_500
-
-
-def test_a_mark_is_due_after_a_minute_of_age_or_of_the_wall_clock() -> None:
-    """A mark is due at the first append, after a minute of age, and when the wall clock has moved by a minute in
-    either direction (the store was closed, the clock was set)."""
-    almost, whole = 1_000 + MARK_EVERY_MS - 1, 1_000 + MARK_EVERY_MS
-    assert is_mark_due(None, 0, 0, 0)
-    assert not is_mark_due(1_000, almost, 1_000, almost)
-    assert is_mark_due(1_000, whole, 1_000, 1_000)
-    assert is_mark_due(1_000, 1_000, 1_000, whole)
-    assert is_mark_due(1_000, 1_001, whole, 1_000)
-    assert not is_mark_due(1_000, 1_001, almost, 1_000)
 
 
 @given(

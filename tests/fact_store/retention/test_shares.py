@@ -21,21 +21,6 @@ ROOM = 4 * 1024 * 1024
 HOLDS = {"evil": ZoneLimit(writes=frozenset({ORDERS})), "plant": ZoneLimit(writes=frozenset({TELEMETRY}))}
 
 
-@pytest.mark.parametrize(
-    "given, shares",
-    [
-        ({"own": 0}, {"own": 250}),
-        ({"own": 0, "a": 0, "b": 0, "c": 0}, dict.fromkeys(("own", "a", "b", "c"), 62)),
-        ({"own": 0, "a": 200, "b": 0}, {"own": 100, "a": 200, "b": 100}),
-        ({"own": 0, "a": 1200}, {"own": 0, "a": 1200}),
-        ({}, {}),
-    ],
-)
-def test_a_quarter_of_what_is_left_is_divided(given: dict[str, int], shares: dict[str, int]) -> None:
-    """What an operator gave counts first; the others have equal parts of a quarter of the rest of 1,000 bytes."""
-    assert shares_of(given, 1000) == shares
-
-
 def test_what_is_kept_for_others() -> None:
     """A zone within its share may use all of the room, beyond it not what others have left of theirs; a zone without a
     share is always beyond it."""

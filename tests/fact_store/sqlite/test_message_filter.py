@@ -85,21 +85,6 @@ def test_dropping_leaves_the_younger_generations(generations: list[list[bytes]],
     assert found.close() == young.close()
 
 
-@settings(max_examples=40)
-@given(st.lists(KEYS, max_size=20), st.lists(KEYS, max_size=20))
-def test_undoing_additions_restores_the_filter(kept: list[bytes], undone: list[bytes]) -> None:
-    """Undoing additions, the last first, leaves what was there before them."""
-    found, only = MessageFilter(), MessageFilter()
-    for one in kept:
-        found.add(one, 3)
-        only.add(one, 3)
-    for one in undone:
-        found.add(one, 4)
-    for one in reversed(undone):
-        found.undo(one)
-    assert buckets(found) == buckets(only)
-
-
 def test_more_than_256_generations() -> None:
     """With more than 256 generations a key's own is still among the candidates, and none lies outside the range."""
     found = MessageFilter()
