@@ -158,12 +158,3 @@ def test_the_broker_runs_as_its_own_user() -> None:
             assert broker.files.rights_file.stat().st_mode & 0o777 == 0o640
             with contextlib.ExitStack() as stack:
                 assert Zones(broker, stack)["idmz"].publish("bsfg/1/plant-a/idmz/req") == NOBODY_LISTENS
-
-
-@pytest.mark.parametrize("place", ["x86_64-linux-gnu", "x86_64-linux-gnu/mosquitto", "."])
-def test_the_plugin_is_found_where_each_version_has_it(tmp_path: Path, place: str) -> None:
-    """Debian's 2.0 and 2.1 have it in different folders."""
-    (tmp_path / place).mkdir(parents=True, exist_ok=True)
-    plugin = (tmp_path / place / "mosquitto_dynamic_security.so").resolve()
-    plugin.touch()
-    assert find_plugin(tmp_path) == str(plugin)

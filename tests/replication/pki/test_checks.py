@@ -109,13 +109,6 @@ def test_all_problems_at_once(folder: Path) -> None:
     assert len(_check(folder)) == 3
 
 
-def test_group_may_read_a_key(folder: Path) -> None:
-    """0640 (a broker's key) and 0400 (a systemd credential) are accepted."""
-    for mode in (0o640, 0o440, 0o400, 0o600):
-        (folder / "zones/idmz.key").chmod(mode)
-        assert _check(folder) == [], oct(mode)
-
-
 @pytest.mark.parametrize(
     "now,says",
     [

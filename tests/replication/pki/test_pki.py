@@ -49,13 +49,6 @@ def test_openssl_agrees(made: Path, who: str, purpose: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_crl_lasts_as_long_as_its_authority(made: Path) -> None:
-    """A broker with an expired list refuses all clients, so the list expires with its authority."""
-    crl = pki.load_crl(made / "ca.crl")
-    assert crl.next_update_utc == pki.load_certificates(made / "ca.pem")[0].not_valid_after_utc
-    assert list(crl) == []
-
-
 @pytest.mark.parametrize("umask", [0o000, 0o077])
 def test_rights_of_files(tmp_path: Path, umask: int) -> None:
     """Keys are 0600, folders 0700, certificates readable, whatever the umask."""

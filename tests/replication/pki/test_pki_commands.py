@@ -28,47 +28,6 @@ def _run(*arguments: object) -> Result:
     return CliRunner().invoke(bsfg, [str(argument) for argument in arguments])
 
 
-def test_cli_from_nothing_to_an_identity(tmp_path: Path) -> None:
-    """Three commands make a site's certificates; each says what to do next, and show finds them all usable."""
-    folder = tmp_path / "pki"
-    for arguments in (
-        ["ca", "--no-passphrase", "--pki", folder],
-        ["issue", "plant-a", "idmz", "--pki", folder],
-        ["issue", "--broker", "b1", "--host", "localhost", "--pki", folder],
-    ):
-        result = _run("pki", *arguments)
-        assert result.exit_code == 0, result.output
-        assert "next:" in result.output or "b1:" in result.output
-    shown = _run("pki", "show", "--json", "--pki", folder)
-    assert shown.exit_code == 0
-    rows = [json.loads(line) for line in shown.output.splitlines()]
-    assert [Path(row["file"]).name for row in rows] == ["ca.pem", "b1.pem", "idmz.pem", "plant-a.pem", "ca.crl"]
-    assert [row["zone"] for row in rows[:-1]] == ["", "", "idmz", "plant-a"]
-    assert rows[-1]["crl_number"] == 1
-    assert all(row["problems"] == [] and row["days_left"] > 300 for row in rows)
-
-
-@pytest.mark.parametrize(
-    "arguments,says",
-    [
-        (["issue"], "Missing argument"),
-        (["issue", "plant-a", "Plant_B", "idmz"], "'Plant_B': a name is 1 to 32"),
-        (["issue", "idmz", "--days", "0"], "--days"),
-        (["issue", "idmz", "--host", "localhost"], "only a broker has hosts"),
-        (["issue", "--broker", "b1"], "needs --host"),
-        (["issue", "--broker", "b1", "b2", "--host", "localhost"], "one broker at a time"),
-        (["show", "missing.pem"], "does not exist"),
-        (["renewal"], "No such command"),
-    ],
-)
-def test_cli_bad_usage(tmp_path: Path, arguments: list[str], says: str) -> None:
-    """Wrong usage of the command ends with status 2 and makes no file."""
-    result = _run("pki", *arguments, *([] if arguments == ["renewal"] else ["--pki", tmp_path / "pki"]))
-    assert result.exit_code == 2
-    assert says in result.output
-    assert not (tmp_path / "pki").exists()
-
-
 def test_cli_show_reports_unusable_certificates(folder: Path) -> None:
     """An expired certificate and a key that does not match give status 1, each reported beside its certificate."""
     pki.issue_zone(folder, "plant-a", NOW - timedelta(days=10), days=5, force=True)

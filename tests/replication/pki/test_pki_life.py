@@ -66,13 +66,6 @@ def test_renewed_broker_keeps_its_hosts(folder: Path) -> None:
     )
 
 
-def test_ended_certificate_can_be_renewed(folder: Path) -> None:
-    """An expired certificate can be renewed."""
-    late = NOW + timedelta(days=pki.LEAF_DAYS + 10)
-    renew(folder, "idmz", late)
-    assert _good(folder, now=late) == []
-
-
 @pytest.mark.parametrize("step", range(1, 14))
 def test_an_import_cut_short_at_any_step(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int

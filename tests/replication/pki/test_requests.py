@@ -1,7 +1,5 @@
 """Keys made where they are used: request, signature, import; and an authority whose key has a passphrase."""
 
-import shutil
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -198,9 +196,3 @@ def test_a_new_authority_has_a_passphrase_by_default(tmp_path: Path) -> None:
     (tmp_path / "p").touch(mode=0o600)
     assert "exclude each other" in run("c", "--no-passphrase", "--passphrase-file", str(tmp_path / "p"))[1]
     assert not (tmp_path / "c").exists()
-
-
-def test_a_copied_authority_without_passphrase_still_works(folder: Path, tmp_path: Path) -> None:
-    """A passphrase that is given although the key has none is not needed."""
-    shutil.copytree(folder, tmp_path / "copy")
-    assert pki.issue_zone(tmp_path / "copy", "new", NOW + timedelta(days=1), passphrase=PASSPHRASE)

@@ -18,16 +18,6 @@ def rotation() -> Rotation:
     return fresh
 
 
-def test_a_good_pair_is_offered_once_and_then_in_force(rotation: Rotation) -> None:
-    """From found to in force; checks in between and afterwards change nothing."""
-    assert rotation.files_checked(NEW, "") is FileChange.OFFERED
-    assert rotation.files_checked(NEW, "") is FileChange.NONE
-    assert (rotation.candidate(), rotation.in_force) == (NEW, OLD)
-    assert rotation.accepted(NEW)
-    assert rotation.files_checked(NEW, "") is FileChange.NONE
-    assert (rotation.candidate(), rotation.in_force, rotation.problem) == (NEW, NEW, "")
-
-
 def test_a_bad_pair_is_reported_once_and_not_used(rotation: Rotation) -> None:
     """Reported once, also if the reason contains the time; the next pair is reported again, and restored files end the
     problem: the same pair is then reported once more."""

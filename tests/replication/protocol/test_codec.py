@@ -47,8 +47,6 @@ from agent.replication.protocol.messages import (
     LogPosition,
     NewFact,
     NewMessage,
-    StreamEntry,
-    StreamsAnswer,
     operation_of,
 )
 from tests.replication.answers import encode_answer
@@ -164,23 +162,6 @@ def test_definitions_answer_round_trip() -> None:
     assert decode_answer(encode_answer(answer, bodies)) == (answer, bodies)
 
 
-def test_streams_answer_round_trip() -> None:
-    """An answer without attachment."""
-    entry = StreamEntry(name="facts.telemetry", first_offset=1, end_offset=0)
-    answer = StreamsAnswer(store_zone="plant-a", life=LIFE, streams=[entry])
-    assert decode_answer(encode_answer(answer, [])) == (answer, [])
-
-
-@pytest.mark.parametrize("code", ERRORS)
-def test_error_round_trip(code: str) -> None:
-    """Each row of the error table is sent with its hint and whether to retry."""
-    answer, batches = decode_answer(encode_error("plant-a", LIFE, "FetchFacts", code, "limit is 0"))
-    assert isinstance(answer, ErrorAnswer)
-    assert batches == []
-    assert (answer.error.code, answer.error.message) == (code, "limit is 0")
-    assert (answer.error.retryable, answer.error.hint) == (ERRORS[code].retryable, ERRORS[code].hint)
-
-
 def test_an_error_is_one_line() -> None:
     """Whatever a peer writes into its message and its hint, they cannot forge a line of the log."""
     body = {"code": "busy", "message": "a\nb", "hint": "c\x1b[2Jd\ne", "retryable": True}
@@ -270,15 +251,6 @@ def test_an_answer_beyond_the_limit_is_not_decoded() -> None:
         decode_answer(answer_with(later="x" * HEADER_BYTES_MAX))
     with pytest.raises(MalformedMessage, match=f"{ANSWER_BYTES_MAX + 1} bytes, 4 to {ANSWER_BYTES_MAX} expected"):
         decode_answer(bytes(ANSWER_BYTES_MAX + 1))
-
-
-def test_higher_minor_version_is_read() -> None:
-    """Fields of a later minor version are ignored at any depth."""
-    request = decode_request(
-        request_with(version="1.7", patience={"ms": 4}, confirm={"last_offset": 2, "life": LIFE, "why": []})
-    )
-    assert isinstance(request, FetchFacts)
-    assert request.confirm == Confirm(last_offset=2, life=LIFE)
 
 
 @pytest.mark.parametrize(

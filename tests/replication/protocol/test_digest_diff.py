@@ -13,7 +13,6 @@ from agent.pages import HeldRange
 from agent.replication.protocol.digest_diff import (
     Forked,
     Interval,
-    known_end,
     missing,
     narrow,
     shared,
@@ -112,9 +111,3 @@ def test_the_number_of_exchanges_is_logarithmic(batches: int, count: int) -> Non
         found, asked = search(ours, theirs, count)
         assert found.first_sequence == ours[at][0]
         assert asked <= math.log(ours[-1][1], count) + 2
-
-
-def test_the_end_of_a_range_is_known_without_its_batch() -> None:
-    """The digest at the end of a range is known although retention has released the batch."""
-    assert known_end([HeldRange(1, 10, b"", b"a"), HeldRange(20, 30, b"", b"b")], 30) == b"b"
-    assert known_end([HeldRange(1, 10, b"", b"a")], 9) is None

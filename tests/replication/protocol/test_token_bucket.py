@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from agent.positions import NOTHING_READ, Position, last_of
 from agent.replication.protocol.token_bucket import (
     OVERDRAWN_MS_MAX,
-    PAGE_BYTES_MIN,
     REPAIR_SAVED_MS,
     REPAIR_WAITS_MS_MAX,
     SAVED_MS_MAX,
@@ -77,47 +76,6 @@ class Pull:
     def tick(self, now_ms: int) -> None:
         if self.core.deadline_ms is not None and now_ms >= self.core.deadline_ms:
             self(Tick(), now_ms)
-
-
-def test_a_page_spends_tokens_before_the_next() -> None:
-    """From rest there are tokens for a quarter of a second; then a page of half a second's bytes takes half a
-    second."""
-    bandwidth = TokenBucket(RATE)
-    assert bandwidth.ready_ms(1_000, Priority.BACKLOG) == 1_000
-    bandwidth.spend(RATE // 4, 1_000)
-    assert bandwidth.ready_ms(1_000, Priority.BACKLOG) == 1_000
-    bandwidth.spend(RATE // 2, 1_000)
-    assert bandwidth.ready_ms(1_000, Priority.BACKLOG) == 1_500
-    assert bandwidth.ready_ms(1_499, Priority.BACKLOG) == 1_500
-    assert bandwidth.ready_ms(1_500, Priority.BACKLOG) == 1_500
-
-
-def test_a_live_stream_may_overdraw_the_bucket() -> None:
-    """A stream at its end requests while the debt is less than two seconds' worth, and its pages add to the debt like
-    any other."""
-    bandwidth = TokenBucket(RATE)
-    bandwidth.spend(RATE // 4 + 2 * RATE, 0)
-    assert bandwidth.ready_ms(0, Priority.LIVE) == 0
-    assert bandwidth.ready_ms(0, Priority.BACKLOG) == OVERDRAWN_MS_MAX
-    bandwidth.spend(1, 0)
-    assert bandwidth.ready_ms(0, Priority.LIVE) == 1
-
-
-def test_unused_tokens_are_bounded() -> None:
-    """After an hour without requests there are tokens for a quarter of a second."""
-    bandwidth = TokenBucket(RATE)
-    bandwidth.spend(RATE, 0)
-    bandwidth.spend(RATE * SAVED_MS_MAX // 1000 + RATE, 3_600_000)
-    assert bandwidth.ready_ms(3_600_000, Priority.BACKLOG) == 3_601_000
-
-
-@pytest.mark.parametrize(
-    "rate, page", [(BYTES_PER_SECOND_MIN, PAGE_BYTES_MIN), (RATE, RATE // 4), (10_000_000, 262_144)]
-)
-def test_pages_are_a_quarter_of_a_second(rate: int, page: int) -> None:
-    """They are small on a slow conduit, so that no live fact waits long behind one; never below the minimum, nor above
-    the size that would be requested without a limit."""
-    assert TokenBucket(rate).page_bytes(262_144) == page
 
 
 @given(
@@ -193,14 +151,6 @@ def test_an_overdue_repair_does_not_go_before_live_facts() -> None:
     bandwidth.spend(10 * RATE, 0)
     overdue_ms = bandwidth.ready_ms(0, Priority.REPAIR, REPAIR_WAITS_MS_MAX)
     assert overdue_ms == bandwidth.ready_ms(0, Priority.LIVE) == 10_000 - SAVED_MS_MAX - OVERDRAWN_MS_MAX
-
-
-def test_as_many_pages_under_way_as_fit_a_quarter_of_a_second() -> None:
-    """Several if the rate is high, at least one."""
-    assert TokenBucket(16_000_000).pages_ahead(262_144, 3) == 3
-    assert TokenBucket(2_400_000).pages_ahead(262_144, 3) == 2
-    assert TokenBucket(RATE).pages_ahead(PAGE_BYTES, 3) == 1
-    assert TokenBucket(BYTES_PER_SECOND_MIN).pages_ahead(PAGE_BYTES_MIN, 3) == 1
 
 
 def test_debt_and_waited_time_are_reported() -> None:

@@ -16,7 +16,6 @@ from agent.config import load
 from agent.local_socket.serving import open_store
 from agent.message import Sample, TagDefinition
 from agent.node.latest import FOLDER, has_peer_latest, peer_latest, save_peer_latest
-from agent.query.latest import merge_peer_records
 from agent.replication.mqtt import Reply
 from agent.replication.protocol.codec import HEADER_BYTES_MAX
 from agent.replication.protocol.errors import MalformedMessage, PeerRefused
@@ -255,12 +254,3 @@ def test_a_file_with_a_value_that_is_no_json_counts_as_missing(tmp_path: Path) -
     save_peer_latest(tmp_path, values_of("plant-a", [value(1), odd(2, value=msgspec.Raw(b"1e400"))]))
     assert not has_peer_latest(tmp_path, "plant-a", STREAM)
     assert peer_latest(tmp_path) == []
-
-
-@pytest.mark.parametrize("as_of", ["9999-12-31T23:59:59-23:59", "0001-01-01T00:00+23:59"])
-def test_a_time_that_cannot_be_written_in_utc_is_none(as_of: str, tmp_path: Path) -> None:
-    """A peer's time beyond the years 1 to 9999 counts as a text that names no time. (Merging it with our own values
-    raised ValueError.)"""
-    save_peer_latest(tmp_path, values_of("plant-a", [odd(1, as_of=as_of, source_time=as_of)]))
-    (row,) = merge_peer_records([], peer_latest(tmp_path), BASE_NS, 60_000)
-    assert row["as_of"] == as_of

@@ -48,16 +48,6 @@ def test_a_pull_without_a_place_takes_it_from_the_newest_answer() -> None:
     assert place.accept_end(page(NOTHING_READ)).accepted == ()
 
 
-def test_what_is_stored_is_confirmed_and_no_more() -> None:
-    """An accepted page moves the next request on, a durable one the confirmation; a refused one is asked for again."""
-    place = LogPlace((Position(ONE, 10),), (Position(ONE, 10),), frontier=10)
-    accepted = place.accept(page(Position(ONE, 10), 20))
-    assert (accepted.after, accepted.trail, accepted.confirm) == (Position(ONE, 20), None, None)
-    assert accepted.store(page(Position(ONE, 10), 20)).confirm == Position(ONE, 20)
-    assert accepted.drop().trail == place.accepted
-    assert accepted.doubt().trail == accepted.accepted
-
-
 def test_a_log_that_ends_before_the_place_is_confirmed_to_its_end() -> None:
     """The peer was put back: the trail is named until it has more. What was never stored here is not confirmed."""
     place = LogPlace(READ, READ, names_trail=False)

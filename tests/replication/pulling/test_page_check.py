@@ -54,21 +54,6 @@ def answer(data: bytes, last: int = 10, **fields: object) -> FetchAnswer:
     return FetchAnswer(**{**good, **fields})
 
 
-def test_good_page() -> None:
-    """A valid page, with its content."""
-    batch = sealed()
-    page, content = check_page(answer(batch.sealed), [batch.sealed], "plant-a", STREAM)
-    assert (page.first_offset, page.last_offset, page.more, page.end_offset) == (1, 10, True, 99)
-    assert list(content.sealed) == [batch.sealed]
-
-
-@pytest.mark.parametrize("fields", [{"omitted": [(1, 7)]}, {"holes": [(1, 7, "damaged")]}], ids=["omitted", "hole"])
-def test_a_page_without_facts_covers_offsets(fields: dict[str, object]) -> None:
-    """Our own facts were left out, or the peer no longer has any: the page moves the receiver on without facts."""
-    page, _ = check_page(answer(b"", batches=[], **fields), [], "plant-a", STREAM)
-    assert (page.first_offset, page.last_offset) == (1, 7)
-
-
 def flipped(data: bytes) -> bytes:
     """One bit changed in transit."""
     return data[:100] + bytes([data[100] ^ 1]) + data[101:]
@@ -136,16 +121,6 @@ def test_answer_to_another_question() -> None:
     )
     with pytest.raises(PageRefused, match="another operation"):
         check_page(cursor, [], "plant-a", STREAM)
-
-
-def test_allowed_relayed_origins_are_accepted() -> None:
-    """The configuration decides."""
-    batch = sealed(zone="plant-b")
-    origins = frozenset({"plant-b"})
-    page, content = check_page(answer(batch.sealed, store_zone="idmz"), [batch.sealed], "idmz", STREAM)
-    (offered,) = check_batches(content, STREAM, origins)
-    assert (offered.batch, offered.unreadable) == (batch, "")
-    assert page.last_offset == 10
 
 
 ENDS = GetDigests(stream=STREAM, origin=f"plant-a/{'1' * 32}", first_sequence=10, last_sequence=90, ends_max=4)

@@ -16,8 +16,6 @@ from agent.replication.pulling.receiving.peer_contact import (
 from agent.replication.pulling.receiving.pull_events import (
     Append,
     ArrivedPage,
-    Note,
-    NoteKind,
     ReceiverSettings,
     Storing,
 )
@@ -49,25 +47,6 @@ def test_a_lease_only_grows_until_the_peer_does_not_know_it() -> None:
     lease = HeldLease().taken(4).granted(6).granted(5)
     assert lease == HeldLease(epoch=6, after=4, missed=1)
     assert lease.unknown() == HeldLease(missed=1)
-
-
-def test_a_loss_is_noted_once_and_again_for_an_operator() -> None:
-    """A passing reason does not replace one for an operator; the return names the last one."""
-    contact = PeerContact(SETTINGS)
-    lost = [
-        contact.lose(kind, reason)
-        for kind, reason in [
-            (NoteKind.PEER_LOST, "timeout"),
-            (NoteKind.PEER_LOST, "cut"),
-            (NoteKind.PEER_REFUSES, "not yours"),
-            (NoteKind.PEER_REFUSES, "not yours"),
-            (NoteKind.PEER_LOST, "cut"),
-        ]
-    ]
-    assert [note.reason for note in lost if note is not None] == ["timeout", "not yours"]
-    assert contact.answered(is_lost=True) is None
-    assert contact.answered(is_lost=False) == Note(NoteKind.PEER_RETURNED, "not yours")
-    assert contact.answered(is_lost=False) is None
 
 
 def test_the_first_connection_is_used_at_once_and_a_later_one_forgets_failures() -> None:

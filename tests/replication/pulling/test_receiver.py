@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.positions import NOTHING_READ, Position, last_of
-from agent.replication.protocol.pacing import HEARTBEAT_MS, backoff_ms
+from agent.replication.protocol.pacing import HEARTBEAT_MS
 from agent.replication.pulling.receiving.peer_contact import RESTART_MS
 from agent.replication.pulling.receiving.pull_events import (
     Append,
@@ -85,25 +85,6 @@ class Driver:
 def kinds(effects: list[Effect]) -> list[object]:
     """The kinds of effects, and the notes."""
     return [effect.kind if isinstance(effect, Note) else type(effect) for effect in effects]
-
-
-def test_first_fetch_begins_at_the_oldest() -> None:
-    """With nothing stored it requests from offset 0, in no life, without a confirmation."""
-    asked = Driver()(LinkUp())
-    assert asked == [Fetch(1, None, (), None, 0, 262_144, lease_after=0)]
-
-
-def test_a_peer_is_asked_to_answer_at_once_until_it_has() -> None:
-    """After a start and after each loss the first fetch does not wait at the peer, so that an available peer is soon
-    known; the following fetches wait."""
-    driver = Driver(10)
-    driver(LinkUp())
-    assert driver.fetches[-1].wait_ms == 0
-    assert kinds(driver.answer(page(0, 0, frontier=10))) == [Fetch]
-    assert driver.fetches[-1].wait_ms == 1_000
-    driver(Tick(), 1_500)
-    driver(Tick(), 200)
-    assert driver.fetches[-1].wait_ms == 0
 
 
 def test_a_long_wait_lasts_as_long_as_heartbeats_name_it() -> None:
@@ -202,29 +183,6 @@ def test_start_at_the_end_takes_the_peers_frontier() -> None:
     driver.answer(page(0, 0, frontier=40))
     newest = driver.fetches[-1]
     assert (after(newest), confirmed(newest)) == (40, None)
-
-
-def test_reads_two_pages_ahead_and_confirms_on_the_way() -> None:
-    """While a page is stored two more are requested; a fourth only when the first is stored, with its confirmation."""
-    driver = Driver()
-    driver(LinkUp())
-    assert kinds(driver.answer(page(1, 10, more=True))) == [Fetch, Append]
-    assert after(driver.fetches[-1]) == 10
-    assert kinds(driver.answer(page(11, 20, more=True))) == [Fetch]
-    assert driver.answer(page(21, 30, more=True)) == []
-    assert driver.core.asking is Asking.HOLDING
-    effects = driver(Appended())
-    assert kinds(effects) == [Fetch, Append]
-    assert (after(driver.fetches[-1]), confirmed(driver.fetches[-1])) == (30, 10)
-
-
-def test_at_the_end_the_confirming_request_waits() -> None:
-    """The last page is stored before the next request, so that the request that waits also confirms."""
-    driver = Driver()
-    driver(LinkUp())
-    assert kinds(driver.answer(page(1, 10))) == [Append]
-    assert kinds(driver(Appended())) == [Fetch]
-    assert (after(driver.fetches[-1]), confirmed(driver.fetches[-1])) == (10, 10)
 
 
 def test_a_late_answer_at_the_position_is_taken() -> None:
@@ -397,17 +355,6 @@ def test_a_refused_page_blocks_and_is_logged_once() -> None:
     assert kinds(driver(Appended())) == [NoteKind.PEER_RETURNED, Fetch]
 
 
-def test_final_and_passing_refusals_differ() -> None:
-    """Busy: retry soon. Not exported: retry rarely, and log it even if the peer was lost already."""
-    driver = Driver()
-    driver(LinkUp())
-    assert kinds(driver(FetchFailed(1, "busy", "busy", is_retryable=True))) == [NoteKind.PEER_LOST]
-    driver(Tick(), 100)
-    failed = FetchFailed(2, "stream_not_exported", "not yours", is_retryable=False)
-    assert kinds(driver(failed)) == [NoteKind.PEER_REFUSES]
-    assert driver.core.deadline_ms == driver.now_ms + 60_000
-
-
 def test_early_empty_answers_are_not_asked_again_at_once() -> None:
     """A peer that does not wait although it should is asked at most five times a second."""
     driver = Driver(5)
@@ -441,24 +388,6 @@ def test_a_pull_whose_facts_another_one_brings_asks_at_times() -> None:
     drive.answer(page(31, 40))
     drive(Appended(facts_stored=1))
     assert (len(drive.fetches), drive.fetches[-1].wait_ms) == (6, 1_000)
-
-
-def test_link_down_and_up() -> None:
-    """One log line each; a page being stored is not affected."""
-    driver = Driver()
-    driver(LinkUp())
-    driver.answer(page(1, 10, more=True))
-    assert kinds(driver(LinkDown("gone"))) == [NoteKind.PEER_LOST]
-    assert driver(Appended()) == []
-    assert driver(LinkUp()) == []
-    assert kinds(driver(Tick(), PATIENCE.spread_ms // 2)) == [Fetch]
-    assert confirmed(driver.fetches[-1]) == 10
-
-
-@given(st.integers(0, 100), st.floats(0, 1))
-def test_the_back_off_is_between_half_and_all_of_what_is_due(tries: int, chance: float) -> None:
-    """It is never above the limit and never below half of the full wait."""
-    assert min(100 << min(tries, 16), 5_000) // 2 <= backoff_ms(100, 5_000, tries, chance) <= 5_000
 
 
 offsets = st.integers(0, 40)

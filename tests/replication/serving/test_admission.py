@@ -92,12 +92,6 @@ def test_fetch_is_refused(request_: FetchFacts, consumer: Registered | None, cod
     assert refused.code == code
 
 
-def test_fetch_is_admitted() -> None:
-    """A known consumer goes on; an unknown one that names an exported stream is registered first."""
-    assert admission.admit_fetch(fetch(), "idmz", EXPORTS, OWN) == STREAM
-    assert admission.admit_fetch(fetch(stream=STREAM), "idmz", EXPORTS, None) == STREAM
-
-
 def test_a_consumer_is_used_by_its_own_zone_alone() -> None:
     """A confirmation and a cursor need a consumer of the zone's own, of a stream that is still exported."""
     assert admission.check_consumer(NAME, "idmz", EXPORTS, OWN) is OWN

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.append_contract import NO_PRECONDITION, Precondition
 from agent.message import MessageError, check_message
 from agent.replication.protocol.codec import decode_request
 from agent.replication.protocol.errors import MalformedMessage
@@ -49,26 +48,6 @@ def refusal(message: dict[str, Any], raw_object: str = "") -> str:
 
 
 @pytest.mark.parametrize(
-    "written, kept",
-    [
-        ('{"b" : 1, "a":\n[1.50, 1e2]}', b'{"a":[1.5,100],"b":1}'),
-        ("10000000000000000", b"10000000000000000"),
-        ('"\\u00e4\\u0000"', '"ä\\u0000"'.encode()),
-        ("null", b"null"),
-    ],
-)
-def test_an_object_is_kept_in_its_canonical_form(written: str, kept: bytes) -> None:
-    """Equal objects have equal bytes, whatever their notation, so a repetition is recognised."""
-    asked = parse_append(
-        decoded({"envelope": ENVELOPE, "fact": {**FACT, "object": "OBJECT"}}, raw_object=written), "idmz"
-    )
-    assert isinstance(asked, ParsedAppend)
-    (message,) = asked.messages
-    check_message(message)
-    assert message.fact.object_json == kept
-
-
-@pytest.mark.parametrize(
     "written",
     ['{"a":1,"a":2}', '"\\ud800"', "[" * 2000 + "]" * 2000, "9" * 400, "1e400", "NaN", str(2**53 + 1), str(2**64 + 1)],
 )
@@ -76,19 +55,6 @@ def test_an_object_without_a_canonical_form_is_refused(written: str) -> None:
     """A duplicate key, half a surrogate pair, endless nesting, an infinite number, and one that a double would
     round."""
     assert refusal({"envelope": ENVELOPE, "fact": {**FACT, "object": "OBJECT"}}, raw_object=written) == "bad_request"
-
-
-def test_preconditions_go_with_their_messages() -> None:
-    """One for each message as soon as one message has any, otherwise none."""
-    plain = {"envelope": ENVELOPE, "fact": FACT}
-    some = parse_append(
-        decoded(plain, {**plain, "producer": "idmz.mes", "lease_epoch": 3}, {**plain, "base_offset": 0}), "idmz"
-    )
-    assert isinstance(some, ParsedAppend)
-    assert some.preconditions == [NO_PRECONDITION, Precondition("idmz.mes", 3), Precondition(base_offset=0)]
-    none = parse_append(decoded(plain, plain), "idmz")
-    assert isinstance(none, ParsedAppend)
-    assert none.preconditions == []
 
 
 def test_the_message_at_fault_is_named() -> None:

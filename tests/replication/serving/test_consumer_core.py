@@ -41,7 +41,6 @@ from agent.replication.serving.consumer_effects import (
     StreamState,
 )
 from agent.replication.serving.outcomes import Drop, DropReason, Outcome, Refuse, Reply, store_name_of
-from agent.replication.serving.page import ReadPlan
 from agent.replication.serving.reading import PageRead
 from tests.replication.consumers import Registered
 
@@ -136,21 +135,6 @@ def at(offset: int, life: str = LIFE) -> LogPosition:
 CONFIRM = Confirm(last_offset=10, life=LIFE, first_offset=4)
 
 
-def test_a_page_read_ahead() -> None:
-    """The whole order: position, confirmation under the lease, page, failure of the confirmation. The answer names the
-    position after which it begins, and this process."""
-    shell = Shell()
-    answer = answer_of(shell.run(CORE.fetch(fetch(after=at(10), confirm=CONFIRM), 0)))
-    assert shell.acts == [
-        StartConfirm(NAME, "idmz", CONFIRM, LeaseClaim("one", 3)),
-        ReadPage(ReadPlan(STREAM, 10, 100, 262_144), "idmz"),
-        CheckConfirm(CONFIRMING),
-        NoteServed(NAME, is_at_end=False),
-    ]
-    assert (answer.life, answer.after) == (LIFE, at(10))
-    assert (answer.frontier, answer.lease, answer.more, answer.runs()) == (10, 3, True, [(11, 20)])
-
-
 def test_a_page_from_the_frontier_waits_for_the_confirmation_first() -> None:
     """Without a position the page begins at the frontier after the confirmation, so that must be durable before
     anything is read."""
@@ -167,20 +151,6 @@ def test_only_a_page_with_facts_goes_out_before_the_confirmation(page: PageRead 
     shell.run(CORE.fetch(fetch(after=at(30), confirm=CONFIRM), 0))
     assert AwaitConfirm in shell.kinds
     assert CheckConfirm not in shell.kinds
-
-
-def test_an_unknown_consumer_is_registered_and_leased_before_it_is_served() -> None:
-    """Registration, then the requested lease, then the page; the answer names the lease."""
-    shell = Shell(None, answers={HoldLease: lambda effect: Lease(1, effect.claim.holder)})
-    answer = answer_of(shell.run(CORE.fetch(fetch(stream=STREAM, lease=0), 0)))
-    lease = Lease(1, "one")
-    assert shell.acts[:4] == [
-        RegisterConsumer(NAME, "idmz", STREAM, "oldest"),
-        HoldLease(NAME, "idmz", LeaseClaim("one", 0)),
-        AnnounceLease(NAME, "idmz", NO_LEASE, lease),
-        ReadPage(ReadPlan(STREAM, 0, 100, 262_144), "idmz"),
-    ]
-    assert answer.lease == 1
 
 
 def test_from_its_first_lease_on_a_fetch_shows_that_and_not_that_it_asks() -> None:
@@ -212,17 +182,6 @@ def test_the_lease_is_checked_again_after_the_wait() -> None:
     ]
     assert isinstance(outcome, Reply)
     assert outcome.waited_ns == 7_000
-
-
-def test_a_page_names_the_newest_frontier() -> None:
-    """Another request has moved the frontier while this one waited: the answer names that one, which is durable."""
-
-    def moved(_: Park) -> Parked:
-        shell.consumer, shell.end_offset = Registered("idmz", STREAM, 25, Lease(3, "one")), 31
-        return Parked(is_superseded=False, waited_ns=1)
-
-    shell = Shell(answers={Park: moved})
-    assert answer_of(shell.run(CORE.fetch(fetch(after=at(30), wait_ms=500), 0))).frontier == 25
 
 
 def test_a_fetch_that_lost_its_place_gets_no_answer() -> None:
@@ -259,27 +218,6 @@ def test_a_position_that_is_not_in_this_log_changes_nothing(after: LogPosition) 
     assert shell.kinds == [ReportRestored]
 
 
-@pytest.mark.parametrize(
-    "trail, begins, is_reported",
-    [
-        ([], LogPosition(), False),
-        ([at(20)], at(20), False),
-        ([at(20), at(99, OTHER)], at(20), True),
-        ([at(99, OTHER), at(20)], at(20), False),
-        ([at(99, OTHER)], LogPosition(), True),
-    ],
-)
-def test_a_trail_is_served_from_where_it_is_valid(
-    trail: list[LogPosition], begins: LogPosition, *, is_reported: bool
-) -> None:
-    """From its furthest position here, or from the beginning; where the requester was last elsewhere, an incident says
-    so."""
-    shell = Shell()
-    answer = answer_of(shell.run(CORE.fetch(fetch(trail=trail), 0)))
-    assert answer.after == begins
-    assert (ReportRestored in shell.kinds) == is_reported
-
-
 @pytest.mark.parametrize("name", ["enterprise.facts", "local.mes", "idmz", "idmz-2.facts", "plant-a.own"])
 def test_a_zone_uses_only_names_that_begin_with_it(name: str) -> None:
     """The answer does not depend on whether a consumer of that name exists, in any operation."""
@@ -294,13 +232,6 @@ def test_a_zone_uses_only_names_that_begin_with_it(name: str) -> None:
             outcome = shell.run(steps)
             assert isinstance(outcome, Refuse)
             assert (outcome.code, shell.kinds) == ("consumer_not_yours", [])
-
-
-def test_a_page_at_the_end_of_the_log_says_so() -> None:
-    """This includes a consumer that begins at the end, whose frontier is beyond the page."""
-    shell = Shell(Registered("idmz", STREAM, 30, Lease(3, "one")), page=EMPTY, now_ms=9)
-    shell.run(CORE.fetch(fetch(), 0))
-    assert shell.acts[-1] == NoteServed(NAME, is_at_end=True)
 
 
 def test_a_confirmation_answers_with_a_durable_frontier() -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from agent.replication.protocol.pacing import Alarm
 from agent.replication.serving.operations.context import Context
 from agent.settings.peers import PeerLimits
 from tests.waiting import LIMIT_S
@@ -28,18 +27,6 @@ def context_of() -> Context:
     """The context of a server without a link."""
     nothing: Any = SimpleNamespace(signer=None)
     return Context(nothing, nothing, {"idmz": frozenset()})
-
-
-def test_an_alarm_rings_at_the_earliest_time() -> None:
-    """Whatever was set before or after it, once; then it may be set again."""
-    calls, rung = Calls(), list[str]()
-    alarm = Alarm(calls.later, lambda: rung.append("rung"))
-    for at_ms in (5_000, 2_000, 3_000, None):
-        alarm.set(at_ms, 1_000)
-    assert calls.due.keys() == {1.0}
-    calls.due.pop(1.0)()
-    alarm.set(9_000, 2_000)
-    assert (rung, calls.due.keys()) == (["rung"], {7.0})
 
 
 @pytest.mark.parametrize("fails", [False, True])

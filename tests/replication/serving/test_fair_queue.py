@@ -3,13 +3,10 @@
 from collections import Counter
 from collections.abc import Callable
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.replication.serving.fair_queue import Dispatcher, FairQueue
-from agent.replication.serving.pacing import Pacer, Use
-from agent.settings.peers import PeerLimits
 
 ZONES = ("evil", "idmz", "cloud")
 
@@ -136,29 +133,3 @@ def test_no_work_is_lost_and_the_zone_with_least_under_way_goes_first(
     assert sorted(taken) == sorted(added)
     for zone in ZONES:
         assert [work for work in taken if work[0] == zone] == [work for work in added if work[0] == zone]
-
-
-@pytest.mark.parametrize("rate", [1, 100, 1000])
-def test_requests_begin_at_the_rate_of_the_zone(rate: int) -> None:
-    """In ten seconds of excessive requests, a zone gets ten seconds of its rate and the saved tokens; another zone is
-    not delayed."""
-    pacer, begun = Pacer(lambda _: PeerLimits(requests_per_second_max=rate)), 0
-    for now_ms in range(10_000):
-        while pacer.ready_ms(Use.REQUESTS, "evil", now_ms) <= now_ms:
-            pacer.spend(Use.REQUESTS, "evil", 1, now_ms)
-            begun += 1
-        assert pacer.ready_ms(Use.REQUESTS, "idmz", now_ms) <= now_ms
-    assert 10 * rate <= begun <= 10 * rate + rate // 4 + 2
-
-
-@pytest.mark.parametrize("use, amount, due_ms", [(Use.ANSWER_BYTES, 1_000_000, 9_750), (Use.SEARCH_MS, 500, 1_750)])
-def test_bytes_and_searches_are_paid_for_afterwards(use: Use, amount: int, due_ms: int) -> None:
-    """The first begins at once, the next waits until the debt is paid off; of another zone, or without a limit, nothing
-    waits."""
-    pacer = Pacer(lambda zone: PeerLimits(answer_bytes_per_second_max=100_000 if zone == "evil" else 0))
-    assert pacer.ready_ms(use, "evil", 0) == 0
-    pacer.spend(use, "evil", amount, 0)
-    assert pacer.ready_ms(use, "evil", 0) == pytest.approx(due_ms, abs=2)
-    assert pacer.ready_ms(use, "idmz", 0) == 0
-    pacer.spend(Use.ANSWER_BYTES, "idmz", 10**9, 0)
-    assert pacer.ready_ms(Use.ANSWER_BYTES, "idmz", 0) == 0

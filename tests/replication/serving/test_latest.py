@@ -262,19 +262,6 @@ def found(values: list[LatestEntry]) -> LatestValues:
     return LatestValues([entry.key.order for entry in values], values.__getitem__, 0, 0)
 
 
-def test_only_values_of_the_page_are_formatted() -> None:
-    """Of ten thousand found values and three requested, three are formatted, wherever the page begins."""
-    made = list[int]()
-
-    def entry_at(place: int) -> LatestEntry:
-        made.append(place)
-        return value(place)
-
-    tags = [value(number).key.order for number in range(1_000)]
-    page, more = page_of(LatestValues(tags, entry_at, 0, 0), tags[500], 3, 10**6)
-    assert (made, len(page), more) == ([501, 502, 503], 3, True)
-
-
 def test_few_searches_are_kept_and_not_for_long() -> None:
     """At most two for each zone, each for its query only; the oldest is dropped, and after ten seconds none is left."""
     kept, questions = SearchCache(), [LatestQuery("s", frozenset(), prefix, 0, 1) for prefix in "abc"]

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from agent.replication.protocol.token_bucket import SAVED_MS_MAX
 from agent.replication.serving.limits import (
     READ_MS_PER_SECOND,
-    READS_OF_NODE_MAX,
     SHARED_MS,
 )
 from agent.replication.serving.operations.context import Context, Turns
@@ -98,28 +97,6 @@ def test_whatever_others_ask_a_zone_waits_for_one_read_of_each(
     for zone in zones:
         saved_ms = READ_MS_PER_SECOND * SAVED_MS_MAX // 1000
         assert node.took_ms[zone] <= node.now_ms * READ_MS_PER_SECOND // 1000 + saved_ms + LONGEST_MS
-
-
-@settings(max_examples=10, phases=NO_SHRINKING)
-@given(st.lists(st.integers(1, LONGEST_MS), min_size=1, max_size=20))
-def test_a_zone_that_is_alone_gets_all_that_it_asks_for(reads: list[int]) -> None:
-    """It always has all its places, however much it reads; again a second after another zone has asked."""
-    node = Node()
-
-    def taken_until(until_ms: int) -> int:
-        """The reads of a zone that always asks for more."""
-        before_ms = node.took_ms["evil"]
-        while node.now_ms < until_ms:
-            while node.waiting("evil") < 4:
-                node.ask("evil", reads[node.now_ms % len(reads)])
-            node.pass_ms()
-        return node.took_ms["evil"] - before_ms
-
-    under_way_ms = READS_OF_NODE_MAX * LONGEST_MS
-    assert taken_until(1000) >= 1000 * READS_OF_NODE_MAX - under_way_ms
-    node.ask(HONEST, 1)
-    assert taken_until(1000 + SHARED_MS) <= SHARED_MS // 2
-    assert taken_until(2000 + SHARED_MS) >= 1000 * READS_OF_NODE_MAX - 2 * under_way_ms
 
 
 def test_a_zone_that_is_alone_again_pays_no_debt() -> None:

@@ -1,7 +1,6 @@
 """How much a server takes on at once: requests in hand, answers that no peer reads, reads and changes in turns."""
 
 import asyncio
-import threading
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -28,7 +27,6 @@ from agent.replication.serving import answer_queue, arrivals
 from agent.replication.serving.admission import Caller
 from agent.replication.serving.limits import (
     CHANGES_PER_SECOND_MAX,
-    READS_MAX,
     READS_OF_NODE_MAX,
     REQUESTS_OPEN_MAX,
     STARTS_MAX,
@@ -37,7 +35,7 @@ from agent.replication.serving.pacing import Use
 from agent.replication.serving.server import Server
 from tests.replication.nodes import STREAM
 from tests.replication.serving.support import Peer, filled, serving
-from tests.waiting import LIMIT_S, wait_until_async
+from tests.waiting import wait_until_async
 
 
 async def test_requests_in_hand_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,13 +163,6 @@ async def test_each_peer_of_another_version_is_named_once(tmp_path: Path, caplog
             server._malformed(Caller(node, "1", b""), other)
     found = [record.__dict__["peer"] for record in caplog.records if record.message == "peer_version_unsupported"]
     assert found == ["idmz", "plant-b"]
-
-
-async def test_pages_being_read_take_no_thread_from_a_search(tmp_path: Path) -> None:
-    """So many pages and one search for latest values are read at the same time."""
-    async with serving(tmp_path) as (server, _):
-        together = threading.Barrier(READS_MAX + 1, timeout=LIMIT_S)
-        await asyncio.gather(*(server._context.in_executor(together.wait) for _ in range(READS_MAX + 1)))
 
 
 @pytest.mark.parametrize(
