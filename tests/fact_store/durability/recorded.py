@@ -47,14 +47,15 @@ class Recorded:
     def turn(self, store: FactStore) -> None:
         """Up to four things at once, then their answers."""
         self.has_put = False
-        for _ in range(self.rng.randint(1, 4)):
-            self.rng.choice((self.append, self.append, self.append_message, self.put, self.confirm, self.define))(store)
-        for future, tell in self.asked:
-            try:
+        kinds = (self.append, self.append, self.append_message, self.put, self.confirm, self.define)
+        try:  # a store that has failed refuses what is asked of it at once
+            for _ in range(self.rng.randint(1, 4)):
+                self.rng.choice(kinds)(store)
+            for future, tell in self.asked:
                 tell(done(future))
-            except StoreError as error:
-                say("E", type(error).__name__)
-                raise SystemExit from error
+        except StoreError as error:
+            say("E", type(error).__name__)
+            raise SystemExit from error
         self.asked.clear()
 
     def append(self, store: FactStore) -> None:
