@@ -256,6 +256,10 @@ class PlantNode(Node):
         self.loop = None
         self.runner = self.ingest = None
 
+    def _again_with(self, image: Any, **how: Any) -> None:
+        self.world.check.ended(self)
+        super()._again_with(image, **how)
+
     def after(self, delay_ms: int, action: Callable[[], None]) -> None:
         """As `Node.after`; a frozen process goes on when it wakes."""
         life = self.life

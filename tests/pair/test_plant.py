@@ -13,7 +13,7 @@ from agent.ingest.supervisor import SourceSupervisor
 from agent.message import SampleRank
 from agent.pair import Leadership
 from agent.query.latest.latest_search import LatestValue
-from tests.pair.plant import FAULTS, PlantPull, PlantWorld
+from tests.pair.plant import FAULTS, PlantWorld
 from tests.replication.simulation.broken import NeverRetries
 from tests.replication.simulation.checkers import Violation
 from tests.replication.simulation.faults import table
@@ -34,7 +34,7 @@ def test_two_gateways_keep_their_promises(memory: Path) -> None:
     """Whatever fails, with one disk lost or both put back to copies: no message that a quorum has is lost, no term is
     taken twice, one gateway leads soon after the faults and stays, each number of the device is stored or a gap fact
     covers its time, of doubled samples that of the higher life counts, and all stores converge."""
-    first, injected, doubled = first_seed(), Counter[str](), 0
+    first, injected, doubled, short_leads = first_seed(), Counter[str](), 0, 0
     for seed in range(first, first + SCHEDULES):
         world = PlantWorld(seed, memory / str(seed))
         try:
@@ -44,9 +44,10 @@ def test_two_gateways_keep_their_promises(memory: Path) -> None:
             raise
         injected += world.injected
         doubled += world.check.doubled
+        short_leads += world.check.short_leads > 0
         if seed % COLLECT_EVERY == 0:
             gc.collect()
-    print("injected:", table(injected), f"doubled samples: {doubled}", sep="\n")
+    print("injected:", table(injected), f"doubled samples: {doubled}, not judged for holes: {short_leads}", sep="\n")
     assert len(FAULTS) > SCHEDULES or set(FAULTS) <= set(injected), "some fault never bit"
 
 
@@ -68,10 +69,6 @@ def _hasty_quorum(patch: pytest.MonkeyPatch) -> None:
 
 def _no_gap(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SourceSupervisor, "_led", lambda *_: None)
-
-
-def _gap_since_heard(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(PlantPull, "unseen_s", lambda _: 0.0)
 
 
 def _loss_forgotten(patch: pytest.MonkeyPatch) -> None:
@@ -98,7 +95,6 @@ def _impatient(patch: pytest.MonkeyPatch) -> None:
         (_restless, "leader", ("partition",), 6),
         (_hasty_quorum, "quorum", ("alone and dead",), 0),
         (_no_gap, "hole", ("crash",), 4),
-        (_gap_since_heard, "hole", ("both restored", "isolation"), 8),
         (_loss_forgotten, "hole", ("device away",), 2),
         (_latest_by_arrival, "latest", ("split brain",), 2),
         (_impatient, "converges", ("one way",), 0),
