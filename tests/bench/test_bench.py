@@ -88,7 +88,7 @@ def test_each_result_describes_itself(result: dict[str, Any]) -> None:
 EXPLAINED_BY_THEIR_NAME = {
     *("count", "batch_facts", "fetch_facts", "distinct_facts", "page_bytes", "pages", "request_bytes", "answer_bytes"),
     *("bytes_per_fact_set_b", "bytes_per_fact_sealed", "bytes_per_fact_alone", "one_fact_ratio", "rounds_facts_per_s"),
-    "cpu_share",
+    *("name", "machine", "wire_bytes_per_fact", "cpu_share"),
     "released_share",
     "in_flight",
     "plants",
