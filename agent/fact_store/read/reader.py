@@ -156,9 +156,9 @@ class StoreReader:
             for hole in page.damaged():
                 if self._on_damaged is not None:
                     self._on_damaged(stream, hole, page.problem, origins_between(connection, number, hole))
-        # A caller that reads beyond the end gets the real end.
-        last_offset = page.reached if page.batches or page.holes else 0
-        return Page(page.batches, max(end_offset, last_offset), tuple(page.holes))
+            # A caller that reads beyond the end gets the real end. In here, because a damaged end is no number.
+            last_offset = page.reached if page.batches or page.holes else 0
+            return Page(page.batches, max(end_offset, last_offset), tuple(page.holes))
 
     def read_sequences(
         self,

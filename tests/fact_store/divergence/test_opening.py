@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.fact_store import FactStore
+from agent.fact_store import FactStore, StoreReader
 from agent.fact_store.log.errors import (
     StoreDamaged,
     StoreForeign,
@@ -235,6 +235,15 @@ def test_a_number_of_a_stream_that_is_none(tmp_path: Path, table: str, column: s
     broken(tmp_path / "facts.db", table, f"{column} INTEGER", f"{column} ANY", update)
     with pytest.raises(StoreDamaged, match="no number"):
         FactStore.open(tmp_path / "facts.db", "plant")
+
+
+def test_an_end_of_a_stream_that_is_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader without the node names it as damage, too."""
+    with plant(tmp_path) as store:
+        done(store.appends.append_samples(TELEMETRY, samples(3)))
+    monkeypatch.setattr(StoreReader, "_end_of", lambda *_, **__: b"\r")
+    with closing(StoreReader(tmp_path / "facts.db")) as reader, pytest.raises(StoreDamaged, match="impossible value"):
+        reader.read(TELEMETRY, 0, 10, 1000)
 
 
 def test_a_broken_constraint_at_the_opening_is_damage() -> None:
