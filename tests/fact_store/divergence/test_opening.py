@@ -238,12 +238,13 @@ def test_a_number_of_a_stream_that_is_none(tmp_path: Path, table: str, column: s
 
 
 def test_an_end_of_a_stream_that_is_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader without the node names it as damage, too."""
+    """A reader without the node names it as damage, too, also in a page that is not the last one."""
     with plant(tmp_path) as store:
-        done(store.appends.append_samples(TELEMETRY, samples(3)))
+        for first in (1, 4):
+            done(store.appends.append_samples(TELEMETRY, samples(3, first)))
     monkeypatch.setattr(StoreReader, "_end_of", lambda *_, **__: b"\r")
     with closing(StoreReader(tmp_path / "facts.db")) as reader, pytest.raises(StoreDamaged, match="impossible value"):
-        reader.read(TELEMETRY, 0, 10, 1000)
+        reader.read(TELEMETRY, 0, 1, 1000)
 
 
 def test_a_broken_constraint_at_the_opening_is_damage() -> None:
