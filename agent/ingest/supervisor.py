@@ -441,7 +441,7 @@ class SourceSupervisor:
                 newest = await self._search.newest_samples(stream, numbers)
                 delivery.seed(newest)
                 stored += newest.values()
-            self._recorder.note_stored(max((one.good_ns for one in stored), default=0))
+            self._recorder.note_stored(max((known.good_ns for known in stored), default=0))
         if self._has_stood_by:
             delivery.sampler.doubt_seeded()
         own, reason = {part: known for part, known in parts.items() if part != EVENTS_PART}, AGENT_STOPPED
@@ -461,14 +461,14 @@ class SourceSupervisor:
         """Until when another gateway recorded, on the clock of the source; None if this one recorded later, or none
         did. `stored`: the newest samples. One that has failed while this one was off has recorded at least until then;
         one that had lost the source only until its loss."""
-        newest_ns = max((one.good_ns for one in stored), default=0)
+        newest_ns = max((newest.good_ns for newest in stored), default=0)
         ahead_ns = source.clock.ahead_ns
         if ahead_ns is None and own is not None:
             ahead_ns = own.ahead_ns
         if self._led_ns is not None:
             led_ns = self._led_ns + (ahead_ns or 0)
-            if stored and all(one.sample.quality == quality.BAD_COMMUNICATION_ERROR for one in stored):
-                led_ns = min([led_ns, *(one.sample.source_time_ns for one in stored)])
+            if stored and all(newest.sample.quality == quality.BAD_COMMUNICATION_ERROR for newest in stored):
+                led_ns = min([led_ns, *(newest.sample.source_time_ns for newest in stored)])
         elif self._has_stood_by and newest_ns > (0 if own is None else own.complete_ns + OWN_LATE_NS):
             now_ns = time.time_ns() + (ahead_ns or 0)
             if newest_ns > now_ns and own is not None:

@@ -211,7 +211,7 @@ class PlantNode(Node):
         self.loop = NodeLoop(
             self.after, time.monotonic, lambda why: self.world.check.failed(f"ends: {self.name} {why}")
         )
-        store, partner = self._store, next((one for one in BOXES if self.name in BOXES and one != self.name), "")
+        store, partner = self._store, next((box for box in BOXES if self.name in BOXES and box != self.name), "")
         claimants = dict.fromkeys(BOXES, "mill") if not partner else {partner: "mill"}
         name = store_name_of(store.zone, store.node, store.life)
         self.desk = LeadDesk(claimants, self.world.folder / f"{self.name}.json", lambda: name, partner)
@@ -228,10 +228,10 @@ class PlantNode(Node):
             stored=StoredSamples(store.reader),
             is_recording=False,
         )
-        peers = {one.name: LeadRequester(self, one) for one in world.nodes}
+        peers = {node.name: LeadRequester(self, node) for node in world.nodes}
 
         def lacks() -> str:
-            frontiers = {one.name: one.frontier for one in store.consumers.all()}
+            frontiers = {consumer.name: consumer.frontier for consumer in store.consumers.all()}
             return partner_lacks(partner, (STREAM,), {STREAM: store.end_offset(STREAM)}, frontiers)
 
         ports = PairPorts(
@@ -479,7 +479,7 @@ Heal = Callable[[], object] | None
 
 
 def _cut(of: PlantWorld, *ends: tuple[str, ...]) -> Heal:
-    ways = [of.ways[one] for one in ends]
+    ways = [of.ways[pair] for pair in ends]
     pulls = [pull for node in of.nodes for pull in node.pulls if (node.name, pull.peer.name) in ends]
     is_noticed = of.chance.random() < 0.5
     for way in ways:

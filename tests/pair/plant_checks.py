@@ -54,11 +54,11 @@ class Contents:
 def contents_of(node: Node) -> Contents:
     """Read all of a store."""
     found = Contents()
-    for one in node.running.read(STREAM, 0, EVERYTHING, EVERYTHING).batches:
-        batch = parse(one.sealed)
+    for stored in node.running.read(STREAM, 0, EVERYTHING, EVERYTHING).batches:
+        batch = parse(stored.sealed)
         life = batch.header.origin.life
         if batch.header.kind is Kind.SAMPLES:
-            for offset, row in enumerate(open_samples(batch).rows(), one.first_offset):
+            for offset, row in enumerate(open_samples(batch).rows(), stored.first_offset):
                 value = NO_VALUE if row.quality else int(row.value)  # type: ignore[arg-type]
                 found.samples.append((row.source_time_ns, life, offset, value))
             continue
@@ -119,7 +119,7 @@ class PlantChecks(Checkers):
         """Everything has converged."""
         super().check_end(nodes)
         contents = {node.name: contents_of(node) for node in nodes}
-        stored = set[str]().union(*(one.messages for one in contents.values()))
+        stored = set[str]().union(*(held.messages for held in contents.values()))
         for name, at_ms in self.acknowledged_ms.items():
             lost_at = {disk for disk, since_ms, lost_ms in self._destroyed if since_ms < at_ms < lost_ms}
             if name not in stored and len(lost_at) < 2:
@@ -133,8 +133,8 @@ class PlantChecks(Checkers):
 
     def _check_series(self, contents: dict[str, Contents]) -> None:
         world, changes = self._world, self._world.device.changes
-        values = {value for one in contents.values() for *_, value in one.samples} - {NO_VALUE}
-        gaps = sorted(set[Span]().union(*(one.gaps for one in contents.values())))
+        values = {value for held in contents.values() for *_, value in held.samples} - {NO_VALUE}
+        gaps = sorted(set[Span]().union(*(held.gaps for held in contents.values())))
         offsets = {WALL_START_MS + ms for ms in world.wall_jumps_ms}
         # A gateway that has not heard the other one begins its gap at that one's newest sample, by that one's clock.
         unseen_ms = UNSEEN_MS_MAX + max(world.wall_jumps_ms) - min(world.wall_jumps_ms)
@@ -153,7 +153,7 @@ class PlantChecks(Checkers):
     def _check_latest(self, node: Node, found: Contents) -> None:
         """After each second sample of a time, and at the end."""
         lives = dict[int, bytes]()
-        seconds = [at for at, one in enumerate(found.samples) if lives.setdefault(one[0], one[1]) != one[1]]
+        seconds = [at for at, sample in enumerate(found.samples) if lives.setdefault(sample[0], sample[1]) != sample[1]]
         self.doubled = max(self.doubled, len(seconds))
         if any(abs(ms) > SKEW_MS_MAX for ms in self._world.wall_jumps_ms):
             return

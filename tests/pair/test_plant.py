@@ -111,9 +111,9 @@ def test_checkers_find_broken_parts(
     """Each promise is broken by a part with one defect, and found within so many schedules from a seed that shows it
     now; a checker that cannot fail proves nothing."""
     breaks(monkeypatch)
-    for each in range(seed, seed + BROKEN_SEEDS):
+    for number in range(seed, seed + BROKEN_SEEDS):
         try:
-            PlantWorld(each, memory / str(each), names).run()
+            PlantWorld(number, memory / str(number), names).run()
         except Violation as error:
             assert str(error).startswith(f"{found}: ")  # noqa: PT017 - the last one of several
             return
