@@ -122,7 +122,9 @@ def test_the_links_that_are_tried_at_a_broker(monkeypatch: pytest.MonkeyPatch) -
     settings = NodeSettings(IdentitySettings("me"), broker=(at,), peer=peers)
     monkeypatch.setattr(replication_broker, "check_broker", lambda _, links: map(bad, sorted(map(str, links)), links))
     tried = list[str]()
-    monkeypatch.setattr(connections, "_summarised", lambda _, __, found: tried.extend(one.what for one in found))
+    monkeypatch.setattr(
+        connections, "_summarised", lambda _, __, found: tried.extend(problem.what for problem in found)
+    )
     connections._test_broker(settings, at)
     assert tried == ["b:me", "d:me", "me:a", "me:d"]
 
