@@ -57,10 +57,10 @@ class BatchRow(NamedTuple):
 def definitions_damage(rows: Sequence[tuple[Any, ...]]) -> Iterator[Damage]:
     """Check that each definition (id, zone, digest, previous, number, body) has the digest that follows from the one
     before it."""
-    names = {row[0]: Definitions(row[4], row[2]) for row in rows if isinstance(row[2], bytes)}
+    names = {row[0]: Definitions(row[4], row[2]) for row in rows}
     for number, zone, digest, previous, count, body in rows:
         before = Definitions() if previous is None else names.get(previous)
-        if before is None or not isinstance(body, bytes) or before.extended(body) != Definitions(count, digest):
+        if before is None or before.extended(body) != Definitions(count, digest):
             yield Damage("", 0, 0, str(zone), 0, f"tag definition {count} (row {number}) is damaged")
 
 

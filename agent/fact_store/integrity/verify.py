@@ -142,18 +142,15 @@ class _Walk:
     def _tables(self) -> _Tables:
         tables = _Tables()
         for number, zone, life in self._rows("the table origin", "select_origins"):
-            if isinstance(zone, str) and isinstance(life, bytes):
-                tables.origins[number] = Origin(zone, life)
+            tables.origins[number] = Origin(zone, life)
         for number, name, released_offset, released_bytes in self._rows("the table stream", "select_stream_rows"):
             tables.streams[number] = _StreamTable(name, released_offset, released_bytes)
             what = f"the index of {name}"
             for last_offset, last_first_offset in self._rows(what, "select_last_batch", (number,)):
-                if isinstance(last_offset, int) and isinstance(last_first_offset, int):
-                    tables.streams[number].last_offset = last_offset
-                    tables.streams[number].last_first_offset = last_first_offset
+                tables.streams[number].last_offset = last_offset
+                tables.streams[number].last_first_offset = last_first_offset
         for number, origin, *ends in self._rows("the table held", "select_held"):
-            is_range = all(isinstance(end, int) for end in ends[:2])
-            if number in tables.streams and origin in tables.origins and is_range:
+            if number in tables.streams and origin in tables.origins:
                 tables.streams[number].held.setdefault(tables.origins[origin], []).append(HeldRange(*ends))
         tables.consumers = self._rows("the table consumer", "select_consumers")
         tables.confirmed = self._rows("the table confirmed", "select_confirmed")

@@ -156,7 +156,7 @@ class StoreReader:
             for hole in page.damaged():
                 if self._on_damaged is not None:
                     self._on_damaged(stream, hole, page.problem, origins_between(connection, number, hole))
-            # A caller that reads beyond the end gets the real end. In here, because a damaged end is no number.
+            # A caller that reads beyond the end gets the real end.
             last_offset = page.reached if page.batches or page.holes else 0
             return Page(page.batches, max(end_offset, last_offset), tuple(page.holes))
 
@@ -427,9 +427,9 @@ class StoreReader:
                 newest_facts = count(part.span for part in held.ranges)
                 return held.before.plus(HeldSum.of(newest, held.ranges)), held.facts_before + newest_facts
             above = moment.earlier_lives(stream, zone, newest, RANGES_OF_ZONE_MAX, life)
-        facts_above = count(part.span for ranges in above.values() for part in ranges)
-        sums = (HeldSum.of(origin.life, ranges) for origin, ranges in above.items())
-        return reduce(HeldSum.minus, sums, held.before), held.facts_before - facts_above
+            facts_above = count(part.span for ranges in above.values() for part in ranges)
+            sums = (HeldSum.of(origin.life, ranges) for origin, ranges in above.items())
+            return reduce(HeldSum.minus, sums, held.before), held.facts_before - facts_above
 
     def lowest_sequence(self, stream: str, zone: str) -> int | None:
         """The lowest sequence of a zone that is held in a stream, or was held until its release."""
@@ -500,7 +500,7 @@ class StoreReader:
             rows = connection.execute(QUERIES["select_row_summaries"], (after_row, limit)).fetchall()
             names = {number: name for number, name, *_ in connection.execute(QUERIES["select_stream_rows"]).fetchall()}
             origins = {row[4]: self._origin(connection, row[4]) for row in rows}
-        return [(row[0], names[row[1]], BatchSummary(row[2], row[3], origins[row[4]], *row[5:])) for row in rows]
+            return [(row[0], names[row[1]], BatchSummary(row[2], row[3], origins[row[4]], *row[5:])) for row in rows]
 
     def row(self, stream: str, row: int) -> StoredBatch:
         """One batch of a stream by its row. Raises StoreDamaged if it is not the batch that was stored there."""

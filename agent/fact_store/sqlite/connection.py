@@ -31,6 +31,7 @@ from agent.fact_store.log import (
     StoreUnusable,
 )
 from agent.fact_store.sqlite.queries import QUERIES
+from agent.fact_store.sqlite.typed_rows import typed_row
 from agent.fact_store.sqlite.wal_file import wal_path
 
 Connect = Callable[[str], sqlite3.Connection]
@@ -74,8 +75,10 @@ _READER = (
 
 
 def connect(uri: str) -> sqlite3.Connection:
-    """A plain connection: explicit transactions only, usable from any one thread at a time."""
-    return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=BUSY_MS / 1000)
+    """A connection with explicit transactions only, usable from any one thread at a time."""
+    found = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=BUSY_MS / 1000)
+    found.row_factory = typed_row
+    return found
 
 
 def connect_writer(path: Path, connect_to: Connect = connect) -> sqlite3.Connection:
@@ -245,13 +248,12 @@ def one_state(connection: sqlite3.Connection) -> Iterator[None]:
 @contextmanager
 def reading_tables(path: Path) -> Iterator[None]:
     """Raise StoreUnusable for errors in code that only reads tables of this program. What SQLite cannot read there is
-    damage, and so is a value of the wrong type: a flipped bit turns a number into NULL or text in spite of
-    constraints."""
+    damage, and so is a value or a reference that no program wrote."""
     try:
         yield
     except sqlite3.Error as error:
         raise reading_error(path, error) from error
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
         raise StoreDamaged(f"{path}: a table holds an impossible value: {error}") from error
 
 

@@ -1,4 +1,5 @@
--- Every statement of the store, by name. A line "-- name: text" starts one; queries.py reads this file.
+-- Every statement of the store, by name. A line "-- name: text" starts one; queries.py reads this file. typed_rows.py
+-- explains the types in names of columns.
 
 -- begin: the writer's transaction, with the write lock taken at once
 BEGIN IMMEDIATE;
@@ -88,9 +89,17 @@ SELECT origin.id FROM zone JOIN origin ON origin.zone = zone.id WHERE zone.name 
 -- select_origin_by_number: the origin with a number
 SELECT zone, life FROM named_origin WHERE id = ?;
 
--- select_origin_place: the zone's number and the life of an origin, and what is held of the zone's origins but the newest
-SELECT origin.zone, origin.life, before.newest, newest.life, before.ranges, before.facts, before.digest_sum,
-    before.highest_start
+-- select_origin_place: the zone's number and the life of an origin, and what is held of the zone's origins but the
+-- newest, which is 0 if nothing is
+SELECT
+    origin.zone AS id,
+    origin.life,
+    iif(before.stream IS NULL, 0, before.newest) AS newest,
+    iif(before.stream IS NULL, x'', newest.life) AS life,
+    iif(before.stream IS NULL, 0, before.ranges) AS ranges,
+    iif(before.stream IS NULL, 0, before.facts) AS facts,
+    iif(before.stream IS NULL, x'', before.digest_sum) AS digest_sum,
+    iif(before.stream IS NULL, 0, before.highest_start) AS highest_start
 FROM origin
 LEFT JOIN held_before AS before ON before.stream = :stream AND before.zone = origin.zone
 LEFT JOIN origin AS newest ON newest.id = before.newest
@@ -139,7 +148,9 @@ SELECT certificate FROM (
 
 -- select_proof: the first verified record of an origin at or after a sequence, if all between is held: the last sequence
 -- that it covers, the first that is held with it, its bytes, and when it was verified
-SELECT batch.first_sequence + batch.count - 1, held.first_sequence, substr(CAST(batch.body AS BLOB), -82), batch.verified_unix_ms
+SELECT
+    batch.first_sequence + batch.count - 1 AS last_sequence, held.first_sequence,
+    substr(CAST(batch.body AS BLOB), -82) AS body, batch.verified_unix_ms
 FROM held JOIN batch ON batch.stream = held.stream AND batch.origin = held.origin
     AND batch.first_sequence BETWEEN held.first_sequence AND held.last_sequence
 WHERE held.stream = :stream AND held.origin = :origin
@@ -185,11 +196,11 @@ SELECT
     stream.name,
     stream.released_offset,
     stream.released_bytes,
-    coalesce(last.last_offset, stream.released_offset),
-    coalesce(last.bytes_total, stream.released_bytes),
-    mark.age_ms,
-    mark.unix_ms,
-    mark.is_backlog
+    coalesce(last.last_offset, stream.released_offset) AS last_offset,
+    coalesce(last.bytes_total, stream.released_bytes) AS bytes_total,
+    mark.age_ms AS "age_ms INTEGER",
+    mark.unix_ms AS "unix_ms INTEGER",
+    mark.is_backlog AS "is_backlog INTEGER"
 FROM stream
 LEFT JOIN mark ON mark.stream = stream.id AND mark.first_offset = (
     SELECT max(first_offset) FROM mark WHERE mark.stream = stream.id
@@ -208,7 +219,7 @@ SELECT last_offset FROM batch NOT INDEXED WHERE stream = ? ORDER BY id DESC LIMI
 -- select_row_summaries: batches of all streams without their bodies, in the order of rows, without an index
 SELECT
     id, stream, first_offset, last_offset, origin, first_sequence, time_min_ns, time_max_ns, kind, definition,
-    length(body)
+    length(body) AS bytes
 FROM batch NOT INDEXED WHERE id > ? ORDER BY id LIMIT ?;
 
 -- select_row: one batch by its row
@@ -229,7 +240,7 @@ ON CONFLICT (stream, zone) DO UPDATE SET bytes = excluded.bytes;
 SELECT stream, zone, bytes FROM zone_use;
 
 -- select_batch_at_sequence: the last batch of an origin that starts at or before a sequence
-SELECT first_sequence, count, digest, previous_digest FROM batch
+SELECT first_sequence, count, CAST(digest AS BLOB), CAST(previous_digest AS BLOB) FROM batch
 WHERE stream = ? AND origin = ? AND first_sequence <= ?
 ORDER BY first_sequence DESC LIMIT 1;
 
@@ -258,7 +269,7 @@ SELECT first_offset, last_offset, CAST(body AS BLOB), CAST(digest AS BLOB) FROM 
 WHERE stream = ? AND first_offset = ?;
 
 -- select_page_columns: the origins of batches between two offsets, from the columns
-SELECT origin.zone, origin.life, batch.first_sequence, batch.count
+SELECT origin.zone, CAST(origin.life AS BLOB), batch.first_sequence, batch.count
 FROM batch JOIN named_origin AS origin ON origin.id = batch.origin
 WHERE batch.stream = :stream AND batch.first_offset >= :offset AND batch.first_offset <= :until_offset
 ORDER BY batch.first_offset LIMIT :limit;
@@ -312,7 +323,7 @@ WHERE zone.name = :zone AND origin.life < :below AND origin.life >= :down_to
 ORDER BY origin.life DESC, first_sequence;
 
 -- select_lowest_sequence: the lowest sequence of a zone that is held in a stream, or was
-SELECT min(first_sequence) FROM zone CROSS JOIN origin ON origin.zone = zone.id
+SELECT min(first_sequence) AS "first_sequence INTEGER" FROM zone CROSS JOIN origin ON origin.zone = zone.id
 CROSS JOIN held ON held.stream = :stream AND held.origin = origin.id WHERE zone.name = :zone;
 
 -- insert_compared: sums of which nothing was to be fetched
@@ -336,7 +347,7 @@ WHERE zone.name = ?;
 SELECT min((
     SELECT first_offset FROM batch WHERE batch.stream = :stream AND batch.origin = origin.id
     ORDER BY first_sequence LIMIT 1
-))
+)) AS "first_offset INTEGER"
 FROM zone JOIN origin ON origin.zone = zone.id WHERE zone.name = :zone AND origin.life > :life;
 
 -- select_zone_is_held: whether facts of a zone are held in a stream, or were
@@ -403,7 +414,7 @@ SELECT first_offset FROM batch WHERE stream = ? AND first_offset > ? AND first_o
 ORDER BY first_offset LIMIT ?;
 
 -- select_last_batch: the last batch of a stream, 0 and 0 if there is none
-SELECT coalesce(last.last_offset, 0), coalesce(last.first_offset, 0)
+SELECT coalesce(last.last_offset, 0) AS last_offset, coalesce(last.first_offset, 0) AS first_offset
 FROM stream LEFT JOIN batch AS last ON last.id = (
     SELECT batch.id FROM batch WHERE batch.stream = stream.id ORDER BY batch.first_offset DESC LIMIT 1
 ) WHERE stream.id = ?;
@@ -428,7 +439,7 @@ SELECT
             WHERE before.stream = :stream
         ),
         0
-    )
+    ) AS facts
 FROM held_before WHERE stream = :stream;
 
 -- insert_held_before: the same, changed
@@ -443,13 +454,13 @@ JOIN origin ON origin.id = before.newest WHERE zone.name = :zone;
 -- select_range_count: how many separate ranges of a zone are held, in all streams
 SELECT coalesce(sum(before.ranges + (
     SELECT count(*) FROM held WHERE held.stream = before.stream AND held.origin = before.newest
-)), 0)
+)), 0) AS ranges
 FROM zone CROSS JOIN stream CROSS JOIN held_before AS before  -- in this order: all other zones are never read
 WHERE zone.name = :zone AND before.stream = stream.id AND before.zone = zone.id;
 
 -- select_counts: how many facts of each origin lie between two offsets, both included, by the rows of batches; nothing if
 -- the stream has damage
-SELECT origin, sum(min(last_offset, :until_offset) - max(first_offset, :offset) + 1)
+SELECT origin, sum(min(last_offset, :until_offset) - max(first_offset, :offset) + 1) AS count
 FROM batch
 WHERE stream = :stream
     AND first_offset >= coalesce(
@@ -463,7 +474,7 @@ GROUP BY origin;
 
 -- select_summaries: batches without their bodies, from the one that holds an offset up to another, oldest first
 SELECT
-    first_offset, last_offset, origin, first_sequence, time_min_ns, time_max_ns, kind, definition, length(body)
+    first_offset, last_offset, origin, first_sequence, time_min_ns, time_max_ns, kind, definition, length(body) AS bytes
 FROM batch
 WHERE stream = :stream
     AND first_offset >= coalesce(
@@ -477,7 +488,7 @@ LIMIT :limit;
 
 -- select_summaries_back: the same from the end, newest first
 SELECT
-    first_offset, last_offset, origin, first_sequence, time_min_ns, time_max_ns, kind, definition, length(body)
+    first_offset, last_offset, origin, first_sequence, time_min_ns, time_max_ns, kind, definition, length(body) AS bytes
 FROM batch
 WHERE stream = :stream
     AND first_offset <= :until_offset
@@ -488,7 +499,7 @@ LIMIT :limit;
 
 -- select_start_at: first offset of the last mark that is not later than a time and has no later mark before it; after a
 -- clock was set back it is earlier, never later than asked
-SELECT max(first_offset) FROM mark
+SELECT max(first_offset) AS "first_offset INTEGER" FROM mark
 WHERE stream = :stream
     AND unix_ms <= :unix_ms
     AND first_offset <= coalesce(
@@ -519,7 +530,8 @@ SELECT last_offset, bytes_total FROM (
 SELECT last_offset FROM batch WHERE stream = ? AND first_offset > ? AND bytes_total >= ? ORDER BY first_offset LIMIT 1;
 
 -- select_origins_between: origins and sequences of the facts after one offset and up to another
-SELECT origin.zone, origin.life, min(first_sequence), max(first_sequence + count - 1)
+SELECT
+    origin.zone, origin.life, min(first_sequence) AS first_sequence, max(first_sequence + count - 1) AS last_sequence
 FROM batch JOIN named_origin AS origin ON origin.id = batch.origin
 WHERE stream = ? AND first_offset > ? AND first_offset <= ?
 GROUP BY origin.id ORDER BY origin.id;
@@ -528,7 +540,7 @@ GROUP BY origin.id ORDER BY origin.id;
 UPDATE stream SET released_offset = ?, released_bytes = ? WHERE id = ?;
 
 -- select_released_rows: some batches that may be deleted, the oldest first, with their writer and size
-SELECT batch.id, bytes_total, coalesce(writer, zone), length(body) + length(digest)
+SELECT batch.id, bytes_total, coalesce(writer, zone) AS zone, length(body) + length(digest) AS bytes
 FROM batch JOIN named_origin AS origin ON origin.id = batch.origin
 WHERE stream = ? AND first_offset <= ? ORDER BY first_offset LIMIT ?;
 
@@ -536,7 +548,7 @@ WHERE stream = ? AND first_offset <= ? ORDER BY first_offset LIMIT ?;
 DELETE FROM batch WHERE id = ?;
 
 -- select_deleted_bytes: sealed bytes of a stream before the first batch that is left
-SELECT bytes_total - length(body) - length(digest) FROM batch WHERE stream = ? ORDER BY first_offset LIMIT 1;
+SELECT bytes_total - length(body) - length(digest) AS bytes_total FROM batch WHERE stream = ? ORDER BY first_offset LIMIT 1;
 
 -- page_count: pages of the file
 PRAGMA page_count;
@@ -556,14 +568,14 @@ PRAGMA page_size;
 -- select_end_offset: last offset of a stream
 SELECT coalesce(
     (SELECT last_offset FROM batch WHERE batch.stream = stream.id ORDER BY first_offset DESC LIMIT 1), released_offset
-) FROM stream WHERE id = ?;
+) AS last_offset FROM stream WHERE id = ?;
 
 -- insert_definition: one tag definition
 INSERT INTO definition (id, zone, digest, previous, number, body) VALUES (?, ?, ?, ?, ?, ?)
 ON CONFLICT (zone, digest) DO NOTHING;
 
 -- select_last_definition: the highest id of a definition
-SELECT coalesce(max(id), 0) FROM definition;
+SELECT coalesce(max(id), 0) AS id FROM definition;
 
 -- insert_repaired_definition: an undamaged copy of a damaged tag definition
 INSERT OR REPLACE INTO repaired_definition (id, digest, previous, number, body) VALUES (?, ?, ?, ?, ?);
@@ -603,7 +615,7 @@ SELECT id, zone, digest, previous, number, body FROM read_definition ORDER BY id
 
 -- select_own_definitions: the newest definition of each own zone
 SELECT own.zone, definition.id, definition.number, definition.digest
-FROM own_definition AS own JOIN definition ON definition.id = own.definition;
+FROM own_definition AS own JOIN read_definition AS definition ON definition.id = own.definition;
 
 -- insert_own_definition: the newest definition of an own zone
 INSERT OR REPLACE INTO own_definition (zone, definition) VALUES (?, ?);
@@ -641,11 +653,11 @@ SELECT
     min(
         coalesce((SELECT min(generation) FROM message_index WHERE stream = :stream), 9223372036854775807),
         coalesce((SELECT min(generation) FROM message_filter WHERE stream = :stream), 9223372036854775807)
-    ),
+    ) AS generation,
     max(
         coalesce((SELECT max(generation) FROM message_index WHERE stream = :stream), 0),
         coalesce((SELECT max(generation) FROM message_filter WHERE stream = :stream), 0)
-    );
+    ) AS generation;
 
 -- select_message_keys: the message ids of a generation
 SELECT message_key, message_offset FROM message_index WHERE stream = ? AND generation = ?;
@@ -669,7 +681,7 @@ DO UPDATE SET last_offset = excluded.last_offset, digest = excluded.digest, body
 SELECT generation, last_offset, digest, body FROM message_filter WHERE stream = ? ORDER BY generation;
 
 -- delete_message_filter: the filter of a generation that is deleted
-DELETE FROM message_filter WHERE stream = ? AND generation = ? RETURNING digest, body;
+DELETE FROM message_filter WHERE stream = ? AND generation = ? RETURNING CAST(digest AS BLOB), CAST(body AS BLOB);
 
 -- insert_lease: the highest lease epoch of a producer
 INSERT INTO lease (stream, producer, epoch) VALUES (?, ?, ?)
@@ -704,7 +716,8 @@ DELETE FROM consumer WHERE id = ?;
 -- select_consumers: every consumer
 SELECT
     consumer.id, consumer.name, consumer.zone, stream.name, consumer.state, consumer.start_offset, consumer.frontier,
-    consumer.registered_unix_ms, consumer.seen_unix_ms, consumer.lease_epoch, consumer.lease_holder
+    consumer.registered_unix_ms, consumer.seen_unix_ms AS "seen_unix_ms INTEGER", consumer.lease_epoch,
+    consumer.lease_holder
 FROM consumer JOIN stream ON stream.id = consumer.stream ORDER BY consumer.name;
 
 -- insert_confirmed: a range confirmed beyond the frontier
@@ -773,8 +786,8 @@ SELECT DISTINCT life FROM life;
 
 -- select_lives_held: facts that are or were held, by zone, life and stream
 SELECT
-    origin.zone, origin.life, stream.name, sum(held.last_sequence - held.first_sequence + 1), min(held.first_sequence),
-    max(held.last_sequence), count(*)
+    origin.zone, origin.life, stream.name, sum(held.last_sequence - held.first_sequence + 1) AS facts,
+    min(held.first_sequence) AS first_sequence, max(held.last_sequence) AS last_sequence, count(*)
 FROM held JOIN named_origin AS origin ON origin.id = held.origin JOIN stream ON stream.id = held.stream
 WHERE :zone IS NULL OR origin.zone = :zone
 GROUP BY held.origin, held.stream ORDER BY origin.zone, origin.life, stream.name;
@@ -811,11 +824,14 @@ DELETE FROM incident WHERE id IN (
 );
 
 -- select_incidents: the last incidents, newest first
-SELECT kind, subject, detail, count, first_unix_ms, last_unix_ms FROM incident
+SELECT kind AS "kind TEXT NOT NULL", subject, detail, count, first_unix_ms, last_unix_ms FROM incident
 ORDER BY last_unix_ms DESC, id DESC LIMIT ?;
 
 -- select_bytes_up_to: a stream's sealed bytes up to a frontier, without the batch that the frontier divides
-SELECT CASE WHEN last_offset <= :frontier THEN bytes_total ELSE bytes_total - length(body) - :digest_bytes END
+SELECT
+    CASE
+        WHEN last_offset <= :frontier THEN bytes_total ELSE bytes_total - length(body) - :digest_bytes
+    END AS bytes_total
 FROM batch WHERE stream = :stream AND first_offset <= :frontier + 1
 ORDER BY first_offset DESC LIMIT 1;
 

@@ -100,11 +100,6 @@ def _load(connection: sqlite3.Connection, path: Path) -> Catalog:
     for number, name, released_offset, released_bytes, end_offset, bytes_total, *mark in _rows(
         connection, "select_streams"
     ):
-        if not isinstance(name, str):  # pages of two states, after the log was lost during a checkpoint
-            raise StoreDamaged(f"{path}: stream {number} has no name")
-        numbers = released_offset, released_bytes, end_offset, bytes_total, *mark
-        if not all(isinstance(value, int | None) for value in numbers):  # a changed bit makes a number bytes
-            raise StoreDamaged(f"{path}: stream {name} has an offset that is no number")
         mark_ms, mark_unix_ms, is_backlog = mark
         catalog.streams[name] = StreamState(
             *(number, name, end_offset, bytes_total, released_offset, released_bytes),

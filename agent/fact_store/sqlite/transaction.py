@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 from functools import partial
 from itertools import chain
+from typing import Any
 
 from agent.batch import DIGEST_BYTES, Batch, Definitions, Link, Origin, Sign, parse
 from agent.columns import BatchError
@@ -33,6 +34,7 @@ from agent.fact_store.sqlite.definitions import read_definitions
 from agent.fact_store.sqlite.growing_rows import KnownRows, StoredLives, held_of, origins_of, ranges_of, zone_number
 from agent.fact_store.sqlite.message_index import MessageIndex
 from agent.fact_store.sqlite.queries import QUERIES, with_rows
+from agent.fact_store.sqlite.typed_rows import ImpossibleValue
 from agent.pages import (
     CERTIFICATES_OF_KEY_MAX,
     KEYS_OF_ZONE_MAX,
@@ -135,8 +137,16 @@ class Transaction:
     def definition_number(self, zone: str, definitions: Definitions) -> int | None:
         """How many definitions of a zone a digest stands for, which is what a batch that names it must say; None if
         they are not stored."""
-        found = self.definition_id(zone, definitions.digest)
-        return None if found is None else int(self._execute(QUERIES["select_definition"], (found,)).fetchone()[3])
+        found = self._definition(self.definition_id(zone, definitions.digest))
+        return None if found is None else int(found[3])
+
+    def _definition(self, number: int | None) -> tuple[Any, ...] | None:
+        """A definition by its id; None if its row is missing or damaged, so that a peer's copy is asked for."""
+        try:
+            row: tuple[Any, ...] | None = self._execute(QUERIES["select_definition"], (number,)).fetchone()
+        except ImpossibleValue:
+            return None
+        return row
 
     def definition_bodies(self, zone: str, wanted: Definitions) -> list[bytes]:
         """Canonical JSON of definitions that are stored. Raises StoreDamaged."""
@@ -437,15 +447,14 @@ class Transaction:
     ) -> None:
         """Keep what is held of all origins of a zone but the newest, whose own ranges have just changed."""
         place = self._execute(QUERIES["select_origin_place"], {"stream": stream, "origin": origin}).fetchone()
-        zone, life, newest, newest_life, *counted = place
+        zone, life, newest, newest_life, range_count, facts, digest_sum, start = place
         if newest == origin:
             self._rows.newest.add((stream, origin))
             return
-        held, facts, start = HeldSum(), 0, 0
-        if newest is None:
+        held = HeldSum(range_count, int.from_bytes(digest_sum))
+        if not newest:
             newest = origin
         else:
-            held, facts, start = HeldSum(counted[0], int.from_bytes(counted[2])), counted[1], counted[3]
             added_life, added = life, ranges
             if life > newest_life:  # what was the newest is now one of the others
                 self._rows.newest.discard((stream, newest))
@@ -535,7 +544,7 @@ class Transaction:
             if number is None:
                 number = last + 1 + len(new)
                 new.append((number, zone, *row))
-            elif self._execute(QUERIES["select_definition"], (number,)).fetchone() != (zone, *row):
+            elif self._definition(number) != (zone, *row):
                 self._execute(QUERIES["insert_repaired_definition"], (number, *row))
                 repaired += 1
             previous = number
