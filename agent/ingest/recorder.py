@@ -128,7 +128,8 @@ class Recorder:
         self._in_flight = 0
         self._gaps = GapLog()
         self._gaps_due_s = 0.0
-        self._taken_total = self._settled_total = 0  # flights
+        self.taken_total = self.settled_total = 0  # flights
+        self._is_held = False
         self._complete = _Completeness()
         self.samples_total = 0
         self.lost_total = 0
@@ -174,12 +175,28 @@ class Recorder:
         self.hand_in_message(self._operational_stream, message, time_ns)
 
     def _take_over(self, flight: _Flight) -> None:
-        self._flights.append(flight)
-        self._taken_total += 1
+        if self._is_held and flight.gap is not None:
+            self._flights.appendleft(flight)
+        else:
+            self._flights.append(flight)
+        self.taken_total += 1
         self._in_flight += flight.weight
+
+    def hold(self) -> None:
+        """Keep what is handed in, up to the limit of uncommitted samples, until `release`: the gap that is to be stored
+        before it is not known yet."""
+        self._is_held = True
+
+    def release(self) -> None:
+        """The next `settle` appends what was held, after the gaps."""
+        self.hand_in_gaps(at_once=True)
+        self._is_held = False
 
     async def settle(self) -> None:
         """Append what was handed in. Returns when the number of uncommitted samples is within the limit."""
+        if self._is_held and self._in_flight <= IN_FLIGHT_SAMPLES_MAX:
+            return
+        self._is_held = False
         await self._launch()
         while self._in_flight > IN_FLIGHT_SAMPLES_MAX:
             await self._settle_oldest()
@@ -222,7 +239,7 @@ class Recorder:
         await self._settle_done()
         if self._gaps:
             return
-        changed = self._complete.due(parts, self._taken_total, self._settled_total)
+        changed = self._complete.due(parts, self.taken_total, self.settled_total)
         if changed:
             with suppress(*self._refusals):
                 self._complete.store(changed, self._store.set_completeness(self.source, changed))
@@ -257,7 +274,7 @@ class Recorder:
 
     async def drain(self) -> None:
         """Wait until everything handed in is committed, gaps included."""
-        self.hand_in_gaps(at_once=True)
+        self.release()
         while self._flights:
             await self._settle_oldest()
 
@@ -284,7 +301,7 @@ class Recorder:
         if flight.failures < FAILURES_MAX:
             return
         self._flights.remove(flight)
-        self._settled_total += 1
+        self.settled_total += 1
         self._in_flight -= flight.weight
         if flight.gap is not None:
             self._gaps.add(flight.gap)
@@ -315,7 +332,7 @@ class Recorder:
             self._failed(flight)
             raise
         self._flights.popleft()
-        self._settled_total += 1
+        self.settled_total += 1
         self._in_flight -= flight.weight
         self.samples_total += flight.count
         self.last_value_unix_ms = max(self.last_value_unix_ms, flight.value_ns // 1_000_000)

@@ -210,7 +210,9 @@ class SourceSupervisor:
         self._outage: Outage | None = None  # from a loss to the first value after it
         self._standby = Standby(self._became_warm, self._continue)
         self._led_ns: int | None = None  # until when another gateway recorded, on our clock
+        self._is_led_declared = True  # and what was missing before is declared
         self._has_stood_by = False
+        self._gap_place: int | None = None  # of what declares the time before its first value, among what is recorded
         self._retry = asyncio.Event()
         self._connects_total = self._errors_total = 0
         self._last_error = ""
@@ -276,11 +278,11 @@ class SourceSupervisor:
         self._has_tags.set()
         self._offered.set()
 
-    def begin_recording(self, since_ns: int | None, *, has_stood_by: bool = False) -> None:
-        """Record from now on; another gateway was last known to record at `since_ns`. `has_stood_by`: one may have
-        recorded until now, known or not."""
+    def begin_recording(self, since_ns: int | None, *, is_declared: bool = True, has_stood_by: bool = False) -> None:
+        """Record from now on; another gateway was last known to record at `since_ns`. `is_declared`: what was missing
+        before that is. `has_stood_by`: one may have recorded until now, known or not."""
         if not self._standby.has_begun:
-            self._led_ns, self._has_stood_by = since_ns, has_stood_by
+            self._led_ns, self._is_led_declared, self._has_stood_by = since_ns, is_declared, has_stood_by
             self._standby.begin_recording()
             self._failures.forget()
             self._retry.set()
@@ -289,6 +291,12 @@ class SourceSupervisor:
     def is_recording(self) -> bool:
         """Whether it records, or will as soon as it can."""
         return self._standby.has_begun
+
+    @property
+    def is_gap_stored(self) -> bool:
+        """Whether what was missing before it began to record is stored, as a gap or as bad samples."""
+        place = self._gap_place
+        return not self._tags.tags or (place is not None and self._recorder.settled_total >= place)
 
     @property
     def is_connected(self) -> bool:
@@ -456,6 +464,9 @@ class SourceSupervisor:
         self._outage, delivery.has_outage = None, "" in parts
         if "" in parts:
             self._outage = Outage(Moment(parts[""].complete_ns, source.clock.set_back_ns), reason)
+            self._hold()
+        else:
+            self._note_gap()
 
     def _led(self, source: Source, own: Stored | None, stored: Sequence[Newest]) -> Stored | None:
         """Until when another gateway recorded, on the clock of the source; None if this one recorded later, or none
@@ -467,6 +478,8 @@ class SourceSupervisor:
             ahead_ns = own.ahead_ns
         if self._led_ns is not None:
             led_ns = self._led_ns + (ahead_ns or 0)
+            if not self._is_led_declared and newest_ns:
+                led_ns = min(led_ns, newest_ns)  # what it declares is stored before its first value
             if stored and all(newest.sample.quality == quality.BAD_COMMUNICATION_ERROR for newest in stored):
                 led_ns = min([led_ns, *(newest.sample.source_time_ns for newest in stored)])
         elif self._has_stood_by and newest_ns > (0 if own is None else own.complete_ns + OWN_LATE_NS):
@@ -509,8 +522,21 @@ class SourceSupervisor:
         now = source.clock.now()
         since_ns = None if outage.since is None else outage.since.on(now)
         await delivery.lose(quality.BAD_COMMUNICATION_ERROR, now.time_ns, since_ns=since_ns)
-        self._recorder.hand_in_gaps(at_once=True)
+        self._note_gap()
         await self._recorder.settle()
+        self._hold()
+
+    def _hold(self) -> None:
+        """In an outage, until the source is up and its gap is known. If this gateway dies meanwhile, the other one
+        takes the newest value for the end of what is missing."""
+        if self._has_stood_by:
+            self._recorder.hold()
+
+    def _note_gap(self) -> None:
+        """Everything that was missing before the first value is declared now."""
+        self._recorder.release()
+        if self._gap_place is None:
+            self._gap_place = self._recorder.taken_total
 
     def _became_warm(self) -> None:
         """Called again and again while the source stands by."""
@@ -532,6 +558,7 @@ class SourceSupervisor:
             self._source.take_missed()  # there was nothing before
         elif self._delivery is not None and not self._delivery.is_value_expected:
             self._returned(self._outage, self._source, self._delivery)
+        self._recorder.release()
 
     def _end_outage(self) -> bool:
         """End an outage in which values have come, although the source has not returned: no fact would name what is
@@ -555,11 +582,11 @@ class SourceSupervisor:
         self._outage, delivery.has_outage = None, False
         if outage.reason == SOURCE_LOST:
             log.info("source returned", extra={"action": "source_returned", "source": self.settings.name})
-        if not source.take_missed() or outage.since is None:
-            return
-        span, *before = source.clock.spans(outage.since, source.clock.now())
-        delivery.add_gap(outage.reason, *span, 0, delivery.points, exact=False)
-        self._declare_as_it_was(before)
+        if source.take_missed() and outage.since is not None:
+            span, *before = source.clock.spans(outage.since, source.clock.now())
+            delivery.add_gap(outage.reason, *span, 0, delivery.points, exact=False)
+            self._declare_as_it_was(before)
+        self._note_gap()
 
     def _declare_as_it_was(self, spans: Sequence[tuple[int, int]]) -> None:
         """Declare a gap in the times of the clock as it was before it was set."""
@@ -657,14 +684,16 @@ class Ingest:
             self._end_background()
             self._run_background(self._group)
 
-    def begin_recording(self, since_ns: int | None) -> None:
+    def begin_recording(self, since_ns: int | None, *, is_declared: bool = True) -> None:
         """Record from now on. `since_ns`: when another gateway of the zone was last known to record, on our clock; each
-        source declares a gap from then on, or from where this node was complete if that is later. None: none did."""
+        source declares a gap from then on, or from where this node was complete if that is later. None: none did. If
+        what was missing before that may not be declared (`is_declared`), the gap begins at the newest value at the
+        latest."""
         if self._is_recording:
             return
         self._is_recording, self._led_ns = True, since_ns
         for supervisor in self._by_name.values():
-            supervisor.begin_recording(since_ns, has_stood_by=True)
+            supervisor.begin_recording(since_ns, is_declared=is_declared, has_stood_by=True)
         if self._group is not None:
             self._record_removed(self._group)
 
@@ -688,6 +717,10 @@ class Ingest:
     def fitness(self) -> int:
         """How many sources are connected, or warm where they stand by."""
         return sum(supervisor.is_connected for supervisor in self._by_name.values())
+
+    def gaps_stored(self) -> bool:
+        """Whether it records, and what each source missed before it began is stored."""
+        return self._is_recording and all(supervisor.is_gap_stored for supervisor in self._by_name.values())
 
     def _run_background(self, group: TaskGroup) -> None:
         """Watch the tag files of the sources, and record once the tags that are in none of them any more."""

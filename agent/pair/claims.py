@@ -1,8 +1,9 @@
 """What two nodes of one zone tell each other and their witness, and the numbers of terms. Core: no IO.
 
 A term is the number of the life with which a leader records. Its remainder by three names who granted it: the witness,
-or one of the two nodes by itself. So no term is granted twice, though the granters do not hear each other: each granter
-only has to remember its own highest term, the witness in its file, a node as the number of its newest life.
+or one of the two nodes by itself. So no two lives with a fact have one term, though the granters do not hear each
+other: each granter only has to remember its own highest term, the witness in its file, a node as the number of its
+newest life with a fact.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class ClaimState(Enum):
 class Claim:
     """What a node says of itself. `term`: with which it records, if it leads, else the least one that it can take.
     `highest`: no leader that it knows of had a higher term. `fitness`: how many sources are connected, -1 if its store
-    refuses. `instance`: its process."""
+    refuses. `instance`: its process. `gaps_stored`: it leads, and what was missing before it began is stored."""
 
     node: str
     instance: str
@@ -45,6 +46,7 @@ class Claim:
     term: int
     highest: int = 0
     fitness: int = 0
+    gaps_stored: bool = False
 
 
 def next_term(least: int, granter: Granter) -> int:

@@ -116,12 +116,10 @@ class PartnerWord:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Record with this term from now on. `since_ns`: when the partner was last known to record; None if it never
-    was."""
+    """Record with this term from now on."""
 
     term: int
     why: str
-    since_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +136,16 @@ class _Condition:
     fitness: int = 0
     least_term: int = 1
     fresh_term: int = 1
+    gaps_stored: bool = False
+
+
+@dataclass(slots=True)
+class _PartnerLead:
+    """The last lead of the partner that was heard of: when last, and since when with all gaps before it stored."""
+
+    term: int = 0
+    last_ns: int | None = None
+    gaps_stored_ns: int | None = None
 
 
 @dataclass(slots=True)
@@ -154,8 +162,6 @@ class _Waits:
     """When the lead was last left to it for that."""
     doublings: int = 0
     """How often the time for which it must be fitter has doubled."""
-    partner_led_ns: int | None = None
-    """When the partner was last known to record."""
 
 
 @dataclass(slots=True)
@@ -174,6 +180,7 @@ class Leadership:
     partner: PartnerWord | None = None
     _condition: _Condition = field(default_factory=_Condition)
     _waits: _Waits = field(init=False)
+    _partner_lead: _PartnerLead = field(default_factory=_PartnerLead)
 
     def __post_init__(self) -> None:
         longer_ns = self.times.start_patience_ns - self.times.patience_ns
@@ -185,19 +192,36 @@ class Leadership:
         """Take in an answer of the witness."""
         self.witness = word
         self.highest_term = max(self.highest_term, word.highest)
-        is_full = word.other is not None and word.other.fitness < 0
-        if word.leader == self.names.partner and not is_full:
-            self._note_led(word.heard_ns - max(self.times.lease_ns - word.remaining_ns, 0))
+        if word.leader == self.names.partner and word.other is not None:
+            self._note_led(word.other, word.heard_ns - max(self.times.lease_ns - word.remaining_ns, 0))
 
     def hear_partner(self, word: PartnerWord) -> None:
         """Take in what the partner has asked or answered."""
         self.partner = word
         self.highest_term = max(self.highest_term, word.claim.highest)
-        if word.leads and word.claim.fitness >= 0:  # a store that refuses records nothing, whoever leads
-            self._note_led(word.heard_ns)
+        self._note_led(word.claim, word.heard_ns)
 
-    def _note_led(self, at_ns: int) -> None:
-        self._waits.partner_led_ns = max(self._waits.partner_led_ns or at_ns, at_ns)
+    def _note_led(self, claim: Claim, at_ns: int) -> None:
+        lead = self._partner_lead
+        # A store that refuses records nothing, whoever leads.
+        if claim.state is not ClaimState.LEADS or claim.fitness < 0 or claim.term < lead.term:
+            return
+        if claim.term > lead.term:
+            lead.term, lead.gaps_stored_ns = claim.term, None
+        lead.last_ns = max(lead.last_ns or at_ns, at_ns)
+        if claim.gaps_stored and lead.gaps_stored_ns is None:
+            lead.gaps_stored_ns = at_ns
+
+    def partner_recorded_until(self, level_ns: int) -> tuple[int | None, bool]:
+        """Until when the partner recorded, as far as its facts are here; None: it was not heard to. Then whether all
+        that was missing before its last lead is declared by facts that are here: a leader that dies at once takes that
+        with it. `level_ns`: what the partner had stored then is here."""
+        lead = self._partner_lead
+        if lead.last_ns is None:
+            return None, False
+        # What is heard of an answer's time is when it was asked for, at most a lease before.
+        is_declared = lead.gaps_stored_ns is not None and lead.gaps_stored_ns + self.times.lease_ns <= level_ns
+        return min(lead.last_ns, level_ns), is_declared
 
     def witness_word(self, now_ns: int) -> WitnessWord | None:
         """What the witness said within the last lease."""
@@ -229,7 +253,9 @@ class Leadership:
             state = ClaimState.FOLLOWS if self._is_willing(now_ns) else ClaimState.RELEASES
             term = self._least_term
         highest = self._outdating_term if self.is_recording else self.highest_term
-        return Claim(self.names.node, self.names.instance, state, term, highest, self._condition.fitness)
+        condition, names = self._condition, self.names
+        gaps_stored = self.is_recording and condition.gaps_stored
+        return Claim(names.node, names.instance, state, term, highest, condition.fitness, gaps_stored)
 
     def witness_says(self, now_ns: int) -> str | None:
         """Whom the witness names as leader, for the partner; None if it is not heard."""
@@ -254,10 +280,13 @@ class Leadership:
 
     # ---------------------------------------------------------------------------------------------------------- decided
 
-    def step(self, now_ns: int, fitness: int, least_term: int, fresh_term: int = 1) -> Begin | Stop | None:
+    def step(
+        self, now_ns: int, fitness: int, least_term: int, fresh_term: int = 1, *, gaps_stored: bool = True
+    ) -> Begin | Stop | None:
         """What to do now. `least_term`: the least one that the store takes; `fresh_term`: one to ask for if no leader
-        had a higher one, the time, because a term is the number of a life."""
-        self._condition = _Condition(fitness, least_term, fresh_term)
+        had a higher one, the time, because a term is the number of a life. `gaps_stored`: of all sources, if this node
+        records."""
+        self._condition = _Condition(fitness, least_term, fresh_term, gaps_stored)
         if self.is_recording:
             self._waits.leaderless_ns = now_ns
             decision = self._step_recording(now_ns)
@@ -268,6 +297,7 @@ class Leadership:
             self._waits.fitter_ns = None
         elif isinstance(decision, Begin):
             self.term = self.highest_term = decision.term
+            self._condition.gaps_stored &= self.is_recording
             self._become(Event.BEGIN)
         is_heard = self.witness_word(now_ns) is not None or self.partner_word(now_ns) is not None
         if (self.role is Role.LEADS and not is_heard) or (self.role is Role.ALONE and is_heard):
@@ -336,20 +366,17 @@ class Leadership:
         witness, partner = self.witness_word(now_ns), self.partner_word(now_ns)
         if witness is not None and witness.leader == self.names.node:
             if witness.term >= self._condition.least_term and self._is_willing(now_ns):
-                return self._begin(witness.term, "the witness has granted the lead")
+                return Begin(witness.term, "the witness has granted the lead")
         elif witness is None and partner is not None:
             if partner.witness_says == self.names.node:
-                return self._begin(self._own_term(), "the witness lends the lead, says the partner")
+                return Begin(self._own_term(), "the witness lends the lead, says the partner")
             if partner.witness_says is None and self._is_preferred(partner, now_ns):
-                return self._begin(self._own_term(), "neither node leads, and this one is the fitter or first")
+                return Begin(self._own_term(), "neither node leads, and this one is the fitter or first")
         # A witness that is heard gets the time to answer a claim.
         patience_ns = self.times.patience_ns * (1 if witness is None else 2)
         if now_ns - self._waits.leaderless_ns >= patience_ns:
-            return self._begin(self._own_term(), "no leader was heard of")
+            return Begin(self._own_term(), "no leader was heard of")
         return None
-
-    def _begin(self, term: int, why: str) -> Begin:
-        return Begin(term, why, self._waits.partner_led_ns)
 
     def _own_term(self) -> int:
         return next_term(self._least_term, self.names.granter)

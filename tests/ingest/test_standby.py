@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 
 from agent.columns import SampleColumns
+from agent.ingest import Ingest
 from agent.ingest.completeness import Stored
 from agent.ingest.errors import Problem, SourceLost
 from agent.ingest.lifecycle import Newest, State
@@ -21,9 +22,10 @@ from agent.ingest.ports import StoredFacts
 from agent.ingest.quality import BAD_COMMUNICATION_ERROR
 from agent.ingest.supervisor import JointSearch
 from agent.ingest.tags.file import load_tag_maps
+from agent.ingest.tags.tag_map import TagMap
 from agent.message import Message, Sample
 from agent.settings.sources import SourceSettings
-from tests.ingest.fakes import FakeStore, Program, running
+from tests.ingest.fakes import Busy, FakeStore, Program, running
 from tests.ingest.lives import TAG, gaps, reasons
 from tests.ingest.modbus.field import field_device
 from tests.ingest.plant import Running, ingesting, modbus, opcua
@@ -49,7 +51,7 @@ async def stands_by(run: Running, turns: int = 1) -> None:
 
 def has_all_values(store: FakeStore) -> bool:
     """Whether every tag has a good value."""
-    return len({sample.tag for _, sample in store.samples if sample.quality == 0}) == len(store.definitions)
+    return len({one.tag for _, one in store.samples if one.quality == 0}) == len(store.definitions)
 
 
 @pytest.mark.system
@@ -74,7 +76,7 @@ async def test_a_standby_records_nothing_and_begins_at_once(
         count = len(store.samples)
         await stands_by(run, 2)
         assert len(store.samples) == count
-        assert {sample.quality for _, sample in store.samples} == {0}
+        assert {one.quality for _, one in store.samples} == {0}
         assert store.messages == {}
         run.ingest.begin_recording(time.time_ns() - S)
         await wait_until_async(lambda: len(store.samples) > count and store.messages, "values, and the gap")
@@ -126,7 +128,7 @@ async def test_an_idle_line_is_kept_open(
                 await wait_until_async(lambda: sum(opened) > 2, "connections that were opened again")
             assert (run.source("meter").errors_total, run.ingest.fitness()) == (0, 1)
             assert bool(opened) == (connections_max > 1)
-            assert not [record for record in caplog.records if record.levelname == "WARNING"]
+            assert not [one for one in caplog.records if one.levelname == "WARNING"]
             run.ingest.begin_recording(None)
             await run.wait_good("plant/x")
 
@@ -195,6 +197,72 @@ async def test_the_gap_begins_where_the_later_of_both_gateways_ended(
         await run.wait_good("plant/x", 2)
         await wait_until_async(lambda: len(store.messages) == len(expected), "the gap")
     assert list(zip(reasons(store), [first for first, *_ in gaps(store)], strict=True)) == expected
+
+
+@pytest.mark.parametrize("newest_ns, first", [(3 * S, 3), (12 * S, 9), (0, 9)])
+async def test_the_gap_begins_at_the_newest_value_of_a_leader_that_has_declared_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, newest_ns: int, first: int
+) -> None:
+    """It was heard to lead until second 9, but died before it could say what was missing when it began."""
+    monkeypatch.setattr(ModbusSource, "run", obedient)
+    store, stored = FakeStore(), before(2 * S, newest_ns)
+    async with ingesting(modbus(1, tmp_path, TAG), store=store, stored=stored, is_recording=False) as run:
+        run.ingest.begin_recording(9 * S, is_declared=False)
+        await wait_until_async(lambda: store.messages, "the gap")
+    assert gaps(store)[0][0] == f"1970-01-01T00:00:0{first}Z"
+
+
+@pytest.mark.parametrize("since_ns, gaps_first", [(2 * S, 1), (None, 0)])
+async def test_a_leader_stores_its_gap_before_its_first_value(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, since_ns: int | None, gaps_first: int
+) -> None:
+    """Its source gives a value before it has come up, which ends the gap: the value waits for the gap. Only then it
+    says that its gaps are stored. In the first lead of all there is none, and nothing waits."""
+    has_read, may_come_up = asyncio.Event(), asyncio.Event()
+
+    async def slow(self: ModbusSource, on_up: Callable[[], None]) -> None:
+        while self._delivery.is_standby:
+            await self._delivery.stand_by(0.01)
+        (tag,) = self._delivery.points
+        for at_ns in (8 * S, 9 * S):
+            await self._delivery.deliver(SampleColumns.of([Sample(tag, at_ns, float(at_ns))]), at_ns)
+            if at_ns == 8 * S:
+                has_read.set()
+                await may_come_up.wait()
+                on_up()
+        await asyncio.Event().wait()
+
+    class Ordered(FakeStore):
+        """Holds how many gaps were stored before the first value."""
+
+        gaps_first: int | None = None
+
+        def append_columns(self, stream: str, columns: SampleColumns) -> Future[Any]:
+            if self.gaps_first is None:
+                self.gaps_first = len(self.messages)
+            return super().append_columns(stream, columns)
+
+    monkeypatch.setattr(ModbusSource, "run", slow)
+    store, stored = Ordered(), before(S if gaps_first else None, S if gaps_first else 0)
+    async with ingesting(modbus(1, tmp_path, TAG), store=store, stored=stored, is_recording=False) as run:
+        await stands_by(run)
+        assert not run.ingest.gaps_stored()
+        run.ingest.begin_recording(since_ns)
+        await has_read.wait()
+        assert (len(store.samples), run.ingest.gaps_stored()) == ((0, False) if gaps_first else (1, True))
+        may_come_up.set()
+        await run.wait_good("plant/x", 1)
+        await wait_until_async(run.ingest.gaps_stored, "the gap")
+        assert store.gaps_first == gaps_first
+        await run.ingest.end_recording()
+        assert not run.ingest.gaps_stored()
+
+
+def test_a_source_without_tags_has_no_gap(tmp_path: Path) -> None:
+    """A tag file that is not good keeps no other source from being believed."""
+    source = modbus(1, tmp_path, TAG)
+    ingest = Ingest("plant-a", [source], {"meter": TagMap("t.csv", ())}, FakeStore(), (Busy,))
+    assert ingest.gaps_stored()
 
 
 async def test_the_gap_begins_where_the_other_gateway_lost_the_source(
@@ -282,8 +350,10 @@ async def test_a_source_that_is_away_when_recording_begins_is_recorded_as_bad(
         await run.wait_state("meter", State.WAITING)
         assert store.samples == []
         run.ingest.begin_recording(2 * S)
+        assert not run.ingest.gaps_stored()
         await run.wait_bad("plant/x", BAD_COMMUNICATION_ERROR)
         assert store.of("plant/x")[0].source_time_ns == 2 * S
+        await wait_until_async(run.ingest.gaps_stored, "its word that this is stored")
     assert len(tries) == 2
 
 
@@ -337,7 +407,7 @@ async def check_steps(steps: Sequence[str], folder: Path) -> None:
             await run.wait_good("plant/x", len(store.samples))
         else:
             await stands_by(run)
-    assert {sample.quality for _, sample in store.samples} <= {0}
+    assert {one.quality for _, one in store.samples} <= {0}
 
 
 async def test_a_stop_during_the_end_of_recording(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -256,10 +256,6 @@ class PlantNode(Node):
         self.loop = None
         self.runner = self.ingest = None
 
-    def _again_with(self, image: Any, **how: Any) -> None:
-        self.world.check.ended(self)
-        super()._again_with(image, **how)
-
     def after(self, delay_ms: int, action: Callable[[], None]) -> None:
         """As `Node.after`; a frozen process goes on when it wakes."""
         life = self.life
@@ -588,6 +584,25 @@ def _cut_and_dead(of: PlantWorld, cut: Callable[[PlantWorld], Heal]) -> Heal:
     return cut(of)
 
 
+def _dead_at_begin(of: PlantWorld) -> Heal:
+    """The leader dies; soon after the other one has begun it is dead, too, for a while or for ever."""
+    leaders = [box.name for box in of.boxes if box.is_recording]
+
+    def begun(node: PlantNode) -> None:
+        of.check.on_begin = lambda _: None
+        die = of.chance.choice((lambda: _crash(of, node.name), lambda: _dead(of, node.name)))
+        of.at(of.chance.randint(0, 600), die)
+
+    def heal() -> None:
+        of.check.on_begin = lambda _: None
+
+    if len(leaders) != 1 or len(of.boxes) < 2:
+        return None
+    of.check.on_begin = begun
+    _crash(of, *leaders)
+    return heal
+
+
 def _full(of: PlantWorld) -> Heal:
     return (lambda: None) if of.chance.choice(of.nodes).fill() else None
 
@@ -621,6 +636,7 @@ FAULTS: dict[str, Callable[[PlantWorld], Heal]] = {
     "dead for ever": _dead,
     "apart and dead": lambda of: _cut_and_dead(of, _cable),
     "alone and dead": lambda of: _cut_and_dead(of, _split_brain),
+    "dead at begin": _dead_at_begin,
     "full disk": _full,
     "device away": _device_away,
     "switch": partial(_in_order, work="switch"),

@@ -1,25 +1,26 @@
 """What must hold in a plant with two gateways, beside what holds in every store (`simulation/checkers.py`).
 
-    term     no two lives of the zone begin with one term
+    term     no two lives of the zone that have a fact have one term
     leader   one gateway leads after the faults, and stays
     quorum   a message that was answered as applied is stored, unless two disks that may have held it were lost
     hole     each number of the device is stored, or a gap fact covers its time on the clock of a gateway
     latest   of two samples of one time that of the higher life was the latest value, at every node
 
-Numbers that both gateways recorded are counted. A leader that dies before its first poll is over has not declared yet
-what was missing before it, and the next one does not know of that: such schedules are counted and not judged for holes.
+Numbers that both gateways recorded are counted.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from agent.batch import Kind, open_messages, open_samples, parse
 from agent.ingest import GAP_PREDICATE
+from agent.positions import begun_ms
 from agent.query.latest import find_latest
 from agent.query.scan import Scanner, parse_time_ns
 from tests.replication.simulation.checkers import EVERYTHING, STREAM, Checkers, Violation
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 MS = 1_000_000
 UNSEEN_MS_MAX = 300
 """A number that stands for longer is read: a poll takes place every 200 ms, and 40 ms pass until the answer."""
-FIRST_POLL_MS = 1_500
 NO_VALUE = -1
 LOOKS_MAX = 20
 SKEW_MS_MAX = 30_000
@@ -47,8 +47,12 @@ class Contents:
 
     samples: list[tuple[int, bytes, int, int]] = field(default_factory=list)
     """Source time, life, offset and value, in the order of offsets. Those of a quality that is not good have none."""
+    last: list[int] = field(default_factory=list)
+    """For each sample the place of the last one of its batch, which a look at the store divides from others."""
     messages: set[str] = field(default_factory=set)
     gaps: set[Span] = field(default_factory=set)
+    lives: set[bytes] = field(default_factory=set)
+    """Those of the zone."""
 
 
 def contents_of(node: Node) -> Contents:
@@ -57,10 +61,13 @@ def contents_of(node: Node) -> Contents:
     for stored in node.running.read(STREAM, 0, EVERYTHING, EVERYTHING).batches:
         batch = parse(stored.sealed)
         life = batch.header.origin.life
+        if batch.header.origin.zone == "mill":
+            found.lives.add(life)
         if batch.header.kind is Kind.SAMPLES:
             for offset, row in enumerate(open_samples(batch).rows(), stored.first_offset):
                 value = NO_VALUE if row.quality else int(row.value)  # type: ignore[arg-type]
                 found.samples.append((row.source_time_ns, life, offset, value))
+            found.last += [len(found.samples) - 1] * (len(found.samples) - len(found.last))
             continue
         for message in open_messages(batch):
             found.messages.add(message.envelope.message_id)
@@ -88,13 +95,15 @@ class PlantChecks(Checkers):
     def __init__(self, world: PlantWorld) -> None:
         super().__init__()
         self._world = world
-        self._terms: dict[int, bytes] = {}
+        self._leads = set[bytes]()
+        """The lives with a term."""
         self.acknowledged_ms: dict[str, int] = {}
         """When a message was answered as applied."""
         self._destroyed: list[tuple[str, int, int]] = []
         """Disks, since when what came to them is lost, and when they were lost."""
-        self._begun_ms: dict[str, int] = {}
-        self.doubled = self.gaps = self.values = self.short_leads = 0
+        self.doubled = self.gaps = self.values = 0
+        self.on_begin: Callable[[PlantNode], object] = lambda _: None
+        """Called with each gateway that begins to lead."""
 
     def watch_lead(self, node: PlantNode) -> Any:
         """The store of a node, whose terms are watched."""
@@ -103,13 +112,8 @@ class PlantChecks(Checkers):
     def term_begun(self, node: PlantNode, term: int, life: bytes) -> None:
         """A store has begun a life with a term."""
         self._world.say(f"{node.name} begins {term}")
-        self._begun_ms[node.name] = self._world.now_ms
-        if self._terms.setdefault(term, life) != life:
-            self.failed(f"term: {node.name} begins {term}, which {self._terms[term].hex()} had")
-
-    def ended(self, node: Node) -> None:
-        """A process is dead."""
-        self.short_leads += self._world.now_ms < self._begun_ms.get(node.name, -FIRST_POLL_MS) + FIRST_POLL_MS
+        self._leads.add(life)
+        self.on_begin(node)
 
     def destroyed(self, name: str, since_ms: int) -> None:
         """A disk is lost, or back at what it was at `since_ms`."""
@@ -119,6 +123,9 @@ class PlantChecks(Checkers):
         """Everything has converged."""
         super().check_end(nodes)
         contents = {node.name: contents_of(node) for node in nodes}
+        lives = sorted(self._leads & set[bytes]().union(*(held.lives for held in contents.values())))
+        if twice := [b.hex() for a, b in pairwise(lives) if begun_ms(a) == begun_ms(b)]:
+            raise Violation(f"term: {twice} have the term of another life")
         stored = set[str]().union(*(held.messages for held in contents.values()))
         for name, at_ms in self.acknowledged_ms.items():
             lost_at = {disk for disk, since_ms, lost_ms in self._destroyed if since_ms < at_ms < lost_ms}
@@ -143,8 +150,7 @@ class PlantChecks(Checkers):
             raise Violation(f"hole: the last number is {len(changes) - 1}, stored is {max(values, default=None)}")
         for value in range(min(values), len(changes) - 1):
             span = changes[value : value + 2]
-            is_excused = value in values or self.short_leads
-            if not is_excused and all(
+            if value not in values and all(
                 max(uncovered((span[0] + by, span[1] + by), gaps), default=0) > unseen_ms for by in offsets
             ):
                 near = [(first - WALL_START_MS, last - WALL_START_MS) for first, last in gaps]
@@ -157,7 +163,7 @@ class PlantChecks(Checkers):
         self.doubled = max(self.doubled, len(seconds))
         if any(abs(ms) > SKEW_MS_MAX for ms in self._world.wall_jumps_ms):
             return
-        for at in [*seconds[:LOOKS_MAX], len(found.samples) - 1]:
+        for at in [found.last[second] for second in seconds[:LOOKS_MAX]] + [len(found.samples) - 1]:
             *place, _ = wanted = max(found.samples[: at + 1])
             scanner = Scanner(node.running.reader)
             scanner.ends = {STREAM: found.samples[at][2]}

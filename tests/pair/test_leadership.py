@@ -116,7 +116,7 @@ def test_a_lonely_node_begins_after_its_patience() -> None:
     last = TIMES.lease_ns - MS
     assert later.step(last, 5, 9) is None
     assert later.step(last + TIMES.patience_ns - 1, 5, 9) is None
-    assert later.step(last + TIMES.patience_ns, 5, 9) == Begin(34, "no leader was heard of", 0)
+    assert later.step(last + TIMES.patience_ns, 5, 9) == Begin(34, "no leader was heard of")
 
 
 @pytest.mark.parametrize("fitness, wait_ns", [(3, TIMES.fitter_ns), (0, TIMES.unfit_ns), (-1, TIMES.unfit_ns)])
@@ -170,7 +170,8 @@ def test_a_full_partner_records_nothing_though_it_leads() -> None:
             else:
                 node.hear_partner(PartnerWord(claim, None, at_ms * MS))
         node.hear_witness(witness("a", 33, 3_100))
-        assert node.step(3_100 * MS, 5, 1) == Begin(33, "the witness has granted the lead", 1_000 * MS)
+        assert node.step(3_100 * MS, 5, 1) == Begin(33, "the witness has granted the lead")
+        assert node.partner_recorded_until(3_100 * MS) == (1_000 * MS, False)
 
 
 def test_the_fitness_of_the_partner_is_also_told_by_the_witness() -> None:
@@ -220,9 +221,40 @@ def test_a_leader_is_not_replaced_for_its_uplink() -> None:
 def test_the_gap_begins_when_the_partner_was_last_known_to_record() -> None:
     """The witness says for how long the lease of the other one lasts: so long ago it was renewed."""
     node = core()
-    node.hear_witness(witness("b", 30, at_ms=1_000, remaining_ns=TIMES.lease_ns - 200 * MS))
-    node.hear_witness(witness("a", 33, at_ms=3_000))
-    assert node.step(3_000 * MS, 5, 1) == Begin(33, "the witness has granted the lead", 800 * MS)
+    renewed = witness("b", 30, at_ms=1_000, remaining_ns=TIMES.lease_ns - 200 * MS)
+    node.hear_witness(replace(renewed, other=Claim("b", "b1", LEADS, 30, 30, 5)))
+    node.hear_witness(replace(renewed, other=Claim("b", "b1", FOLLOWS, 30, 30, 5), heard_ns=2_000 * MS))
+    assert node.partner_recorded_until(3_000 * MS) == (800 * MS, False)
+
+
+def test_a_partner_is_believed_to_have_declared_what_it_missed() -> None:
+    """Only for its present term, and if what it had stored when it was first heard to say so is here."""
+    node = core()
+    assert node.partner_recorded_until(9_000 * MS) == (None, False)
+    for at_ms in range(1_000, 5_000, 100):
+        claim = Claim("b", "b1", LEADS, 30, 30, 5, gaps_stored=at_ms >= 2_000)
+        node.hear_partner(PartnerWord(claim, None, at_ms * MS))
+    since_ns = 2_000 * MS + TIMES.lease_ns
+    assert node.partner_recorded_until(since_ns - 1) == (since_ns - 1, False)
+    assert node.partner_recorded_until(since_ns) == (since_ns, True)
+    assert node.partner_recorded_until(9_000 * MS) == (4_900 * MS, True)
+    for term in (33, 30):  # a late word of the term before changes nothing
+        node.hear_partner(PartnerWord(Claim("b", "b2", LEADS, term, 33, 5, gaps_stored=term == 30), None, 5_500 * MS))
+        assert node.partner_recorded_until(9_000 * MS) == (5_500 * MS, False)
+
+
+def test_a_node_says_when_what_it_missed_is_stored() -> None:
+    """It says so of its lead, and not as a follower, nor before its first step as leader."""
+    node = core()
+    node.hear_witness(witness("a", 30))
+    assert isinstance(node.step(0, 5, 1, gaps_stored=True), Begin)
+    assert not node.claim_for_partner(0).gaps_stored
+    for stored in (False, True):
+        node.step(1 * MS, 5, 1, gaps_stored=stored)
+        assert node.claim_for_partner(2 * MS).gaps_stored is stored
+        assert node.claim_for_witness(2 * MS).gaps_stored is stored
+    node.release(3 * MS)
+    assert not node.claim_for_partner(4 * MS).gaps_stored
 
 
 def test_a_life_that_the_store_begins_by_itself_needs_a_new_term() -> None:

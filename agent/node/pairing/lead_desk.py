@@ -93,7 +93,10 @@ class LeadDesk:
 def claim_of(entry: ClaimEntry) -> Claim:
     """A claim as a message has it."""
     state = ClaimState(entry.state)
-    return Claim(entry.node, entry.instance, state, entry.term, entry.highest, entry.fitness - 1)
+    return Claim(
+        *(entry.node, entry.instance, state, entry.term, entry.highest, entry.fitness - 1),
+        gaps_stored=entry.gaps_stored,
+    )
 
 
 def entry_of(claim: Claim) -> ClaimEntry:
@@ -105,6 +108,7 @@ def entry_of(claim: Claim) -> ClaimEntry:
         term=claim.term,
         highest=claim.highest,
         fitness=claim.fitness + 1,
+        gaps_stored=claim.gaps_stored,
     )
 
 

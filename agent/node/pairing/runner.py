@@ -2,7 +2,7 @@
 store and the sources begin and end to record as `agent.pair.leadership` decides.
 
 Nothing here waits for a device. A question has a third of a lease, so that a silent peer delays no other. The lead
-begins with a commit of the store: its term is durable before a source is asked for a value.
+begins with a commit of the store, before a source is asked for a value; its term is durable with its first fact.
 """
 
 from __future__ import annotations
@@ -69,9 +69,10 @@ class Store(Protocol):
 class Sources(Protocol):
     """Of ingest."""
 
-    def begin_recording(self, since_ns: int | None) -> None: ...
+    def begin_recording(self, since_ns: int | None, *, is_declared: bool) -> None: ...
     def end_recording(self) -> Awaitable[None]: ...
     def fitness(self) -> int: ...
+    def gaps_stored(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +179,9 @@ class PairRunner:
             fitness = ports.sources.fitness() if ports.accepts() else -1
             was_recording = self._leadership.is_recording
             now_ns, unix_ms = time.monotonic_ns(), time.time_ns() // MS
-            decision = self._leadership.step(now_ns, fitness, ports.store.next_life_number, unix_ms)
+            decision = self._leadership.step(
+                *(now_ns, fitness, ports.store.next_life_number, unix_ms), gaps_stored=ports.sources.gaps_stored()
+            )
             match decision:
                 case Begin():
                     if not await self._begin_lead(decision) and was_recording:
@@ -190,18 +193,18 @@ class PairRunner:
 
     async def _begin_lead(self, decision: Begin) -> bool:
         """Whether the lead has begun."""
-        ports, since_ns = self._ports, decision.since_ns
+        ports = self._ports
         try:
             await asyncio.wrap_future(ports.store.take_lead(decision.term))
         except ports.store_errors as error:
             log.warning("lead_not_begun", extra={"zone": ports.store.zone, "why": str(error)})
             self._leadership.release(time.monotonic_ns())
             return False
-        if since_ns is not None:
-            # What the other node had recorded and this one has not pulled may be lost with it: it is in the gap, too.
-            age_ns = max(time.monotonic_ns() - since_ns, round(ports.unseen_s() * 1e9))
-            since_ns = time.time_ns() - age_ns
-        ports.sources.begin_recording(since_ns)
+        # What the other node had recorded and this one has not pulled may be lost with it: it is in the gap, too.
+        now_ns, unix_ns = time.monotonic_ns(), time.time_ns()
+        until_ns, is_declared = self._leadership.partner_recorded_until(now_ns - round(ports.unseen_s() * 1e9))
+        since_ns = None if until_ns is None else unix_ns - (now_ns - until_ns)
+        ports.sources.begin_recording(since_ns, is_declared=is_declared)
         log.warning("lead_begun", extra={"zone": ports.store.zone, "term": decision.term, "why": decision.why})
         self._note_lead(f"{self._shown[1] or 'none'} to {ports.store.node}", decision.why)
         return True

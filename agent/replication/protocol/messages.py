@@ -869,7 +869,8 @@ NodeOrNone = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9-]{0,32}\Z")]
 class ClaimEntry(Part, frozen=True):
     """What a node of a zone says of itself. `instance`: its process. `term`: with which it records if it leads, else
     the least one that it can take; `highest`: no leader it knows of had a higher one. `fitness`: 0 if its store
-    refuses facts, else one more than the number of sources that it reaches."""
+    refuses facts, else one more than the number of sources that it reaches. `gaps_stored`: it leads, and the facts of
+    what was missing before it began are stored."""
 
     node: Zone
     instance: Life
@@ -877,6 +878,7 @@ class ClaimEntry(Part, frozen=True):
     term: Term
     highest: ClaimedOffset = 0
     fitness: Fitness = 1
+    gaps_stored: bool = False
 
 
 class ClaimLead(RequestBody, frozen=True, tag="ClaimLead", tag_field="operation"):

@@ -58,6 +58,7 @@ class Box:
         self.notes: list[str] = []
         self.next_life_number = 100
         self.since_ns: int | None = None
+        self.is_declared = self.has_stored_gaps = False
         self.on_stop: Callable[[], object] = lambda: None
         self.error: Exception | None = None
         self.reaches = 2
@@ -74,8 +75,8 @@ class Box:
             taken.set_exception(self.error)
         return taken
 
-    def begin_recording(self, since_ns: int | None) -> None:
-        self.since_ns = since_ns
+    def begin_recording(self, since_ns: int | None, *, is_declared: bool) -> None:
+        self.since_ns, self.is_declared = since_ns, is_declared
         self.done.append("records" if since_ns is None else "records after the other")
 
     async def end_recording(self) -> None:
@@ -84,6 +85,9 @@ class Box:
 
     def fitness(self) -> int:
         return self.reaches
+
+    def gaps_stored(self) -> bool:
+        return self.has_stored_gaps
 
     def note_incident(self, kind: str, subject: str, detail: str) -> None:
         if self.error is not None:
@@ -147,11 +151,13 @@ def lends(node: str, term: int = 200) -> Says:
     return says
 
 
-def claims(state: Any, term: int = 150, fitness: int = 3) -> Says:
+def claims(state: Any, term: int = 150, fitness: int = 3, *, gaps_stored: bool = False) -> Says:
     """A partner that claims this."""
 
     async def says(_: ClaimLead) -> LeadAnswer:
-        other = ClaimEntry(node="plant-a-2", instance="cd" * 16, state=state, term=term, fitness=fitness)
+        other = ClaimEntry(
+            node="plant-a-2", instance="cd" * 16, state=state, term=term, fitness=fitness, gaps_stored=gaps_stored
+        )
         return LeadAnswer(**ANSWER, other=other)
 
     return says
@@ -234,6 +240,22 @@ async def test_the_gap_covers_what_was_not_pulled(unseen_s: float, gap_s: tuple[
         await stage.wait(lambda: stage.role == "leads", "the lead")
         assert stage.box.since_ns is not None
         assert gap_s[0] <= (time.time_ns() - stage.box.since_ns) / 1e9 <= gap_s[1]
+        assert not stage.box.is_declared
+
+
+async def test_a_leader_tells_what_it_has_declared(tmp_path: Path) -> None:
+    """Both peers hear of it; and the one that follows it begins with what it has heard."""
+    async with running(tmp_path) as stage:
+        stage.witness.says, stage.partner.says = lends("plant-a-2"), claims("leads", 200, gaps_stored=True)
+        await stage.wait(lambda: len(stage.partner.asked) > 10, "words for longer than a lease")
+        stage.witness.says, stage.partner.says = lends("plant-a", 300), claims("follows")
+        await stage.wait(lambda: stage.role == "leads", "the lead")
+        assert stage.box.is_declared
+        for peer in (stage.witness, stage.partner):
+            assert not peer.asked[-1].claim.gaps_stored
+        stage.box.has_stored_gaps = True
+        for peer in (stage.witness, stage.partner):
+            await stage.wait(lambda peer=peer: peer.asked[-1].claim.gaps_stored, "its word")
 
 
 async def test_a_store_without_room_leaves_the_lead(tmp_path: Path) -> None:

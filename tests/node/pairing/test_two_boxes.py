@@ -31,8 +31,9 @@ class Sources:
     def __init__(self) -> None:
         self.is_recording = False
 
-    def begin_recording(self, since_ns: int | None) -> None:
-        assert since_ns is None or since_ns > 0
+    def begin_recording(self, since_ns: int | None, *, is_declared: bool) -> None:
+        assert (since_ns or 1) > 0
+        assert since_ns is not None or not is_declared
         self.is_recording = True
 
     async def end_recording(self) -> None:
@@ -40,6 +41,9 @@ class Sources:
 
     def fitness(self) -> int:
         return 2
+
+    def gaps_stored(self) -> bool:
+        return self.is_recording
 
 
 class Way:
