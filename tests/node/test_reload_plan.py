@@ -133,17 +133,6 @@ def test_a_changed_part_takes_no_other_with_it() -> None:
     assert (plan.brokers, plan.sources) == ({"b1", "b2"}, {"meter"})
 
 
-def test_another_zone_refuses_the_whole_file() -> None:
-    """Nothing is taken over from a file that describes another node."""
-    plan = plan_reload(FULL, replace(FULL, node=IdentitySettings("plant-b", Path("/state")), modbus=()))
-    assert (plan.refused, plan.settings, plan.applied, plan.sources) == (
-        ("node.zone", "node.name"),
-        FULL,
-        (),
-        frozenset(),
-    )
-
-
 def test_the_order_of_entries_does_not_count() -> None:
     """An operator who sorts the file changes nothing."""
     assert plan_reload(FULL, replace(FULL, broker=FULL.broker[::-1], peer=FULL.peer[::-1])).applied == ()
