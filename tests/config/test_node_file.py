@@ -80,16 +80,6 @@ def test_the_sample_shows_the_defaults() -> None:
     assert wrong == []
 
 
-def test_the_sample_loads_unchanged(tmp_path: Path) -> None:
-    """What `bsfg init` writes loads without a change, with paths counted from its folder."""
-    file = tmp_path / "node.toml"
-    file.write_text(node_toml("plant-a"))
-    settings = load(file)
-    assert settings.node.zone == "plant-a"
-    assert settings.node.state_dir == tmp_path / "state"
-    assert settings.store == StoreSettings()
-
-
 def test_every_commented_line_is_valid(tmp_path: Path) -> None:
     """With every setting of the sample uncommented, the only problems are those that its prose names."""
     text = re.sub(r"(?m)^# ", "", node_toml("plant-a"))

@@ -37,12 +37,6 @@ def changed(snapshot: NodeSnapshot, changes: Mapping[str, object]) -> NodeSnapsh
     return snapshot
 
 
-def test_a_healthy_node_is_good(healthy: NodeSnapshot) -> None:
-    """A node without a problem has no reasons and the summary good."""
-    verdict = assess(healthy)
-    assert (verdict.level, verdict.alert, verdict.reasons, verdict.summary()) == (Level.GOOD, False, (), "good")
-
-
 FENCED = {"connected": False, "lag_seconds": 9e5, "trouble": "lease 3 is in force", "fenced": True}
 CASES = [
     ("fill 50", {"store_fill_percent": 50.0}, None),

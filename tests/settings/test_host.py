@@ -12,9 +12,11 @@ from agent.settings.host import host_problem
         ("[fe80::1]:8883", 'write host = "fe80::1" and port = 8883'),
         ("[::1]", 'write host = "::1"'),
         ("broker:", "must be a host name"),
+        ("tcp://broker", "must be a host name"),
         ("user@broker", "must be a host name"),
         ("", "must be a host name"),
         ("::1", ""),
+        ("fe80::1%eth0", ""),
         ("broker.example", ""),
     ],
 )
