@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from click.testing import CliRunner
 
 from agent.append_contract import Outcome
-from agent.cli import bsfg
 from agent.config import load
 from agent.local_socket.serving import open_store
+from tests.cli.conftest import typed
 from tests.replication.nodes import whole_node, write_node_toml
 from tests.support.mosquitto import Mosquitto
 from tests.support.page import ROOT, shown
@@ -20,15 +19,12 @@ from tests.support.page import ROOT, shown
 PAGE = "docs/operate/appending.md"
 
 
-def test_documented_commands_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("plant_a")
+def test_documented_commands_work() -> None:
     """Each command in its order, in a new folder: the outcomes are those the page explains, and refusals have status
     1."""
-    monkeypatch.chdir(tmp_path)
-    assert CliRunner().invoke(bsfg, ["init", "--zone", "plant-a"]).exit_code == 0
-    said = list[tuple[int, str]]()
-    for arguments in shown(PAGE, "appending"):
-        done = CliRunner().invoke(bsfg, arguments)
-        said.append((done.exit_code, done.output))
+    done = [typed(*arguments) for arguments in shown(PAGE, "appending")]
+    said = [(result.exit_code, result.output) for result in done]
     expected = [
         (0, '"outcome": "applied"'), (0, '"outcome": "noop_already_applied"'), (1, '"outcome": "conflicting_duplicate"'),
         (0, "1\n"), (0, "2\n"), (1, "rejected_fenced: lease epoch 2 of mes is in force"), (0, "applied: offset 2"),
@@ -58,7 +54,7 @@ def test_documented_commands_for_another_node_work(tmp_path: Path, monkeypatch: 
     async def run(broker: Mosquitto) -> list[tuple[int, str]]:
         allowed = 'zone = "plant-a"\nappends = ["facts.operational"]'
         async with whole_node(tmp_path / "idmz", broker, "idmz", allowed) as file:
-            said = [await asyncio.to_thread(CliRunner().invoke, bsfg, command) for command in commands]
+            said = [await asyncio.to_thread(typed, *command) for command in commands]
         with open_store(load(file)) as store:
             assert store.end_offset("facts.operational") == 1
         return [(done.exit_code, done.output + str(done.exception or "")) for done in said]

@@ -7,10 +7,9 @@ import random
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from agent.cli import bsfg
 from agent.fact_store.log.errors import ArtifactMismatch
+from tests.cli.conftest import typed
 from tests.replication.nodes import STREAM, Node, run_commands, write_node_toml
 from tests.support.mosquitto import Mosquitto
 from tests.support.page import shown
@@ -18,13 +17,11 @@ from tests.support.page import shown
 REPORT = b"%PDF-1.7 report of batch B7.\n"
 
 
-def test_documented_commands_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documented_commands_work(plant_a: Path) -> None:
     """Each command in its order, in a new folder: the file comes back as it went in, and a fact about another is
     refused."""
-    monkeypatch.chdir(tmp_path)
-    assert CliRunner().invoke(bsfg, ["init", "--zone", "plant-a"]).exit_code == 0
-    (tmp_path / "report.pdf").write_bytes(REPORT)
-    done = [CliRunner().invoke(bsfg, arguments) for arguments in shown("docs/operate/artifacts.md", "artifacts")]
+    (plant_a / "report.pdf").write_bytes(REPORT)
+    done = [typed(*arguments) for arguments in shown("docs/operate/artifacts.md", "artifacts")]
     put, append, listed, verified, got, refused = done
     reference = json.loads(put.output)
     assert reference["size"] == len(REPORT)
@@ -32,32 +29,30 @@ def test_documented_commands_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert reference["digest"] in listed.output
     assert verified.output == "1 artifacts, 0 damaged\n"
     assert got.exit_code == 0
-    assert (tmp_path / "again.pdf").read_bytes() == REPORT
+    assert (plant_a / "again.pdf").read_bytes() == REPORT
     assert "to which the fact refers, is not here" in str(refused.exception)
 
 
-def test_a_file_that_was_got_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_was_got_is_whole_or_not_there(plant_a: Path) -> None:
     """What stood under the name stays until the whole of the artifact is there; verify names the file that the disk has
     changed. An empty file is refused."""
-    monkeypatch.chdir(tmp_path)
-    CliRunner().invoke(bsfg, ["init", "--zone", "plant-a"])
-    (tmp_path / "empty").touch()
-    assert "empty is empty" in str(CliRunner().invoke(bsfg, ["object", "put", "empty"]).exception)
-    (tmp_path / "file").write_bytes(b"x" * 600_000)
-    digest = json.loads(CliRunner().invoke(bsfg, ["object", "put", "file"]).output)["digest"]
-    verified = CliRunner().invoke(bsfg, ["object", "verify"])
+    (plant_a / "empty").touch()
+    assert "empty is empty" in str(typed("object", "put", "empty").exception)
+    (plant_a / "file").write_bytes(b"x" * 600_000)
+    digest = json.loads(typed("object", "put", "file").output)["digest"]
+    verified = typed("object", "verify")
     assert (verified.exit_code, verified.output) == (0, "1 artifacts, 0 damaged\n")
-    (stored,) = tmp_path.rglob("artifacts/??/*")
-    (tmp_path / "copy").write_bytes(b"before")
+    (stored,) = plant_a.rglob("artifacts/??/*")
+    (plant_a / "copy").write_bytes(b"before")
     for spoilt in (b"x" * 599_999 + b"y", b"x" * 10, b""):
         stored.write_bytes(spoilt)
-        assert isinstance(CliRunner().invoke(bsfg, ["object", "get", digest, "copy"]).exception, ArtifactMismatch)
-        assert (tmp_path / "copy").read_bytes() == b"before"
-        verified = CliRunner().invoke(bsfg, ["object", "verify"])
+        assert isinstance(typed("object", "get", digest, "copy").exception, ArtifactMismatch)
+        assert (plant_a / "copy").read_bytes() == b"before"
+        verified = typed("object", "verify")
         assert verified.exit_code == 1
         assert str(stored) in verified.output
-    assert not [path.name for path in tmp_path.iterdir() if path.name.endswith(".part")]
-    nowhere = CliRunner().invoke(bsfg, ["object", "get", digest, "no/folder/copy"])
+    assert not [path.name for path in plant_a.iterdir() if path.name.endswith(".part")]
+    nowhere = typed("object", "get", digest, "no/folder/copy")
     assert "no file can be written in no/folder" in str(nowhere.exception)
 
 

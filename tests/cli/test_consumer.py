@@ -5,32 +5,20 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
 from agent import local_socket
-from agent.cli import bsfg, main
+from agent.cli import main
 from agent.cli.consumer import _size
 from agent.fact_store import FactStore
 from agent.lease import LeaseClaim
 from agent.message import Envelope, Fact, Message
+from tests.cli.conftest import typed as run
 from tests.support.page import shown
 from tests.support.relay_store import ALARMS, FRONTIERS, TELEMETRY, relay_store
 from tests.support.served_store import served_store
 
+pytestmark = pytest.mark.usefixtures("plant_a")
 STREAM = "facts.operational"
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder with a node.toml, to work in."""
-    monkeypatch.chdir(tmp_path)
-    assert run("init", "--zone", "plant-a").exit_code == 0
-    return tmp_path
-
-
-def run(*arguments: str) -> Result:
-    """What a person types, in this process."""
-    return CliRunner().invoke(bsfg, arguments)
 
 
 def test_documented_commands_work() -> None:
@@ -136,11 +124,11 @@ def test_an_unknown_consumer() -> None:
     assert "nobody" in str(done.exception)
 
 
-async def test_with_a_running_node(folder: Path) -> None:
+async def test_with_a_running_node(plant_a: Path) -> None:
     """The node at the socket knows who is online and in sync; it refuses to remove one in use, and with --force does
     it."""
-    (folder / "state").mkdir()
-    async with served_store(folder / "state") as store:
+    (plant_a / "state").mkdir()
+    async with served_store(plant_a / "state") as store:
         message = Message(Envelope("m", "plant-a", "*", 1), Fact("batch:1", "done", b"{}"))
         await asyncio.wrap_future(store.appends.append_message(STREAM, message))
         await asyncio.wrap_future(store.consumers.register("idmz.ops", "idmz", STREAM))

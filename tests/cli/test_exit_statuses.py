@@ -7,10 +7,9 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
-from click.testing import CliRunner, Result
 
 from agent import local_socket
-from agent.cli import broker, bsfg, peer
+from agent.cli import broker, peer
 from agent.cli.opcua import probe as opcua_probe
 from agent.cli.source import connections
 from agent.cli.source import probe as source_probe
@@ -29,22 +28,12 @@ from agent.replication.protocol.messages import BYTES_MAX_MIN
 from agent.settings.node import IdentitySettings, NodeSettings
 from agent.settings.peers import BrokerSettings, PeerSettings
 from agent.settings.store import StoreSettings
+from tests.cli.conftest import typed as run
 from tests.fact_store.making import TELEMETRY, done, tag
 from tests.query.making import damage
 
+pytestmark = pytest.mark.usefixtures("plant_a")
 places = pytest.mark.parametrize("place", [0, 1, 2, None])
-
-
-@pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty folder with a node.toml, to work in."""
-    monkeypatch.chdir(tmp_path)
-    assert run("init", "--zone", "plant-a").exit_code == 0
-
-
-def run(*arguments: str) -> Result:
-    """What a person types, in this process."""
-    return CliRunner().invoke(bsfg, arguments)
 
 
 def compared(stream: str, **found: Any) -> local_socket.ComparedStream:
@@ -122,7 +111,9 @@ def test_the_links_that_are_tried_at_a_broker(monkeypatch: pytest.MonkeyPatch) -
     settings = NodeSettings(IdentitySettings("me"), broker=(at,), peer=peers)
     monkeypatch.setattr(replication_broker, "check_broker", lambda _, links: map(bad, sorted(map(str, links)), links))
     tried = list[str]()
-    monkeypatch.setattr(connections, "_summarised", lambda _, __, found: tried.extend(one.what for one in found))
+    monkeypatch.setattr(
+        connections, "_summarised", lambda _, __, found: tried.extend(problem.what for problem in found)
+    )
     connections._test_broker(settings, at)
     assert tried == ["b:me", "d:me", "me:a", "me:d"]
 

@@ -7,23 +7,21 @@ from typing import Any
 
 import msgspec
 import pytest
-from click.testing import CliRunner
 
-from agent.cli import bsfg, peer
+from agent.cli import peer
 from agent.cli.facts import append, peer_requests
 from agent.client import Client
 from agent.node.latest import record_of, save_peer_latest
 from agent.positions import Position
 from agent.replication.protocol.messages import AppendAnswer, AppendedEntry, AppendFact, PeerLatest
+from tests.cli.conftest import typed
 from tests.replication.serving.test_latest import value
 
 
 @pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder with the node.toml of three streams, to work in."""
-    monkeypatch.chdir(tmp_path)
-    assert CliRunner().invoke(bsfg, ["init", "--zone", "plant-a"]).exit_code == 0
-    with Path("node.toml").open("a") as node:
+def _streams(plant_a: Path) -> None:
+    """Three streams in its node.toml."""
+    with (plant_a / "node.toml").open("a") as node:
         node.writelines(
             f'\n[[stream]]\nname = "{name}"\nacks_timeout_ms = {timeout_ms}\n'
             for name, timeout_ms in (("facts.a", 1_000), ("facts.b", 60_000), ("facts.c", 2_000))
@@ -40,19 +38,19 @@ def test_an_append_waits_as_long_as_its_stream(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(append, "ask", ask)
     for stream in ("facts.a", "facts.b", "facts.c"):
-        assert CliRunner().invoke(bsfg, ["append", "--stream", stream, "batch:1", "done", "{}"]).exit_code == 0
+        assert typed("append", "--stream", stream, "batch:1", "done", "{}").exit_code == 0
     assert waited == [("facts.a", 1_000), ("facts.b", 60_000), ("facts.c", 2_000)]
 
 
 def test_latest_values_of_a_stream_from_peers() -> None:
     """Of what two peers reported of two streams, those of the named one are shown; without a name all."""
-    assert CliRunner().invoke(bsfg, ["append", "--stream", "facts.a", "batch:1", "done", "{}"]).exit_code == 0
-    assert CliRunner().invoke(bsfg, ["append", "--stream", "facts.b", "batch:1", "done", "{}"]).exit_code == 0
+    assert typed("append", "--stream", "facts.a", "batch:1", "done", "{}").exit_code == 0
+    assert typed("append", "--stream", "facts.b", "batch:1", "done", "{}").exit_code == 0
     kept = [("plant-b", "facts.a", 1), ("plant-b", "facts.b", 2), ("plant-c", "facts.a", 3)]
     for zone, stream, number in kept:
         save_peer_latest(Path("state"), PeerLatest(zone, stream, 1, [value(number)]))
     for words, numbers in (([], [1, 2, 3]), (["--stream", "facts.a"], [1, 3]), (["--stream", "facts.b"], [2])):
-        shown = CliRunner().invoke(bsfg, ["latest", "--json", *words]).output.splitlines()
+        shown = typed("latest", "--json", *words).output.splitlines()
         assert [json.loads(line)["subject"] for line in shown] == [f"tag:{number:03}" for number in numbers]
 
 
@@ -63,7 +61,7 @@ def test_latest_values_of_a_zone_from_a_peer(monkeypatch: pytest.MonkeyPatch) ->
     sent = [record_of(msgspec.structs.replace(value(n), zone=zone), "facts.a") for n, zone in enumerate(zones, 1)]
     monkeypatch.setattr(peer_requests, "get_latest", lambda *_: sent)
     for words, shown in (([], zones), (["--zone", "plant-c"], ("plant-c",)), (["--zone", "plant-x"], ())):
-        found = CliRunner().invoke(bsfg, ["latest", "--from", "relay", "--json", *words])
+        found = typed("latest", "--from", "relay", "--json", *words)
         assert [json.loads(line)["zone"] for line in found.stdout.splitlines()] == [*shown]
         assert found.exit_code == (not shown)
 
@@ -80,7 +78,7 @@ def test_a_peer_with_one_connected_stream_is_connected(place: int | None, monkey
 def test_facts_that_differ_in_their_object_are_two() -> None:
     """Without --message-id, a repeated command stores its fact once, and one with another object a second fact."""
     words = ["append", "--stream", "facts.a", "--json", "batch:1", "done"]
-    stored = [json.loads(CliRunner().invoke(bsfg, [*words, sent]).output) for sent in ('{"n":1}', '{"n":2}', '{"n":1}')]
+    stored = [json.loads(typed(*words, sent).output) for sent in ('{"n":1}', '{"n":2}', '{"n":1}')]
     assert [(row["outcome"], row["offset"]) for row in stored] == [
         ("applied", 1),
         ("applied", 2),
@@ -99,5 +97,5 @@ def test_a_confirmation_names_its_first_offset(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Client, "position", lambda *_: here)
     monkeypatch.setattr(Client, "confirm", confirm)
     for words in (["9"], ["9", "--first-offset", "4"]):
-        assert CliRunner().invoke(bsfg, ["confirm", "--consumer", "mes", *words]).exit_code == 0
+        assert typed("confirm", "--consumer", "mes", *words).exit_code == 0
     assert asked == [("mes", here, first) for first in (None, 4)]

@@ -2,9 +2,7 @@
 
 import json
 import re
-import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,8 +12,8 @@ import pytest
 
 from agent.demo.plant.tags import modbus_tags_csv, opcua_tags_csv
 from tests.cli.conftest import Bsfg
+from tests.cli.test_sources_page import node
 from tests.ingest.fakes import Program, running
-from tests.support import command
 from tests.support.mosquitto import Mosquitto, free_port
 from tests.waiting import wait_until
 
@@ -46,14 +44,9 @@ def write_node(folder: Path, meter_port: int, plc_port: int, more: str = "", **m
 @contextmanager
 def running_node(folder: Path, bsfg: Bsfg) -> Iterator[None]:
     """`bsfg run` in a process of its own, for the length of a block, once all its sources are connected."""
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen([sys.executable, "-m", "agent.cli", "run"], cwd=folder, stderr=log)
-    try:
+    with node(folder):
         wait_until(lambda: {source["state"] for source in listed(bsfg)} == {"connected"}, "connected sources")
         yield
-    finally:
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(command.LIMIT_S) == 0, (folder / "log").read_text()
 
 
 def listed(bsfg: Bsfg) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from agent.config import load, load_sections
-from agent.config.start_settings import NotInForce, plan_settings
+from agent.config.start_settings import NotInForce, SettingsPlan, plan_settings
 from agent.settings.node import NodeSettings
 
 NODE = '[node]\nzone = "plant-a"\n'
@@ -23,6 +23,13 @@ def before(folder: Path, text: str = ALL) -> NodeSettings:
     file = folder / "before.toml"
     file.write_text(text)
     return load(file)
+
+
+def planned(folder: Path, text: str, last: NodeSettings | None = None) -> SettingsPlan:
+    """With which settings a node starts whose file has this text."""
+    file = folder / "node.toml"
+    file.write_text(text)
+    return plan_settings(load_sections(file), last)
 
 
 def names(settings: NodeSettings) -> dict[str, list[str]]:
@@ -75,9 +82,7 @@ CASES = {
 def test_without_an_earlier_start_the_wrong_section_is_left_out(case: str, tmp_path: Path) -> None:
     """It is named with the reason; every other section is in force. A peer whose broker is left out goes with it."""
     right, wrong, subject, expected = CASES[case]
-    file = tmp_path / "node.toml"
-    file.write_text(ALL.replace(right, wrong))
-    plan = plan_settings(load_sections(file), None)
+    plan = planned(tmp_path, ALL.replace(right, wrong))
     assert plan.settings is not None
     assert names(plan.settings) == expected
     assert subject in [section.subject for section in plan.not_in_force]
@@ -89,9 +94,7 @@ def test_a_wrong_section_goes_on_as_it_was_last_in_force(case: str, tmp_path: Pa
     """The settings are those of the last start, although other sections have changed; the change of those counts."""
     right, wrong, subject, _ = CASES[case]
     last = before(tmp_path)
-    file = tmp_path / "node.toml"
-    file.write_text(ALL.replace(right, wrong) + "[store]\nbytes_max = 9999999\n")
-    plan = plan_settings(load_sections(file), last)
+    plan = planned(tmp_path, ALL.replace(right, wrong) + "[store]\nbytes_max = 9999999\n", last)
     assert plan.settings is not None
     changed = replace(last, store=plan.settings.store, modbus=plan.settings.modbus)
     assert (plan.settings, plan.settings.store.bytes_max) == (changed, 9_999_999)
@@ -103,9 +106,7 @@ def test_of_two_nodes_of_a_zone_the_wrong_one_goes_on(tmp_path: Path) -> None:
     """A peer is known by its node, not by its zone: the other peer of its zone does not stand in for it."""
     pair = "".join(PEER.replace('"idmz"\n', f'"idmz"\nnode = "{node}"\n') for node in ("idmz-1", "idmz-2"))
     last = before(tmp_path, ALL.replace(PEER, pair))
-    file = tmp_path / "node.toml"
-    file.write_text(ALL.replace(PEER, pair).replace('"idmz-1"', '"idmz-1"\nport = 0'))
-    plan = plan_settings(load_sections(file), last)
+    plan = planned(tmp_path, ALL.replace(PEER, pair).replace('"idmz-1"', '"idmz-1"\nport = 0'), last)
     assert plan.settings is not None
     assert (plan.settings.peer, [section.subject for section in plan.not_in_force]) == (
         last.peer[::-1],
@@ -115,9 +116,8 @@ def test_of_two_nodes_of_a_zone_the_wrong_one_goes_on(tmp_path: Path) -> None:
 
 def test_a_source_that_was_renamed_with_a_mistake_is_left_out(tmp_path: Path) -> None:
     """Nothing ties it to the one before, which the file no longer has."""
-    file = tmp_path / "node.toml"
-    file.write_text(ALL.replace(BOILER, BOILER.replace('"boiler"', '"kettle"').replace("= 0", "= 7")))
-    plan = plan_settings(load_sections(file), before(tmp_path))
+    kettle = BOILER.replace('"boiler"', '"kettle"').replace("= 0", "= 7")
+    plan = planned(tmp_path, ALL.replace(BOILER, kettle), before(tmp_path))
     assert plan.settings is not None
     assert [source.name for source in plan.settings.modbus] == ["meter"]
     assert [(section.subject, section.is_kept) for section in plan.not_in_force] == [("source kettle", False)]
@@ -138,38 +138,30 @@ WEIGHTY = {
 def test_what_would_lose_or_leak_facts_is_never_left_out(case: str, tmp_path: Path) -> None:
     """Streams, store, signing and origins are as they were last in force, as a whole; without a last time the node does
     not start."""
-    file, last = tmp_path / "node.toml", before(tmp_path)
-    file.write_text(ALL.replace(*WEIGHTY[case]))
-    sections = load_sections(file)
-    assert plan_settings(sections, last).settings == last
-    refused = plan_settings(sections, None)
+    text, last = ALL.replace(*WEIGHTY[case]), before(tmp_path)
+    assert planned(tmp_path, text, last).settings == last
+    refused = planned(tmp_path, text)
     assert refused.settings is None
     assert refused.fatal
 
 
 def test_settings_of_another_zone_are_not_taken(tmp_path: Path) -> None:
     """A state folder that was copied brings no peers and sources along."""
-    file = tmp_path / "node.toml"
-    file.write_text(NODE + METER.replace("= 0", "= 7"))
-    last = before(tmp_path, ALL.replace("plant-a", "plant-b"))
-    assert plan_settings(load_sections(file), last) == plan_settings(load_sections(file), None)
+    text = NODE + METER.replace("= 0", "= 7")
+    assert planned(tmp_path, text, before(tmp_path, ALL.replace("plant-a", "plant-b"))) == planned(tmp_path, text)
 
 
 def test_without_a_zone_nothing_starts(tmp_path: Path) -> None:
     """Zone and state folder are what everything else hangs on."""
-    file = tmp_path / "node.toml"
-    file.write_text(ALL.replace('"plant-a"', '"plant-a'))
-    plan = plan_settings(load_sections(file), before(tmp_path))
+    plan = planned(tmp_path, ALL.replace('"plant-a"', '"plant-a'), before(tmp_path))
     assert plan.settings is None
     assert [problem.path for problem in plan.fatal] == ["node"]
 
 
 def test_a_good_file_is_in_force_as_it_is(tmp_path: Path) -> None:
     """What was before does not count."""
-    file = tmp_path / "node.toml"
-    file.write_text(NODE + METER)
-    plan = plan_settings(load_sections(file), before(tmp_path))
-    assert (plan.settings, plan.not_in_force) == (load(file), ())
+    plan = planned(tmp_path, NODE + METER, before(tmp_path))
+    assert (plan.settings, plan.not_in_force) == (load(tmp_path / "node.toml"), ())
 
 
 def test_what_is_not_in_force_says_what_runs_instead() -> None:
@@ -187,12 +179,11 @@ PAIR = '[pair]\npartner = "plant-a-2"\nwitness = "idmz"\n'
 def test_a_wrong_pair_goes_on_as_it_was(tmp_path: Path) -> None:
     """A partner that is no peer does not stop the start: the pair is the one last in force; without one the node
     records, because a gateway that waits for a mistyped partner would record nothing."""
-    file = tmp_path / "node.toml"
-    file.write_text(ALL + PARTNER + PAIR.replace('partner = "plant-a-2"', 'partner = "plant-a-3"'))
-    kept = plan_settings(load_sections(file), before(tmp_path, ALL + PARTNER + PAIR))
+    text = ALL + PARTNER + PAIR.replace('partner = "plant-a-2"', 'partner = "plant-a-3"')
+    kept = planned(tmp_path, text, before(tmp_path, ALL + PARTNER + PAIR))
     assert kept.settings is not None
     assert kept.settings.pair.partner == "plant-a-2"
-    left_out = plan_settings(load_sections(file), None)
+    left_out = planned(tmp_path, text)
     assert left_out.settings is not None
     assert left_out.settings.pair.partner == ""
     assert [(part.subject, part.is_kept) for part in left_out.not_in_force] == [("pair", False)]
@@ -200,9 +191,7 @@ def test_a_wrong_pair_goes_on_as_it_was(tmp_path: Path) -> None:
 
 def test_a_name_of_another_zone_is_fatal(tmp_path: Path) -> None:
     """A node that is named like the zone of a peer cannot start with anything else: its name is its identity."""
-    file = tmp_path / "node.toml"
     text = ALL.replace('zone = "plant-a"\n', 'zone = "plant-a"\nname = "idmz"\n')
-    file.write_text(text.replace('zone = "idmz"\n', 'zone = "idmz"\nnode = "idmz-1"\n'))
-    plan = plan_settings(load_sections(file), None)
+    plan = planned(tmp_path, text.replace('zone = "idmz"\n', 'zone = "idmz"\nnode = "idmz-1"\n'))
     assert plan.settings is None
     assert "another zone" in str(plan.fatal[0])

@@ -65,9 +65,9 @@ def failed(future: Future[T]) -> BaseException:
 
 def parsed(sealed: Iterable[bytes]) -> list[batch.Batch]:
     """Sealed batches as a pulling node hands them to a store: each parsed, its content read once."""
-    batches = [batch.parse(one) for one in sealed]
-    for one in batches:
-        batch.verify(one)
+    batches = [batch.parse(content) for content in sealed]
+    for entry in batches:
+        batch.verify(entry)
     return batches
 
 
@@ -106,23 +106,23 @@ def read_file(store: FactStore | StoreReader, stream: str, after_offset: int = 0
 
 def sealed_in(store: FactStore | StoreReader, stream: str = TELEMETRY, after_offset: int = 0) -> list[bytes]:
     """Every batch of a stream after an offset."""
-    return [one.sealed for one in read_file(store, stream, after_offset).batches]
+    return [stored.sealed for stored in read_file(store, stream, after_offset).batches]
 
 
 def values_in(store: FactStore | StoreReader, stream: str = TELEMETRY) -> list[object]:
     """Every sample's value in a stream, in order of offsets."""
     found: list[object] = []
-    for one in read_file(store, stream).batches:
-        assert one.first_offset == len(found) + 1
-        found += batch.open_samples(batch.parse(one.sealed)).values
-        assert one.last_offset == len(found)
+    for stored in read_file(store, stream).batches:
+        assert stored.first_offset == len(found) + 1
+        found += batch.open_samples(batch.parse(stored.sealed)).values
+        assert stored.last_offset == len(found)
     return found
 
 
 def ids_in(store: FactStore | StoreReader, stream: str = OPERATIONAL) -> list[str]:
     """Every message's id in a stream, in order of offsets."""
-    found = [batch.open_messages(batch.parse(one)) for one in sealed_in(store, stream)]
-    return [one.envelope.message_id for messages in found for one in messages]
+    found = [batch.open_messages(batch.parse(content)) for content in sealed_in(store, stream)]
+    return [message.envelope.message_id for messages in found for message in messages]
 
 
 def chain_is_whole(store: FactStore | StoreReader) -> None:
@@ -130,13 +130,13 @@ def chain_is_whole(store: FactStore | StoreReader) -> None:
     one before it of its origin."""
     for info in store.streams():
         next_offset, links = info.first_offset, dict[batch.Origin, batch.Link]()
-        for one in read_file(store, info.name).batches:
-            parsed = batch.parse(one.sealed)
+        for stored in read_file(store, info.name).batches:
+            parsed = batch.parse(stored.sealed)
             batch.verify(parsed)
             header = parsed.header
-            assert one.first_offset == next_offset, f"{info.name}: offset {next_offset} is missing or twice"
-            next_offset = one.last_offset + 1
-            assert one.last_offset - one.first_offset + 1 == header.count
+            assert stored.first_offset == next_offset, f"{info.name}: offset {next_offset} is missing or twice"
+            next_offset = stored.last_offset + 1
+            assert stored.last_offset - stored.first_offset + 1 == header.count
             if (link := links.get(header.origin)) is not None and header.first_sequence == link.next_sequence:
                 assert header.previous_digest == link.digest, f"{info.name}: chain of {header.origin} is broken"
             links[header.origin] = parsed.link

@@ -71,33 +71,23 @@ def test_one_of_two_gateways_below_is_no_outage(healthy: NodeSnapshot, other: bo
         assert "the other gateway of plant-a answers" in verdict.reasons[0].text
 
 
+ALONE = {"role": "alone", "partner_heard_ms": 10_001}
+NO_LEADER = "no gateway of plant-a records, since 2026-11-18 11:05:40Z"
+
+
 @pytest.mark.parametrize(
     "changes, problem, alert, said",
     [
         ({"partner_heard_ms": 10_001}, "pair_partner_silent", False, "plant-a, is silent: no answer for 10.0 s"),
         ({"partner_heard_ms": None}, "pair_partner_silent", False, "no answer yet"),
         ({"partner_heard_ms": 86_400_001}, "pair_partner_silent", True, "no answer for 24 h"),
-        (
-            {"role": "alone", "partner_heard_ms": 10_001, "witness_heard_ms": 20_000},
-            *("pair_alone", False, "records and hears neither plant-a nor idmz"),
-        ),
-        (
-            {"role": "alone", "partner_heard_ms": 10_001, "witness": ""},
-            *("pair_alone", False, "records and does not hear plant-a, and has no witness"),
-        ),
-        (
-            {"witness_heard_ms": 10_001},
-            "pair_witness_silent",
-            False,
-            "the witness, idmz, is silent: no answer for 10.0 s",
-        ),
+        ({**ALONE, "witness_heard_ms": 20_000}, "pair_alone", False, "records and hears neither plant-a nor idmz"),
+        ({**ALONE, "witness": ""}, "pair_alone", False, "records and does not hear plant-a, and has no witness"),
+        ({"witness_heard_ms": 10_001}, "pair_witness_silent", False, "witness, idmz, is silent: no answer for 10.0 s"),
         ({"witness_heard_ms": None}, "pair_witness_silent", False, "idmz, is silent: no answer yet"),
         ({"witness_heard_ms": None, "witness": "", "partner_state": "leads"}, "pair_both_record", False, "both record"),
         ({"partner_state": "leads"}, "pair_both_record", False, "plant-a-2 and plant-a both record plant-a"),
-        (
-            {"role": "follows", "leader": "", "partner_state": "follows"},
-            *("pair_no_leader", True, "no gateway of plant-a records, since 2026-11-18 11:05:40Z"),
-        ),
+        ({"role": "follows", "leader": "", "partner_state": "follows"}, "pair_no_leader", True, NO_LEADER),
     ],
 )
 def test_what_may_be_wrong(

@@ -38,6 +38,8 @@ def changed(snapshot: NodeSnapshot, changes: Mapping[str, object]) -> NodeSnapsh
 
 
 FENCED = {"connected": False, "lag_seconds": 9e5, "trouble": "lease 3 is in force", "fenced": True}
+PEER, SOURCE, CONSUMER = "peer plant/facts.telemetry", "source line1", "consumer enterprise.facts.telemetry"
+BLOCKED = {"connected": False, "blocked": True}
 CASES = [
     ("fill 50", {"store_fill_percent": 50.0}, None),
     ("fill 51", {"store_fill_percent": 51.0}, (Level.FULL, False, "store")),
@@ -56,53 +58,41 @@ CASES = [
     ("broker refuses us", {"brokers": {"connected": False, "needs_person": True}}, (Level.BROKEN, True, "broker site")),
     ("new certificate refused", {"brokers": {"identity_trouble": "no"}}, (Level.BROKEN, False, "broker site")),
     ("lag 1", {"peers": {"lag_seconds": 1.0}}, None),
-    ("lag 2", {"peers": {"lag_seconds": 2.0}}, (Level.LATE, False, "peer plant/facts.telemetry")),
-    ("lag 6", {"peers": {"lag_seconds": 6.0}}, (Level.LATE, True, "peer plant/facts.telemetry")),
+    ("lag 2", {"peers": {"lag_seconds": 2.0}}, (Level.LATE, False, PEER)),
+    ("lag 6", {"peers": {"lag_seconds": 6.0}}, (Level.LATE, True, PEER)),
     ("lag unknown", {"peers": {"lag_seconds": None}}, None),
     ("equal", {"peers": {"compared": ComparisonStatus(1, 0, 1, 1, 9, 0, is_equal=True)}}, None),
     ("not compared", {"peers": {"compared": ComparisonStatus(0, 1, 0, 0, 0, None, is_equal=None)}}, None),
     (
-        *("differs", {"peers": {"compared": ComparisonStatus(1, 0, 1, 0, 0, 0, is_equal=False)}}),
-        (Level.BROKEN, False, "peer plant/facts.telemetry"),
+        "differs",
+        {"peers": {"compared": ComparisonStatus(1, 0, 1, 0, 0, 0, is_equal=False)}},
+        (Level.BROKEN, False, PEER),
     ),
     ("peer gone", {"peers": {"connected": False}}, (Level.BROKEN, False, "peer plant")),
+    ("blocked", {"peers": {**BLOCKED, "lag_seconds": None}}, (Level.BROKEN, True, PEER)),
+    ("blocked and late", {"peers": {**BLOCKED, "lag_seconds": 9.0}}, (Level.BROKEN, True, PEER)),
+    ("source gone", {"sources": {"connected": False}}, (Level.BROKEN, True, SOURCE)),
+    ("never a value", {"sources": {"connected": False, "last_value_unix_ms": None}}, (Level.BROKEN, True, SOURCE)),
+    ("tags bad", {"sources": {"tags": 40, "tags_bad": 3}}, (Level.LATE, True, SOURCE)),
+    ("all tags bad", {"sources": {"tags": 40, "tags_bad": 40}}, (Level.BROKEN, True, SOURCE)),
     (
-        "blocked",
-        {"peers": {"connected": False, "blocked": True, "lag_seconds": None}},
-        (Level.BROKEN, True, "peer plant/facts.telemetry"),
-    ),
-    (
-        *("blocked and late", {"peers": {"connected": False, "blocked": True, "lag_seconds": 9.0}}),
-        (Level.BROKEN, True, "peer plant/facts.telemetry"),
-    ),
-    ("source gone", {"sources": {"connected": False}}, (Level.BROKEN, True, "source line1")),
-    (
-        "never a value",
-        {"sources": {"connected": False, "last_value_unix_ms": None}},
-        (Level.BROKEN, True, "source line1"),
-    ),
-    ("tags bad", {"sources": {"tags": 40, "tags_bad": 3}}, (Level.LATE, True, "source line1")),
-    ("all tags bad", {"sources": {"tags": 40, "tags_bad": 40}}, (Level.BROKEN, True, "source line1")),
-    (
-        *("connected without values", {"sources": {"tags": 40, "tags_bad": 3, "tags_silent": 37}}),
-        (Level.BROKEN, True, "source line1"),
+        "connected without values",
+        {"sources": {"tags": 40, "tags_bad": 3, "tags_silent": 37}},
+        (Level.BROKEN, True, SOURCE),
     ),
     ("some without values", {"sources": {"tags": 40, "tags_silent": 37}}, None),
-    (
-        *("gone with bad tags", {"sources": {"connected": False, "tags": 40, "tags_bad": 3}}),
-        (Level.BROKEN, True, "source line1"),
-    ),
+    ("gone with bad tags", {"sources": {"connected": False, "tags": 40, "tags_bad": 3}}, (Level.BROKEN, True, SOURCE)),
     ("own certificate 31", {"sources": {"certificate_days_left": 31.0}}, None),
-    ("own certificate 29", {"sources": {"certificate_days_left": 29.0}}, (Level.BROKEN, False, "source line1")),
-    ("own certificate over", {"sources": {"certificate_days_left": -1.0}}, (Level.BROKEN, True, "source line1")),
-    ("tags refused", {"sources": {"tags_problem": "plc.csv row 3"}}, (Level.BROKEN, True, "source line1")),
+    ("own certificate 29", {"sources": {"certificate_days_left": 29.0}}, (Level.BROKEN, False, SOURCE)),
+    ("own certificate over", {"sources": {"certificate_days_left": -1.0}}, (Level.BROKEN, True, SOURCE)),
+    ("tags refused", {"sources": {"tags_problem": "plc.csv row 3"}}, (Level.BROKEN, True, SOURCE)),
     ("behind", {"consumers": {"behind_facts": 5, "oldest_unconfirmed_age_s": 30.0}}, None),
     (
         "behind a minute",
         {"consumers": {"behind_facts": 5, "oldest_unconfirmed_age_s": 90.0}},
-        (Level.LATE, False, "consumer enterprise.facts.telemetry"),
+        (Level.LATE, False, CONSUMER),
     ),
-    ("fenced", {"peers": FENCED}, (Level.BROKEN, True, "peer plant/facts.telemetry")),
+    ("fenced", {"peers": FENCED}, (Level.BROKEN, True, PEER)),
     ("unsigned", {"facts_unsigned": True}, (Level.BROKEN, True, "signing")),
     ("damaged", {"integrity": IntegrityStatus(damages=1)}, (Level.BROKEN, True, "store")),
     ("set aside", {"integrity": IntegrityStatus(set_aside_bytes=9)}, (Level.BROKEN, True, "store")),
@@ -275,101 +265,55 @@ def test_quantiles_are_upper_bounds(counts: tuple[int, ...], quantile: float, ex
     assert Latency(counts, bounds_s=BOUNDS_S).quantile_s(quantile) == expected
 
 
-GONE = {"connected": False}
-NO_PERSON, PERSON = "start the broker", "bsfg peer test"
+GONE, LATE, CATCHES_UP = {"connected": False}, {"lag_seconds": 9.0}, "it catches up by itself; look at the peer"
+NO_PERSON, PERSON, DEVICE = "start the broker", "bsfg peer test", "check the device"
+EACH_STEP = "bsfg opcua test line1 tries each step"
+UNREAD = {"behind_facts": 5, "oldest_unconfirmed_age_s": 150.0}
+NO_SOURCE = "not connected, last value 2026-11-18 11:06:39Z"
+LAG, UNREAD_TEXT = "9.0 s behind, 0 facts known to be outstanding", "2 min behind (5 facts of facts.telemetry)"
+FENCED_TEXT = "another instance of this node pulls in its place, and this one has stopped (lease 3 is in force)"
+PACED = PacingStatus(1_000, True, 0.0, 0, 0)
+
+
+def far(facts_per_s: float | None, seconds_left: float | None) -> dict[str, CatchUpStatus]:
+    """A pull that has caught up by two fifths."""
+    return {"catch_up": CatchUpStatus(0, 40.0, facts_per_s, seconds_left)}
+
+
 TEXTS = [
-    (
-        "sources",
-        {**GONE, "last_value_unix_ms": None},
-        "not connected, no value since the node started",
-        "check the device",
-    ),
-    (
-        "sources",
-        {**GONE, "trouble": "SourceLost: no route"},
-        "not connected, last value 2026-11-18 11:06:39Z: no route",
-        "check",
-    ),
-    ("sources", {**GONE, "trouble": "cut"}, "not connected, last value 2026-11-18 11:06:39Z: cut", "check the device"),
-    (
-        *("sources", {**GONE, "trouble": "SourceRefused: no user"}),
-        *(
-            "not connected, last value 2026-11-18 11:06:39Z: no user",
-            "bsfg opcua test line1 tries each step",
-        ),
-    ),
+    ("sources", {**GONE, "last_value_unix_ms": None}, "not connected, no value since the node started", DEVICE),
+    ("sources", {**GONE, "trouble": "SourceLost: no route"}, f"{NO_SOURCE}: no route", DEVICE),
+    ("sources", {**GONE, "trouble": "cut"}, f"{NO_SOURCE}: cut", DEVICE),
+    ("sources", {**GONE, "trouble": "SourceRefused: no user"}, f"{NO_SOURCE}: no user", EACH_STEP),
     ("sources", {"certificate_days_left": 5.0}, "our certificate ends in 5 days", "bsfg opcua certificate --renew"),
     ("sources", {"certificate_days_left": 0.0}, "our certificate has expired", "bsfg opcua certificate --renew"),
-    (
-        "sources",
-        {**GONE, "tags": 4, "tags_bad": 4},
-        "not connected, last value 2026-11-18 11:06:39Z",
-        "check the device",
-    ),
+    ("sources", {**GONE, "tags": 4, "tags_bad": 4}, NO_SOURCE, DEVICE),
     ("brokers", GONE, "not connected", NO_PERSON),
     ("brokers", {**GONE, "trouble": "no\n  route. "}, "not connected: no route", NO_PERSON),
     ("brokers", {**GONE, "needs_person": True}, "not connected", PERSON),
     ("peers", {**GONE, "lag_seconds": None}, "no answer yet for facts.telemetry", "start the node of that zone"),
     ("peers", GONE, "no answer for facts.telemetry", "start the node of that zone"),
     ("peers", {**GONE, "trouble": "busy. "}, "no answer for facts.telemetry: busy", "start the node of that zone"),
-    (
-        "peers",
-        {**GONE, "blocked": True, "trouble": "not_exported: no. Add it."},
-        "blocked: not_exported: no. Add it",
-        "remove",
-    ),
-    (
-        *(
-            "peers",
-            FENCED,
-            "fenced: another instance of this node pulls in its place, and this one has stopped (lease 3 is in force)",
-        ),
-        "find the other one",
-    ),
+    ("peers", {**BLOCKED, "trouble": "not_exported: no. Add it."}, "blocked: not_exported: no. Add it", "remove"),
+    ("peers", FENCED, f"fenced: {FENCED_TEXT}", "find the other one"),
     (
         "peers",
         {"page_waits": "disk full"},
         "a page that has arrived is not stored: disk full",
         "nothing: the node tries",
     ),
+    ("peers", {**LATE, **far(1_000.0, 300.0)}, f"{LAG}; 40 % caught up at 1,000 facts/s, 5 min left", "nothing: wait"),
+    ("peers", {**LATE, **far(None, None)}, f"{LAG}; 40 % caught up", CATCHES_UP),
+    ("peers", {"lag_seconds": None, **far(None, 300.0)}, "40 % caught up, 5 min left", "nothing: wait"),
+    ("peers", {**LATE, "pacing": PACED}, LAG, "bytes_per_second_max = 1000 of this peer"),
+    ("peers", {**LATE, "pacing": replace(PACED, waits=False)}, LAG, CATCHES_UP),
+    ("peers", {**LATE, "end_offset": 5}, LAG, "it catches up"),
+    ("consumers", {**UNREAD, "state": "offline"}, f"{UNREAD_TEXT}, offline", "is its process running?"),
+    ("consumers", {**UNREAD, "state": "online"}, f"{UNREAD_TEXT}, online", "it reads, and fetches"),
+    ("consumers", {**UNREAD, "state": "idle", "facts_per_s": 9.0}, f"{UNREAD_TEXT}, idle", "it reads, and fetches"),
     (
-        *("peers", {"lag_seconds": 9.0, "catch_up": CatchUpStatus(0, 40.0, 1_000.0, 300.0)}),
-        "9.0 s behind, 0 facts known to be outstanding; 40 % caught up at 1,000 facts/s, 5 min left",
-        "nothing: wait",
-    ),
-    (
-        *("peers", {"lag_seconds": 9.0, "catch_up": CatchUpStatus(0, 40.0, None, None)}),
-        *("9.0 s behind, 0 facts known to be outstanding; 40 % caught up", "it catches up by itself; look at the peer"),
-    ),
-    (
-        *("peers", {"lag_seconds": None, "catch_up": CatchUpStatus(0, 40.0, None, 300.0)}),
-        *("40 % caught up, 5 min left", "nothing: wait"),
-    ),
-    (
-        *("peers", {"lag_seconds": 9.0, "pacing": PacingStatus(1_000, True, 0.0, 0, 0)}),
-        *("9.0 s behind, 0 facts known to be outstanding", "bytes_per_second_max = 1000 of this peer"),
-    ),
-    (
-        *("peers", {"lag_seconds": 9.0, "pacing": PacingStatus(1_000, False, 0.0, 0, 0)}),
-        *("9.0 s behind, 0 facts known to be outstanding", "it catches up by itself; look at the peer"),
-    ),
-    ("peers", {"lag_seconds": 9.0, "end_offset": 5}, "9.0 s behind, 0 facts known to be outstanding", "it catches up"),
-    (
-        *("consumers", {"behind_facts": 5, "oldest_unconfirmed_age_s": 150.0, "state": "offline"}),
-        *("2 min behind (5 facts of facts.telemetry), offline", "is its process running?"),
-    ),
-    (
-        *("consumers", {"behind_facts": 5, "oldest_unconfirmed_age_s": 150.0, "state": "online"}),
-        *("2 min behind (5 facts of facts.telemetry), online", "it reads, and fetches"),
-    ),
-    (
-        *("consumers", {"behind_facts": 5, "oldest_unconfirmed_age_s": 150.0, "state": "idle", "facts_per_s": 9.0}),
-        *("2 min behind (5 facts of facts.telemetry), idle", "it reads, and fetches"),
-    ),
-    (
-        "consumers",
-        {"behind_facts": 5, "oldest_unconfirmed_age_s": 150.0, "facts_per_s": 100.0, "seconds_left": 300.0},
-        *("2 min behind (5 facts of facts.telemetry), online, catches up at 100 facts/s, 5 min left", "it reads"),
+        *("consumers", {**UNREAD, "facts_per_s": 100.0, "seconds_left": 300.0}),
+        *(f"{UNREAD_TEXT}, online, catches up at 100 facts/s, 5 min left", "it reads"),
     ),
 ]
 

@@ -76,7 +76,7 @@ class FakeStore:
 
     def told(self) -> list[dict[str, Any]]:
         """What the facts of the operational stream say, in order."""
-        return [json.loads(one.fact.object_json) for one in self.messages.values()]
+        return [json.loads(message.fact.object_json) for message in self.messages.values()]
 
     def of(self, tag: str) -> list[Sample]:
         """The samples of a tag, by its scope/id."""

@@ -55,4 +55,4 @@ class OrderedStore(FakeStore):
 
 def reasons(store: FakeStore) -> list[str]:
     """Why values are missing, by the gap facts in order."""
-    return [one["reason"] for one in store.told()]
+    return [fact["reason"] for fact in store.told()]

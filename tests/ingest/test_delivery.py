@@ -22,12 +22,12 @@ def tag(name: str, rule: SamplingRule = SamplingRule(), stream: str = "facts.tel
 async def made(store: FakeStore, *tags: Tag) -> Delivery:
     """A delivery of these tags."""
     recorder = Recorder("plc", "plant-a", store, (Busy,), "facts.operational")
-    return Delivery("plc", tags, await recorder.define([one.definition for one in tags]), recorder)
+    return Delivery("plc", tags, await recorder.define([wanted.definition for wanted in tags]), recorder)
 
 
 async def retagged(delivery: Delivery, now_ns: int, *tags: Tag) -> None:
     """These tags instead."""
-    delivery.offer_map(tags, await delivery.recorder.define([one.definition for one in tags]))
+    delivery.offer_map(tags, await delivery.recorder.define([wanted.definition for wanted in tags]))
     assert delivery.take_over_map(now_ns)
     await delivery.recorder.settle()
     assert not delivery.take_over_map(now_ns)
@@ -39,7 +39,7 @@ async def test_a_value_that_stands_is_good_when_the_clock_is_believed() -> None:
     store, spans = FakeStore(), [(0, 50 * S)]
     recorder = Recorder("plc", "plant-a", store, (Busy,), "facts.operational", doubted=lambda: spans)
     wanted = [tag("a", SamplingRule(deadband=0, max_interval_ns=5 * S))]
-    delivery = Delivery("plc", wanted, await recorder.define([one.definition for one in wanted]), recorder)
+    delivery = Delivery("plc", wanted, await recorder.define([known.definition for known in wanted]), recorder)
     delivery.seed({1: Newest(Sample(1, 70 * S, None, BAD_COMMUNICATION_ERROR), 60 * S)})
     await delivery.deliver(SampleColumns.of([Sample(1, 60 * S, 1.0)]), 10 * S)
     assert store.of("a")[-1] == Sample(1, 70 * S + 1, 1.0), "times of the source are its own"
@@ -48,7 +48,7 @@ async def test_a_value_that_stands_is_good_when_the_clock_is_believed() -> None:
     await delivery.deliver_due(16 * S)
     await delivery.deliver(SampleColumns.of([Sample(1, 71 * S, 1.0)]), 71 * S)
     await recorder.drain()
-    found = [(one.source_time_ns // S, one.quality) for one in store.of("a")[1:]]
+    found = [(sample.source_time_ns // S, sample.quality) for sample in store.of("a")[1:]]
     assert found == [(10, CLOCK_UNCERTAIN), (16, CLOCK_UNCERTAIN), (71, 0)]
 
 
@@ -129,13 +129,13 @@ async def test_a_source_that_missed_nothing_has_its_values_again() -> None:
     delivery.expect_value(returned.append)
     await delivery.regain([1, 2, 3, 9], 30 * S)
     await delivery.deliver(SampleColumns.of([Sample(1, 14 * S, 2.0), Sample(2, 10 * S, 1.0)]), 30 * S)
-    assert [(one.source_time_ns, one.value) for one in store.of("a")[1:]] == [
+    assert [(sample.source_time_ns, sample.value) for sample in store.of("a")[1:]] == [
         (12 * S, None),
         (12 * S + 1, 1.0),
         (14 * S, 2.0),
     ]
-    assert [one.value for one in store.of("b")] == [1.0, None, 1.0]
-    assert [one.value for one in store.of("c")] == [1.0, None]
+    assert [sample.value for sample in store.of("b")] == [1.0, None, 1.0]
+    assert [sample.value for sample in store.of("c")] == [1.0, None]
     assert returned == [30 * S]
 
 

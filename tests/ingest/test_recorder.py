@@ -18,7 +18,7 @@ from tests.waiting import LIMIT_S, wait_until_async
 DEFINITION = TagDefinition("tag:a/b")
 
 
-def recorder(store: FakeStore) -> Recorder:
+def made(store: FakeStore) -> Recorder:
     """A recorder of source plc in zone plant-a."""
     return Recorder("plc", "plant-a", store, (Busy,), "facts.operational")
 
@@ -26,18 +26,18 @@ def recorder(store: FakeStore) -> Recorder:
 async def test_a_store_that_refuses_holds_the_source_and_loses_nothing() -> None:
     """While the store is full `record` does not return; when it takes again everything arrives once and in order."""
     store = FakeStore()
-    one = recorder(store)
-    assert await one.define([DEFINITION]) == [1]
+    recorder = made(store)
+    assert await recorder.define([DEFINITION]) == [1]
     store.refusing = True
     rows = [Sample(1, n, n) for n in range(1, 4)]
     async with TaskGroup() as group:
-        task = group.create_task(one.record("facts.telemetry", SampleColumns.of(rows)), name="record")
-        await wait_until_async(lambda: one.refused_total > 2, "refusals")
+        task = group.create_task(recorder.record("facts.telemetry", SampleColumns.of(rows)), name="record")
+        await wait_until_async(lambda: recorder.refused_total > 2, "refusals")
         assert not task.done()
         store.refusing = False
-    await one.drain()
+    await recorder.drain()
     assert [row for _, row in store.samples] == rows
-    assert one.samples_total == 3
+    assert recorder.samples_total == 3
 
 
 async def test_committed_waits_for_what_was_handed_in_before(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,9 +46,9 @@ async def test_committed_waits_for_what_was_handed_in_before(monkeypatch: pytest
     monkeypatch.setattr(recorder_module, "REFUSED_WAIT_S", 0.0)
     store = SlowStore()
     store.define([DEFINITION])
-    queued, one = store.waiting, recorder(store)
-    one.hand_in("facts.telemetry", SampleColumns.of([Sample(1, 1, 1)]))
-    waiting = asyncio.create_task(one.committed())
+    queued, recorder = store.waiting, made(store)
+    recorder.hand_in("facts.telemetry", SampleColumns.of([Sample(1, 1, 1)]))
+    waiting = asyncio.create_task(recorder.committed())
 
     async def is_waiting() -> bool:
         for _ in range(5):
@@ -56,46 +56,46 @@ async def test_committed_waits_for_what_was_handed_in_before(monkeypatch: pytest
         return not waiting.done()
 
     assert await is_waiting()
-    await one.settle()
+    await recorder.settle()
     assert len(queued) == 1
     assert await is_waiting()
     queued[0].set_exception(Busy("after all"))
     assert await is_waiting()
-    await one.settle()
-    await one.settle()
-    one.hand_in("facts.telemetry", SampleColumns.of([Sample(1, 2, 2)]))  # not waited for: it came later
+    await recorder.settle()
+    await recorder.settle()
+    recorder.hand_in("facts.telemetry", SampleColumns.of([Sample(1, 2, 2)]))  # not waited for: it came later
     queued[1].set_result(None)
     await asyncio.wait_for(waiting, LIMIT_S)
-    await one.settle()
+    await recorder.settle()
     queued[2].set_result(None)
-    await one.drain()
+    await recorder.drain()
 
 
 async def test_samples_survive_being_stopped_while_waiting() -> None:
     """Cancelled in the middle of waiting for the store, the samples are still there to be drained."""
     store = FakeStore()
-    one = recorder(store)
-    await one.define([DEFINITION])
+    recorder = made(store)
+    await recorder.define([DEFINITION])
     store.refusing = True
     async with TaskGroup() as group:
-        task = group.create_task(one.record("facts.telemetry", SampleColumns.of([Sample(1, 1, 1)])), name="record")
-        await wait_until_async(lambda: one.refused_total > 0, "a refusal")
+        task = group.create_task(recorder.record("facts.telemetry", SampleColumns.of([Sample(1, 1, 1)])), name="record")
+        await wait_until_async(lambda: recorder.refused_total > 0, "a refusal")
         task.cancel()
     store.refusing = False
-    await one.drain()
+    await recorder.drain()
     assert [row.value for _, row in store.samples] == [1]
 
 
 async def test_gaps_become_one_fact_for_each_reason() -> None:
     """A storm of losses is told once, with its whole range and count, and told again only for what came after."""
     store = FakeStore()
-    one = recorder(store)
+    recorder = made(store)
     for n in range(100):
-        one.add_gap(
+        recorder.add_gap(
             Gap("plc", STORE_REFUSED, 1_000_000_000 + n, 2_000_000_000 + n, 5, count_exact=True, tags=("tag:a/b",))
         )
-    await one.drain()
-    await one.drain()
+    await recorder.drain()
+    await recorder.drain()
     (message,) = store.messages.values()
     assert (message.fact.subject, message.fact.predicate) == ("source:plc", "samples_lost")
     content = json.loads(message.fact.object_json)
@@ -107,29 +107,29 @@ async def test_gaps_become_one_fact_for_each_reason() -> None:
         "reason": "store_refused",
         "tags": ["tag:a/b"],
     }
-    assert one.lost_total == 500
+    assert recorder.lost_total == 500
 
 
 async def test_a_gap_is_handed_in_ahead_of_what_follows_it() -> None:
     """A process that is killed leaves no value behind a loss that no fact names. Losses that follow at once are told
     together later; the end of an outage is not kept back. Gaps count as no samples."""
     store = FakeStore()
-    one = recorder(store)
-    await one.define([DEFINITION])
+    recorder = made(store)
+    await recorder.define([DEFINITION])
 
     async def lose_and_go_on(reason: str, time_ns: int) -> int:
-        one.add_gap(Gap("plc", reason, time_ns, time_ns + 1, 5, count_exact=True))
-        one.hand_in_gaps()
-        await one.record("facts.telemetry", SampleColumns.of([Sample(1, time_ns + 2, 1)]))
+        recorder.add_gap(Gap("plc", reason, time_ns, time_ns + 1, 5, count_exact=True))
+        recorder.hand_in_gaps()
+        await recorder.record("facts.telemetry", SampleColumns.of([Sample(1, time_ns + 2, 1)]))
         return len(store.messages)
 
     assert await lose_and_go_on(SERVER_QUEUE_OVERFLOW, 10) == 1
     assert await lose_and_go_on(SERVER_QUEUE_OVERFLOW, 20) == 1
     assert await lose_and_go_on(SOURCE_LOST, 30) == 3
     assert await lose_and_go_on(SERVER_QUEUE_OVERFLOW, 40) == 3
-    await one.drain()
+    await recorder.drain()
     assert len(store.messages) == 4
-    assert (one.samples_total, one.last_value_unix_ms) == (4, 0)
+    assert (recorder.samples_total, recorder.last_value_unix_ms) == (4, 0)
 
 
 async def test_what_is_held_follows_the_gap_that_was_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +147,7 @@ async def test_what_is_held_follows_the_gap_that_was_not_known(monkeypatch: pyte
             return super().append_columns(stream, columns)
 
     store = Ordered()
-    plc = recorder(store)
+    plc = made(store)
     await plc.define([DEFINITION])
 
     async def record(time_ns: int, count: int = 1) -> int:
@@ -172,20 +172,20 @@ async def test_what_is_held_follows_the_gap_that_was_not_known(monkeypatch: pyte
 async def test_a_gap_that_the_store_fails_to_record_is_recorded_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is no sample that is given up: what was lost stays known, and is told as what it is."""
     store = FakeStore()
-    one = recorder(store)
+    recorder = made(store)
 
     def broken(*_: object) -> Future[Any]:
         raise OSError("the disk")
 
     with monkeypatch.context() as patched:
         patched.setattr(store, "append_message", broken)
-        one.add_gap(Gap("plc", SOURCE_LOST, 1, 2, 5, count_exact=True))
-        one.hand_in_gaps()
+        recorder.add_gap(Gap("plc", SOURCE_LOST, 1, 2, 5, count_exact=True))
+        recorder.hand_in_gaps()
         for _ in range(FAILURES_MAX):
             with pytest.raises(OSError, match="the disk"):
-                await one.settle()
-        await one.settle()
-    await one.drain()
+                await recorder.settle()
+        await recorder.settle()
+    await recorder.drain()
     (message,) = store.told()
     assert message["reason"] == "source_lost"
 
@@ -193,17 +193,17 @@ async def test_a_gap_that_the_store_fails_to_record_is_recorded_later(monkeypatc
 async def test_a_gap_whose_append_is_not_waited_for_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """A source that ends while the store commits its gap does not know whether the store took it: it is told again."""
     store = FakeStore()
-    one = recorder(store)
+    recorder = made(store)
     under_way, append_message = Future[Any](), store.append_message
     answers = [under_way]
     monkeypatch.setattr(store, "append_message", lambda *args: answers.pop() if answers else append_message(*args))
-    one.add_gap(Gap("plc", SOURCE_LOST, 1, 2, 5, count_exact=True))
+    recorder.add_gap(Gap("plc", SOURCE_LOST, 1, 2, 5, count_exact=True))
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0):
-            await one.drain()
+            await recorder.drain()
     assert not under_way.cancelled()
     under_way.set_exception(Busy("after all"))
-    await one.drain()
+    await recorder.drain()
     (message,) = store.told()
     assert message["count"] == 5
 
@@ -211,12 +211,12 @@ async def test_a_gap_whose_append_is_not_waited_for_is_kept(monkeypatch: pytest.
 async def test_what_is_no_refusal_is_not_hidden() -> None:
     """An error the store was not introduced with reaches the supervisor, and the samples are kept for the next life."""
     store = FakeStore()
-    one = Recorder("plc", "plant-a", store, (), "facts.operational")
-    await one.define([DEFINITION])
+    recorder = Recorder("plc", "plant-a", store, (), "facts.operational")
+    await recorder.define([DEFINITION])
     store.failing_futures = 1
     with pytest.raises(Busy):
-        await one.record("facts.telemetry", SampleColumns.of([Sample(1, 1, 1)]))
-    await one.drain()
+        await recorder.record("facts.telemetry", SampleColumns.of([Sample(1, 1, 1)]))
+    await recorder.drain()
     assert [row.value for _, row in store.samples] == [1]
 
 
@@ -224,16 +224,16 @@ async def test_what_is_on_its_way_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
     """A store that takes samples and does not commit them holds the source once so many are on their way."""
     monkeypatch.setattr("agent.ingest.recorder.IN_FLIGHT_SAMPLES_MAX", 2)
     store = SlowStore()
-    one = recorder(store)
-    await one.define([DEFINITION])
-    await one.record("facts.telemetry", SampleColumns.of([Sample(1, 1, 1), Sample(1, 2, 2)]))
+    recorder = made(store)
+    await recorder.define([DEFINITION])
+    await recorder.record("facts.telemetry", SampleColumns.of([Sample(1, 1, 1), Sample(1, 2, 2)]))
     async with TaskGroup() as group:
-        task = group.create_task(one.record("facts.telemetry", SampleColumns.of([Sample(1, 3, 3)])), name="record")
+        task = group.create_task(recorder.record("facts.telemetry", SampleColumns.of([Sample(1, 3, 3)])), name="record")
         await wait_until_async(lambda: len(store.waiting) == 2, "the second append")
         await asyncio.sleep(0)
         assert not task.done()
         store.waiting[0].set_result(None)
-    assert one.samples_total == 2
+    assert recorder.samples_total == 2
     store.waiting[1].set_result(None)
 
 
@@ -241,21 +241,21 @@ async def test_draining_ends_with_the_last_commit() -> None:
     """Told to stop, a recorder waits until all that it handed in is committed; a wait that is cancelled takes nothing
     back."""
     store = SlowStore()
-    one = recorder(store)
-    await one.define([DEFINITION])
-    await one.record("facts.telemetry", SampleColumns.of([Sample(1, 1, 1)]))
+    recorder = made(store)
+    await recorder.define([DEFINITION])
+    await recorder.record("facts.telemetry", SampleColumns.of([Sample(1, 1, 1)]))
     async with TaskGroup() as group:
         for _ in range(2):
-            task = group.create_task(one.drain(), name="drain")
+            task = group.create_task(recorder.drain(), name="drain")
             await asyncio.sleep(0)
             await asyncio.sleep(0)
             assert not task.done()
             task.cancel()
             await asyncio.wait([task])
-        group.create_task(one.drain(), name="drain")
+        group.create_task(recorder.drain(), name="drain")
         store.waiting[0].set_result(None)
     assert len(store.waiting) == 1
-    assert one.samples_total == 1
+    assert recorder.samples_total == 1
 
 
 def message(number: int, size: int = 2) -> Message:
@@ -274,7 +274,7 @@ async def test_a_message_that_the_store_fails_at_is_given_up_as_a_loss_of_its_ki
             return super().append_message(stream, message)
 
     store = Failing()
-    other = recorder(store).for_another_task("events_lost")
+    other = made(store).for_another_task("events_lost")
     other.hand_in_message("events", message(1), 7_000_000_000)
     for _ in range(3):
         with pytest.raises(ValueError, match="luck"):
@@ -294,15 +294,17 @@ async def test_a_message_that_the_store_fails_at_is_given_up_as_a_loss_of_its_ki
 
 async def test_the_time_of_the_last_value_is_of_no_bad_sample() -> None:
     """A source that gives nothing but bad samples has had no value since the last good one."""
-    one = recorder(FakeStore())
-    await one.define([DEFINITION])
+    recorder = made(FakeStore())
+    await recorder.define([DEFINITION])
     for second, status in ((1, 0), (2, 0x800A_0000)):
-        await one.record("facts.telemetry", SampleColumns([1], [second * 10**9], [None], [status]))
-    await one.drain()
-    assert one.last_value_unix_ms == 1_000
-    await one.record("facts.telemetry", SampleColumns([1, 1], [3 * 10**9, 4 * 10**9], [None, None], [0, 0x800A_0000]))
-    await one.drain()
-    assert one.last_value_unix_ms == 3_000
+        await recorder.record("facts.telemetry", SampleColumns([1], [second * 10**9], [None], [status]))
+    await recorder.drain()
+    assert recorder.last_value_unix_ms == 1_000
+    await recorder.record(
+        "facts.telemetry", SampleColumns([1, 1], [3 * 10**9, 4 * 10**9], [None, None], [0, 0x800A_0000])
+    )
+    await recorder.drain()
+    assert recorder.last_value_unix_ms == 3_000
 
 
 async def test_a_source_is_complete_when_everything_before_is_committed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,26 +313,26 @@ async def test_a_source_is_complete_when_everything_before_is_committed(monkeypa
     monkeypatch.setattr(recorder_module, "COMPLETE_INTERVAL_S", 0.0)
     store = SlowStore()
     store.define([DEFINITION])
-    one = recorder(store)
-    one.continue_from({"tag:a/1": Stored(1)})
+    recorder = made(store)
+    recorder.continue_from({"tag:a/1": Stored(1)})
     store.complete["plc", "tag:a/1"] = Stored(1)
-    await one.record("facts.telemetry", SampleColumns.of([Sample(1, 1, 1.0)]))
+    await recorder.record("facts.telemetry", SampleColumns.of([Sample(1, 1, 1.0)]))
 
     async def noted(*times_ns: int) -> dict[str, int]:
         for _ in range(3):
-            await one.note_complete({f"part {n}": Stored(time_ns) for n, time_ns in enumerate(times_ns)})
+            await recorder.note_complete({f"part {n}": Stored(time_ns) for n, time_ns in enumerate(times_ns)})
         return {part: known.complete_ns for (_, part), known in store.complete.items()}
 
     assert await noted(5) == {"tag:a/1": 1}
     store.waiting[0].set_result(None)
     assert await noted(5) == {"part 0": 5}
-    one.add_gap(Gap("plc", SOURCE_LOST, 1, 2, 0, count_exact=False))
+    recorder.add_gap(Gap("plc", SOURCE_LOST, 1, 2, 0, count_exact=False))
     assert await noted(7) == {"part 0": 5}
-    await one.drain()
+    await recorder.drain()
     store.refusing = True
     assert await noted(7) == {"part 0": 5}
     store.refusing = False
     assert await noted(7, 8) == {"part 0": 7, "part 1": 8}
-    await one.note_complete({"part 0": Stored(9)})
-    await one.end_recording()
+    await recorder.note_complete({"part 0": Stored(9)})
+    await recorder.end_recording()
     assert {part: known.complete_ns for (_, part), known in store.complete.items()} == {"part 0": 9}

@@ -25,7 +25,7 @@ async def test_removed_tags_end_with_a_fact(tmp_path: Path) -> None:
         asked.append(subjects)
         store.refusing = True
         removed = [("facts.telemetry", 1, "tag:plant/old", now_ns), ("facts.other", 2, "tag:plant/older", 5)]
-        return [RemovedTag(*one) for one in removed]
+        return [RemovedTag(*row) for row in removed]
 
     async with ingesting(modbus(1, tmp_path, TAG), store=store, find_removed=find):
         await wait_until_async(lambda: store.refusing, "the search")

@@ -17,20 +17,20 @@ TAG = 1
 
 def made(rules: Iterable[tuple[int, SamplingRule]]) -> Sampler:
     """A sampler of tags with these rules."""
-    one = Sampler()
-    one.adopt(dict(rules))
-    return one
+    sampler = Sampler()
+    sampler.adopt(dict(rules))
+    return sampler
 
 
-def sampler(rule: SamplingRule = SamplingRule()) -> Sampler:  # noqa: B008 frozen
+def sampler_of(rule: SamplingRule = SamplingRule()) -> Sampler:  # noqa: B008 frozen
     """A sampler of one tag."""
     return made([(TAG, rule)])
 
 
-def fed(one: Sampler, *values: Value, start_ns: int = S) -> list[Value]:
+def fed(sampler: Sampler, *values: Value, start_ns: int = S) -> list[Value]:
     """The values recorded when these come one after the other."""
     samples = [Sample(TAG, start_ns + n * S, value) for n, value in enumerate(values)]
-    return [kept.value for sample in samples for kept in one.select([sample], sample.source_time_ns)]
+    return [kept.value for sample in samples for kept in sampler.select([sample], sample.source_time_ns)]
 
 
 @pytest.mark.parametrize(
@@ -57,65 +57,65 @@ def fed(one: Sampler, *values: Value, start_ns: int = S) -> list[Value]:
 def test_deadbands(rule: SamplingRule, values: list[Value], recorded: list[Value]) -> None:
     """Which values become facts under each kind of deadband, also beside zero, infinity and what is no number. NaN
     differs from a number and equals itself."""
-    assert repr(fed(sampler(rule), *values)) == repr(recorded)
+    assert repr(fed(sampler_of(rule), *values)) == repr(recorded)
 
 
 def test_a_change_of_quality_is_recorded_at_once() -> None:
     """Deadband and interval are about values; that a value went bad is news."""
-    one = sampler(SamplingRule(deadband=10, min_interval_ns=60 * S))
+    sampler = sampler_of(SamplingRule(deadband=10, min_interval_ns=60 * S))
     rows = [Sample(TAG, S, 1.0), Sample(TAG, 2 * S, 1.0, BAD), Sample(TAG, 3 * S, 1.0, BAD), Sample(TAG, 4 * S, 1.0)]
-    assert [row.quality for row in one.select(rows, 4 * S)] == [0, BAD, 0]
+    assert [row.quality for row in sampler.select(rows, 4 * S)] == [0, BAD, 0]
 
 
 def test_what_is_held_back_is_recorded_when_its_time_comes() -> None:
     """With a minimum interval the newest value wins, and the last one before a standstill is not lost."""
-    one = sampler(SamplingRule(min_interval_ns=10 * S))
-    assert fed(one, 1, 2, 3) == [1]
-    assert one.due(9 * S) == []
-    assert one.due(11 * S) == [Sample(TAG, 3 * S, 3)]
-    assert one.due(12 * S) == []
+    sampler = sampler_of(SamplingRule(min_interval_ns=10 * S))
+    assert fed(sampler, 1, 2, 3) == [1]
+    assert sampler.due(9 * S) == []
+    assert sampler.due(11 * S) == [Sample(TAG, 3 * S, 3)]
+    assert sampler.due(12 * S) == []
 
 
 def test_what_is_held_back_is_dropped_when_the_value_returns() -> None:
     """A peak that was held back is not recorded after the value has returned to the recorded one: it would stand as
     the last value."""
-    one = sampler(SamplingRule(deadband=1, min_interval_ns=10 * S))
-    assert fed(one, 5, 8, 5) == [5]
-    assert one.due(60 * S) == []
+    sampler = sampler_of(SamplingRule(deadband=1, min_interval_ns=10 * S))
+    assert fed(sampler, 5, 8, 5) == [5]
+    assert sampler.due(60 * S) == []
 
 
 def test_a_standing_value_is_confirmed() -> None:
     """With a maximum interval a value that stands still is said again, with the time it was still so."""
-    one = sampler(SamplingRule(deadband=1, max_interval_ns=10 * S))
-    assert fed(one, 5) == [5]
-    assert one.due(10 * S) == []
-    assert one.due(11 * S) == [Sample(TAG, 11 * S, 5)]
-    assert one.due(12 * S) == []
-    one.lose(BAD, 13 * S)
-    assert one.due(100 * S) == []  # nobody knows whether it still stands
+    sampler = sampler_of(SamplingRule(deadband=1, max_interval_ns=10 * S))
+    assert fed(sampler, 5) == [5]
+    assert sampler.due(10 * S) == []
+    assert sampler.due(11 * S) == [Sample(TAG, 11 * S, 5)]
+    assert sampler.due(12 * S) == []
+    sampler.lose(BAD, 13 * S)
+    assert sampler.due(100 * S) == []  # nobody knows whether it still stands
 
 
 def test_a_confirmation_is_newer_than_the_fact_before() -> None:
     """Where the clock of the source is ahead of ours, a confirmation still comes after the value in the order of
     time."""
-    one = sampler(SamplingRule(max_interval_ns=10 * S))
-    one.select([Sample(TAG, 100 * S, 1.5)], S)
-    assert one.due(11 * S) == [Sample(TAG, 100 * S + 1, 1.5)]
+    sampler = sampler_of(SamplingRule(max_interval_ns=10 * S))
+    sampler.select([Sample(TAG, 100 * S, 1.5)], S)
+    assert sampler.due(11 * S) == [Sample(TAG, 100 * S + 1, 1.5)]
 
 
 def test_a_value_that_changed_during_a_loss_keeps_its_time() -> None:
     """What the server knows to have happened meanwhile is recorded as it happened."""
-    one = sampler()
-    one.select([Sample(TAG, 10 * S, 1.5)], 10 * S)
-    one.lose(BAD, 20 * S)
-    assert one.select([Sample(TAG, 25 * S, 2.5)], 30 * S) == [Sample(TAG, 25 * S, 2.5)]
+    sampler = sampler_of()
+    sampler.select([Sample(TAG, 10 * S, 1.5)], 10 * S)
+    sampler.lose(BAD, 20 * S)
+    assert sampler.select([Sample(TAG, 25 * S, 2.5)], 30 * S) == [Sample(TAG, 25 * S, 2.5)]
 
 
 def test_what_was_held_back_is_recorded_before_a_loss() -> None:
     """A minimum interval does not swallow the last value before the line went."""
-    one = sampler(SamplingRule(min_interval_ns=10 * S))
-    assert fed(one, 1, 2) == [1]
-    assert one.lose(BAD, 3 * S) == [Sample(TAG, 2 * S, 2), Sample(TAG, 3 * S, None, BAD)]
+    sampler = sampler_of(SamplingRule(min_interval_ns=10 * S))
+    assert fed(sampler, 1, 2) == [1]
+    assert sampler.lose(BAD, 3 * S) == [Sample(TAG, 2 * S, 2), Sample(TAG, 3 * S, None, BAD)]
 
 
 @given(
@@ -129,18 +129,18 @@ def test_the_last_fact_is_never_far_from_the_last_sample(
 ) -> None:
     """Whatever comes in whatever order, the newest recorded sample has the quality of the last one seen and a value
     within the deadband of it: a reader of the facts knows what the plant shows."""
-    one = sampler(rule)
+    sampler = sampler_of(rule)
     facts: list[Sample] = []
     last: Sample | None = None
     now_ns = 0
     for time_s, value, quality, lost in rows:
         now_ns += S
         if lost:
-            facts += one.lose(BAD, now_ns)
+            facts += sampler.lose(BAD, now_ns)
             last = None
             continue
         last = Sample(TAG, time_s * S, value, quality)
-        facts += one.select([last], now_ns)
+        facts += sampler.select([last], now_ns)
     if last is None or not facts:
         return
     assert facts[-1].quality == last.quality
@@ -153,24 +153,24 @@ def test_a_tag_whose_clock_is_behind_is_lost_and_returns_on_its_own_clock(*, in_
     """A device an hour behind its server: dated by the server's clock, the loss and the return would be newer than
     every value of the next hour, and `latest` would show one of them as fresh for as long."""
     behind, now = 3600 * S, 10_000 * S
-    one = made([(1, SamplingRule()), (2, SamplingRule())])
+    sampler = made([(1, SamplingRule()), (2, SamplingRule())])
 
     def feed(at_ns: int, *samples: Sample) -> list[Sample]:
         if not in_columns:
-            return one.select(samples, at_ns)
-        columns = one.select_columns(SampleColumns.of(list(samples)), at_ns)
+            return sampler.select(samples, at_ns)
+        columns = sampler.select_columns(SampleColumns.of(list(samples)), at_ns)
         return [Sample(*row) for row in zip(*columns, strict=True)]
 
     feed(now, Sample(1, now - behind, 1.0), Sample(2, now - behind, 5.0))  # first values: they may just be old
     feed(now + 10 * S, Sample(1, now - behind + 10 * S, 2.0))
-    lost = {bad.tag: bad.source_time_ns for bad in one.lose(BAD, now + 20 * S)}
+    lost = {bad.tag: bad.source_time_ns for bad in sampler.lose(BAD, now + 20 * S)}
     assert lost == {1: now - behind + 20 * S, 2: now + 20 * S}, "of the second tag no change was seen"
     (back,) = feed(now + 30 * S, Sample(1, now - behind + 10 * S, 2.0))
     assert back.source_time_ns == now - behind + 30 * S
     (changed,) = feed(now + 31 * S, Sample(1, now - behind + 31 * S, 3.0))
     assert changed.source_time_ns > back.source_time_ns
     feed(now + 40 * S, Sample(1, now + 40 * S, 4.0))  # the device's clock was set right
-    assert [bad.source_time_ns for bad in one.lose(BAD, now + 50 * S, [1])] == [now + 50 * S]
+    assert [bad.source_time_ns for bad in sampler.lose(BAD, now + 50 * S, [1])] == [now + 50 * S]
     after_restart = made([(1, SamplingRule())])
     after_restart.seed(1, Sample(1, now - 2 * behind, 1.0), now - 2 * behind)
     after_restart.select([Sample(1, now - behind, 2.0)], now)  # it changed at any time while no process ran
@@ -179,24 +179,24 @@ def test_a_tag_whose_clock_is_behind_is_lost_and_returns_on_its_own_clock(*, in_
 
 def test_tags_are_counted_by_their_last_sample() -> None:
     """Bad ones and those that never had a sample; whether the source or we called them bad makes no difference."""
-    one = made([(n, SamplingRule()) for n in range(1, 5)])
-    assert one.tally() == Tally(bad=0, silent=4)
-    one.select([Sample(1, S, 1.0), Sample(2, S, None, BAD), Sample(3, S, 1.0)], S)
-    one.lose(BAD, 2 * S, [3])
-    assert one.tally() == Tally(bad=2, silent=1)
-    one.select([Sample(2, 3 * S, 1.0), Sample(3, 3 * S, 1.0, 0x4000_0000)], 3 * S)
-    assert one.tally() == Tally(bad=0, silent=1)
+    sampler = made([(n, SamplingRule()) for n in range(1, 5)])
+    assert sampler.tally() == Tally(bad=0, silent=4)
+    sampler.select([Sample(1, S, 1.0), Sample(2, S, None, BAD), Sample(3, S, 1.0)], S)
+    sampler.lose(BAD, 2 * S, [3])
+    assert sampler.tally() == Tally(bad=2, silent=1)
+    sampler.select([Sample(2, 3 * S, 1.0), Sample(3, 3 * S, 1.0, 0x4000_0000)], 3 * S)
+    assert sampler.tally() == Tally(bad=0, silent=1)
 
 
 def test_a_tag_that_its_source_calls_lost_returns_with_any_value() -> None:
     """The bad sample of the source stays the only one; a value with an older time is recorded as a return."""
-    one = sampler()
-    one.select([Sample(TAG, 5 * S, 1.0), Sample(TAG, 10 * S, None, BAD)], 10 * S)
-    one.mark_lost([TAG])
-    assert one.lose(BAD, 11 * S) == []
-    assert one.select([Sample(TAG, 5 * S, 1.0)], 20 * S) == [Sample(TAG, 20 * S, 1.0)]
-    one.mark_lost([TAG])  # its last sample is good: it is not lost
-    assert one.lose(BAD, 30 * S) == [Sample(TAG, 30 * S, None, BAD)]
+    sampler = sampler_of()
+    sampler.select([Sample(TAG, 5 * S, 1.0), Sample(TAG, 10 * S, None, BAD)], 10 * S)
+    sampler.mark_lost([TAG])
+    assert sampler.lose(BAD, 11 * S) == []
+    assert sampler.select([Sample(TAG, 5 * S, 1.0)], 20 * S) == [Sample(TAG, 20 * S, 1.0)]
+    sampler.mark_lost([TAG])  # its last sample is good: it is not lost
+    assert sampler.lose(BAD, 30 * S) == [Sample(TAG, 30 * S, None, BAD)]
 
 
 RULES = [

@@ -51,7 +51,7 @@ async def stands_by(run: Running, turns: int = 1) -> None:
 
 def has_all_values(store: FakeStore) -> bool:
     """Whether every tag has a good value."""
-    return len({one.tag for _, one in store.samples if one.quality == 0}) == len(store.definitions)
+    return len({sample.tag for _, sample in store.samples if sample.quality == 0}) == len(store.definitions)
 
 
 @pytest.mark.system
@@ -76,7 +76,7 @@ async def test_a_standby_records_nothing_and_begins_at_once(
         count = len(store.samples)
         await stands_by(run, 2)
         assert len(store.samples) == count
-        assert {one.quality for _, one in store.samples} == {0}
+        assert {sample.quality for _, sample in store.samples} == {0}
         assert store.messages == {}
         run.ingest.begin_recording(time.time_ns() - S)
         await wait_until_async(lambda: len(store.samples) > count and store.messages, "values, and the gap")
@@ -128,7 +128,7 @@ async def test_an_idle_line_is_kept_open(
                 await wait_until_async(lambda: sum(opened) > 2, "connections that were opened again")
             assert (run.source("meter").errors_total, run.ingest.fitness()) == (0, 1)
             assert bool(opened) == (connections_max > 1)
-            assert not [one for one in caplog.records if one.levelname == "WARNING"]
+            assert not [record for record in caplog.records if record.levelname == "WARNING"]
             run.ingest.begin_recording(None)
             await run.wait_good("plant/x")
 
@@ -407,7 +407,7 @@ async def check_steps(steps: Sequence[str], folder: Path) -> None:
             await run.wait_good("plant/x", len(store.samples))
         else:
             await stands_by(run)
-    assert {one.quality for _, one in store.samples} <= {0}
+    assert {sample.quality for _, sample in store.samples} <= {0}
 
 
 async def test_a_stop_during_the_end_of_recording(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

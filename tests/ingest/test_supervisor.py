@@ -231,7 +231,7 @@ async def test_a_changed_source_ends_before_it_begins_again(monkeypatch: pytest.
         await running.ingest.change([changed], load_tag_maps([changed]))
         await wait_until_async(lambda: len(happened) == 3, "the source again")
         assert happened == ["begins at 1", "ends at 1", "begins at 2"]
-        watching = lambda: [one.get_name() for one in asyncio.all_tasks()].count("tag files")  # noqa: E731
+        watching = lambda: [task.get_name() for task in asyncio.all_tasks()].count("tag files")  # noqa: E731
         await wait_until_async(lambda: watching() == 1, "the end of the watch before")
 
 
@@ -275,7 +275,7 @@ async def test_a_stop_does_not_wait_for_ever(
     store = SlowStore()
     async with ingesting(modbus(1, tmp_path, TAG), store=store):
         await wait_until_async(lambda: store.waiting, "the first sample")
-    (found,) = [one for one in caplog.records if "too long" in one.message]
+    (found,) = [record for record in caplog.records if "too long" in record.message]
     assert (vars(found)["action"], vars(found)["source"]) == ("source_not_drained", "meter")
 
 

@@ -31,36 +31,34 @@ def defined(store: FactStore, *names: str, **more: str) -> list[int]:
     return store.appends.define([TagDefinition(f"tag:{name}", source="plc", **more) for name in names]).result()
 
 
-def test_tags_that_no_file_names_and_that_are_in_service(tmp_path: Path) -> None:
+def test_tags_that_no_file_names_and_that_are_in_service(store: FactStore) -> None:
     """Removed tags are found with the stream and the number of their newest sample, whatever numbers and streams they
     have had. Not found: tags in a file, tags out of service, values from history, and tags without a source."""
-    with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
-        kept, gone, retired, moved = defined(store, "l/kept", "l/gone", "l/retired", "l/moved")
-        (renumbered,) = defined(store, "l/moved", unit="V")
-        (late,) = defined(store, "l/gone", acquisition="history")
-        (foreign,) = store.appends.define([TagDefinition("tag:l/foreign")]).result()
-        for stream, rows in (
-            (STREAM, [Sample(n, 10 * S, 1.0) for n in (kept, gone, retired, moved, foreign)]),
-            (STREAM, [Sample(retired, 20 * S, None, TAG_REMOVED), Sample(late, 15 * S, 0.5)]),
-            (OTHER, [Sample(renumbered, 30 * S, 2.0)]),
-        ):
-            store.appends.append_samples(stream, rows).result()
-        assert find_removed_tags(store.reader, {"tag:l/kept"}) == [
-            RemovedTag(STREAM, gone, "tag:l/gone", 10 * S),
-            RemovedTag(OTHER, renumbered, "tag:l/moved", 30 * S),
-        ]
-        assert find_removed_tags(store.reader, {f"tag:l/{n}" for n in ("kept", "gone", "moved")}) == []
+    kept, gone, retired, moved = defined(store, "l/kept", "l/gone", "l/retired", "l/moved")
+    (renumbered,) = defined(store, "l/moved", unit="V")
+    (late,) = defined(store, "l/gone", acquisition="history")
+    (foreign,) = store.appends.define([TagDefinition("tag:l/foreign")]).result()
+    for stream, rows in (
+        (STREAM, [Sample(n, 10 * S, 1.0) for n in (kept, gone, retired, moved, foreign)]),
+        (STREAM, [Sample(retired, 20 * S, None, TAG_REMOVED), Sample(late, 15 * S, 0.5)]),
+        (OTHER, [Sample(renumbered, 30 * S, 2.0)]),
+    ):
+        store.appends.append_samples(stream, rows).result()
+    assert find_removed_tags(store.reader, {"tag:l/kept"}) == [
+        RemovedTag(STREAM, gone, "tag:l/gone", 10 * S),
+        RemovedTag(OTHER, renumbered, "tag:l/moved", 30 * S),
+    ]
+    assert find_removed_tags(store.reader, {f"tag:l/{n}" for n in ("kept", "gone", "moved")}) == []
 
 
-def test_the_search_is_bounded(tmp_path: Path) -> None:
+def test_the_search_is_bounded(store: FactStore) -> None:
     """A tag whose newest sample lies deeper is not found, so a tag that was removed long ago is not recorded at every
     start."""
-    with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
-        kept, gone = defined(store, "l/kept", "l/gone")
-        store.appends.append_samples(STREAM, [Sample(gone, S, 1)]).result()
-        store.appends.append_samples(STREAM, [Sample(kept, n * S, n) for n in range(2, 12)]).result()
-        assert find_removed_tags(store.reader, {"tag:l/kept"}, depth_facts=10) == []
-        assert len(find_removed_tags(store.reader, {"tag:l/kept"}, depth_facts=11)) == 1
+    kept, gone = defined(store, "l/kept", "l/gone")
+    store.appends.append_samples(STREAM, [Sample(gone, S, 1)]).result()
+    store.appends.append_samples(STREAM, [Sample(kept, n * S, n) for n in range(2, 12)]).result()
+    assert find_removed_tags(store.reader, {"tag:l/kept"}, depth_facts=10) == []
+    assert len(find_removed_tags(store.reader, {"tag:l/kept"}, depth_facts=11)) == 1
 
 
 def test_a_node_records_it_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

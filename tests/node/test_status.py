@@ -78,20 +78,19 @@ def with_a_consumer_behind(folder: Path) -> FactStore:
     return store
 
 
-def test_a_consumers_age_counts_from_its_registration(tmp_path: Path) -> None:
+def test_a_consumers_age_counts_from_its_registration(store: FactStore, tmp_path: Path) -> None:
     """The age counts neither from the source time of the facts, years ago, nor from their arrival before the consumer
     registered."""
-    with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
-        store.appends.define([TagDefinition("tag:line1/t1")]).result()
-        store.appends.append_samples("facts.telemetry", [Sample(1, 1, 1.0, 0)]).result()
-        store.consumers.register("mes", "plant-a", "facts.telemetry", "oldest").result()
-        collector, kept = collector_of(store, tmp_path), ConsumerSpace("mes", "facts.telemetry", 100, 72.0, None)
-        collector._from_disk.space = StoreSpace(0, None, None, None, (), (kept,))
-        (consumer,) = collector.snapshot().consumers
-        assert consumer.behind_facts == 1
-        assert consumer.oldest_unconfirmed_age_s is not None
-        assert consumer.oldest_unconfirmed_age_s < 60
-        assert consumer.hours_held == 72.0
+    store.appends.define([TagDefinition("tag:line1/t1")]).result()
+    store.appends.append_samples("facts.telemetry", [Sample(1, 1, 1.0, 0)]).result()
+    store.consumers.register("mes", "plant-a", "facts.telemetry", "oldest").result()
+    collector, kept = collector_of(store, tmp_path), ConsumerSpace("mes", "facts.telemetry", 100, 72.0, None)
+    collector._from_disk.space = StoreSpace(0, None, None, None, (), (kept,))
+    (consumer,) = collector.snapshot().consumers
+    assert consumer.behind_facts == 1
+    assert consumer.oldest_unconfirmed_age_s is not None
+    assert consumer.oldest_unconfirmed_age_s < 60
+    assert consumer.hours_held == 72.0
 
 
 def test_the_read_rate_of_a_consumer(tmp_path: Path) -> None:
@@ -166,17 +165,16 @@ def pull_statistics(**some: object) -> PullStatistics:
     return PullStatistics(**(dict.fromkeys(names, 0) | fixed | some))  # type: ignore[arg-type]
 
 
-def test_the_reasons_that_delay_a_pull(tmp_path: Path) -> None:
+def test_the_reasons_that_delay_a_pull(store: FactStore, tmp_path: Path) -> None:
     """The status shows the peer's bandwidth limit, in seconds and whether it delays the pull now, and why a page is not
     stored."""
-    with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
-        collector = collector_of(store, tmp_path)
-        pacing = Pacing(50_000, 8_863, 1_831, 438_602)
-        for asking in (Asking.PACED, Asking.WAITING):
-            found = collector._peer(pull_statistics(asking=asking, pacing=pacing, page_waits="full"))
-            assert found.pacing == PacingStatus(50_000, asking is Asking.PACED, 8.863, 1_831, 438_602)
-            assert found.page_waits == "full"
-        assert collector._peer(pull_statistics(asking=Asking.WAITING, pacing=None)).pacing is None
+    collector = collector_of(store, tmp_path)
+    pacing = Pacing(50_000, 8_863, 1_831, 438_602)
+    for asking in (Asking.PACED, Asking.WAITING):
+        found = collector._peer(pull_statistics(asking=asking, pacing=pacing, page_waits="full"))
+        assert found.pacing == PacingStatus(50_000, asking is Asking.PACED, 8.863, 1_831, 438_602)
+        assert found.page_waits == "full"
+    assert collector._peer(pull_statistics(asking=Asking.WAITING, pacing=None)).pacing is None
 
 
 async def test_a_restart_while_the_peer_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +203,7 @@ async def test_a_restart_while_the_peer_is_away(tmp_path: Path, monkeypatch: pyt
         assert collector._peer(replace(away, lost_reason=None, last_answer_ms=1)).lag_seconds == 0.0
 
 
-def test_what_may_be_missing_of_a_peer(tmp_path: Path) -> None:
+def test_what_may_be_missing_of_a_peer(store: FactStore, tmp_path: Path) -> None:
     """The pull of it that was level longest ago decides; one that was never answered counts from the start."""
     pulls = [
         pull_statistics(peer_node=peer, stream=stream, level_ms=level_ms)
@@ -217,16 +215,15 @@ def test_what_may_be_missing_of_a_peer(tmp_path: Path) -> None:
         )
     ]
     pullers = [Mock(statistics=lambda pull=pull: pull) for pull in pulls]
-    with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
-        collector = collector_of(store, tmp_path)
-        collector._runtimes = {"broker": Mock(pullers=pullers)}
-        collector._clock_s = lambda: 10.0
-        assert [collector.unseen_s(peer) for peer in ("plant-b", "plant-c", "idmz")] == [2.0, NOTICED_S, 0.0]
-        collector._clock_s = lambda: 15.0
-        assert collector.unseen_s("plant-c") == 5.0 + NOTICED_S
+    collector = collector_of(store, tmp_path)
+    collector._runtimes = {"broker": Mock(pullers=pullers)}
+    collector._clock_s = lambda: 10.0
+    assert [collector.unseen_s(peer) for peer in ("plant-b", "plant-c", "idmz")] == [2.0, NOTICED_S, 0.0]
+    collector._clock_s = lambda: 15.0
+    assert collector.unseen_s("plant-c") == 5.0 + NOTICED_S
 
 
-def test_counters_of_pulls_and_comparisons_reach_the_status(tmp_path: Path) -> None:
+def test_counters_of_pulls_and_comparisons_reach_the_status(store: FactStore, tmp_path: Path) -> None:
     """Counts of the pull, its catching up and its comparisons reach the status, each under its own name."""
     counters = {"pages": 3, "pages_late": 4, "pages_dropped": 5, "timeouts": 6, "restarts": 7, "unproven": 8}
     counters |= {"facts_stored": 1, "facts_duplicate": 2}
@@ -234,8 +231,7 @@ def test_counters_of_pulls_and_comparisons_reach_the_status(tmp_path: Path) -> N
     compared = AntiEntropyStatistics("plant-b", STREAM, **comparisons, last_unix_ms=6, is_equal=False)
     where = {"offset": 30, "peer_end_offset": 50, "catch_up": CatchUp(10, 30, 50, 5.0, 4.0)}
     pull = pull_statistics(pacing=None, lease=8, counters=ReceiverCounters(**counters), **where)
-    with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
-        status = collector_of(store, tmp_path)._peer(pull, compared)
+    status = collector_of(store, tmp_path)._peer(pull, compared)
     assert (status.zone, status.position, status.end_offset) == ("plant-b", 30, 50)
     assert {name: getattr(status, f"{name}_total") for name in counters} == counters
     assert status.lease == 8
@@ -244,16 +240,15 @@ def test_counters_of_pulls_and_comparisons_reach_the_status(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("asking", Asking)
-def test_how_a_pull_is_asking(tmp_path: Path, asking: Asking) -> None:
+def test_how_a_pull_is_asking(store: FactStore, tmp_path: Path, asking: Asking) -> None:
     """Fenced and blocked pulls are marked, and a pull without an answer so far has no lag."""
-    with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
-        pull = pull_statistics(asking=asking, pacing=None, lost_reason=None, last_answer_ms=None)
-        status = collector_of(store, tmp_path)._peer(pull)
+    pull = pull_statistics(asking=asking, pacing=None, lost_reason=None, last_answer_ms=None)
+    status = collector_of(store, tmp_path)._peer(pull)
     assert (status.fenced, status.blocked) == (asking is Asking.FENCED, asking is Asking.BLOCKED)
     assert (status.lag_seconds, status.connected) == (None, False)
 
 
-def test_counts_of_a_source(tmp_path: Path) -> None:
+def test_counts_of_a_source(store: FactStore, tmp_path: Path) -> None:
     """Every count that a supervisor keeps reaches the status under its own name."""
     counted = {
         "tags": 40,
@@ -267,10 +262,9 @@ def test_counts_of_a_source(tmp_path: Path) -> None:
     names = [field.name for field in fields(SourceStatistics)]
     others = {"dropped_total": 10, "state": State.CONNECTED, "events": EventStatistics(11, 12, 13, 14)}
     source = SourceStatistics(**(dict.fromkeys(names, "") | counted | others))  # type: ignore[arg-type]
-    with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
-        collector = collector_of(store, tmp_path)
-        collector._ingest.statistics = lambda: [source]  # type: ignore[method-assign]
-        (found,) = collector.snapshot().sources
+    collector = collector_of(store, tmp_path)
+    collector._ingest.statistics = lambda: [source]  # type: ignore[method-assign]
+    (found,) = collector.snapshot().sources
     assert {name: getattr(found, name) for name in counted} == counted
     assert found.lost_total == 10
     assert found.events == EventStatus(11, 12, 14, last_event_unix_ms=13)
@@ -309,13 +303,12 @@ def test_refusals_of_a_full_disk_are_proof_of_work(tmp_path: Path) -> None:
         assert (store.statistics().appends_failed, after.counter) == (1, store.statistics().commits + 1)
 
 
-def test_samples_without_acknowledgement_are_counted(tmp_path: Path) -> None:
+def test_samples_without_acknowledgement_are_counted(store: FactStore) -> None:
     """They are in the count, but not in the latency."""
-    with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
-        store.appends.define([TagDefinition("tag:line1/t1")]).result()
-        store.appends.append_samples("facts.telemetry", [Sample(1, 1, 1.0, 0), Sample(1, 2, 2.0, 0)]).result()
-        counted = store.statistics()
-        assert (counted.facts_appended, sum(counted.append_latency.counts)) == (2, 0)
+    store.appends.define([TagDefinition("tag:line1/t1")]).result()
+    store.appends.append_samples("facts.telemetry", [Sample(1, 1, 1.0, 0), Sample(1, 2, 2.0, 0)]).result()
+    counted = store.statistics()
+    assert (counted.facts_appended, sum(counted.append_latency.counts)) == (2, 0)
 
 
 async def test_requests_at_the_local_socket_are_counted(tmp_path: Path) -> None:
@@ -344,13 +337,12 @@ def serving_only(server: Counted) -> BrokerRuntime:
     return runtime
 
 
-def test_the_servers_of_all_brokers_are_counted_together(tmp_path: Path) -> None:
+def test_the_servers_of_all_brokers_are_counted_together(store: FactStore, tmp_path: Path) -> None:
     """Fetches, facts and refusals of a node with two brokers are sums; other requests are not fetches."""
-    with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
-        collector = collector_of(store, tmp_path)
-        counted = {"first": Counted(5, FetchFacts=3, GetBounds=7), "second": Counted(2, FetchFacts=4)}
-        collector._runtimes = {name: serving_only(counts) for name, counts in counted.items()}
-        snapshot = collector.snapshot()
+    collector = collector_of(store, tmp_path)
+    counted = {"first": Counted(5, FetchFacts=3, GetBounds=7), "second": Counted(2, FetchFacts=4)}
+    collector._runtimes = {name: serving_only(counts) for name, counts in counted.items()}
+    snapshot = collector.snapshot()
     assert snapshot.requests.fetches_total == 7
     assert snapshot.serving.requests == {"FetchFacts": 7, "GetBounds": 7}
     assert (snapshot.serving.refusals, snapshot.serving.drops) == ({"fenced": 2}, {})
@@ -361,33 +353,32 @@ def test_the_servers_of_all_brokers_are_counted_together(tmp_path: Path) -> None
     )
 
 
-def test_a_changed_configuration_is_named_until_the_restart(tmp_path: Path) -> None:
+def test_a_changed_configuration_is_named_until_the_restart(store: FactStore, tmp_path: Path) -> None:
     """After an edit of node.toml the status names the change and what to do, without an alert, until the file is as
     before."""
     file = tmp_path / "node.toml"
     file.write_text('[node]\nzone = "plant-a"\n')
     config = ConfigFile(file)
     config.load()
-    with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
-        collector = collector_of(store, tmp_path, config)
+    collector = collector_of(store, tmp_path, config)
 
-        async def reasons() -> list[tuple[str, bool]]:
-            refreshing = asyncio.create_task(collector.run())
-            before = collector._turns
-            await wait_until_async(lambda: collector._turns > before, "the values are read")
-            refreshing.cancel()
-            return [(reason.subject, reason.alert) for reason in assess(collector.snapshot()).reasons]
+    async def reasons() -> list[tuple[str, bool]]:
+        refreshing = asyncio.create_task(collector.run())
+        before = collector._turns
+        await wait_until_async(lambda: collector._turns > before, "the values are read")
+        refreshing.cancel()
+        return [(reason.subject, reason.alert) for reason in assess(collector.snapshot()).reasons]
 
-        assert ("node.toml", False) not in asyncio.run(reasons())
-        file.write_text(file.read_text() + '[[peer]]\nzone = "idmz"\n')
-        assert ("node.toml", False) in asyncio.run(reasons())
-        file.write_text('[node]\nzone = "plant-a"\n')
-        assert ("node.toml", False) not in asyncio.run(reasons())
-        file.unlink()
-        assert ("node.toml", False) in asyncio.run(reasons())
+    assert ("node.toml", False) not in asyncio.run(reasons())
+    file.write_text(file.read_text() + '[[peer]]\nzone = "idmz"\n')
+    assert ("node.toml", False) in asyncio.run(reasons())
+    file.write_text('[node]\nzone = "plant-a"\n')
+    assert ("node.toml", False) not in asyncio.run(reasons())
+    file.unlink()
+    assert ("node.toml", False) in asyncio.run(reasons())
 
 
-def test_the_certificate_that_ends_first_counts(tmp_path: Path) -> None:
+def test_the_certificate_that_ends_first_counts(store: FactStore, tmp_path: Path) -> None:
     """Of the certificates for several brokers, the one that ends first is shown; a broker without one does not
     count."""
     ends = [None, *(datetime.now(UTC) + timedelta(days=days, hours=1) for days in (30, 3, 90))]
@@ -398,11 +389,10 @@ def test_the_certificate_that_ends_first_counts(tmp_path: Path) -> None:
         )
         for number, end in enumerate(ends)
     }
-    with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
-        collector = collector_of(store, tmp_path)
-        assert collector._certificate() == {"certificate_days_left": None, "certificate_file": ""}
-        collector._runtimes = runtimes  # type: ignore[assignment]
-        assert collector._certificate() == {"certificate_days_left": 3, "certificate_file": "b2.pem"}
+    collector = collector_of(store, tmp_path)
+    assert collector._certificate() == {"certificate_days_left": None, "certificate_file": ""}
+    collector._runtimes = runtimes  # type: ignore[assignment]
+    assert collector._certificate() == {"certificate_days_left": 3, "certificate_file": "b2.pem"}
 
 
 def test_zones_that_abuse_the_broker_are_read_while_its_watch_runs(tmp_path: Path) -> None:

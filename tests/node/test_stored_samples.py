@@ -29,25 +29,24 @@ BAD = 0x8005_0000
 STREAM = "facts.telemetry"
 
 
-def test_the_newest_sample_of_each_tag_is_the_last_recorded(tmp_path: Path) -> None:
+def test_the_newest_sample_of_each_tag_is_the_last_recorded(store: FactStore) -> None:
     """The last recorded sample counts, also with an older source time after a clock was set back; it comes with the
     time of the newest good one. Other tags, and streams without facts, are left out."""
-    with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
-        store.appends.define([TagDefinition(f"tag:t/{n}") for n in range(4)]).result()
-        for rows in (
-            [Sample(1, 10 * S, 1.0), Sample(2, 10 * S, 2.0), Sample(4, 10 * S, 4.0)],
-            [Sample(1, 5 * S, 1.5), Sample(2, 11 * S, None, BAD), Sample(2, 12 * S, None, BAD)],
-        ):
-            store.appends.append_samples(STREAM, rows).result()
-        stored = StoredSamples(store.reader)
-        found = stored.newest_samples(STREAM, [1, 2, 3])
-        assert found == {
-            1: Newest(Sample(1, 5 * S, 1.5), 5 * S),
-            2: Newest(Sample(2, 12 * S, None, BAD), 10 * S),
-        }
-        assert [*found] == [2, 1], "the last one first"
-        assert stored.newest_samples(STREAM, [2])[2].good_ns == 10 * S, "before the batch of the newest ones"
-        assert stored.newest_samples("facts.other", [1]) == {}
+    store.appends.define([TagDefinition(f"tag:t/{n}") for n in range(4)]).result()
+    for rows in (
+        [Sample(1, 10 * S, 1.0), Sample(2, 10 * S, 2.0), Sample(4, 10 * S, 4.0)],
+        [Sample(1, 5 * S, 1.5), Sample(2, 11 * S, None, BAD), Sample(2, 12 * S, None, BAD)],
+    ):
+        store.appends.append_samples(STREAM, rows).result()
+    stored = StoredSamples(store.reader)
+    found = stored.newest_samples(STREAM, [1, 2, 3])
+    assert found == {
+        1: Newest(Sample(1, 5 * S, 1.5), 5 * S),
+        2: Newest(Sample(2, 12 * S, None, BAD), 10 * S),
+    }
+    assert [*found] == [2, 1], "the last one first"
+    assert stored.newest_samples(STREAM, [2])[2].good_ns == 10 * S, "before the batch of the newest ones"
+    assert stored.newest_samples("facts.other", [1]) == {}
 
 
 def test_no_definition_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,24 +90,23 @@ def test_the_search_at_the_start_ends_at_its_depth(tmp_path: Path, monkeypatch: 
         assert stored.open_outages("plc") == [10 * S]
 
 
-def test_a_store_that_cannot_be_read_holds_no_source_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_cannot_be_read_holds_no_source_up(store: FactStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """The searches at the start find nothing, which is logged. Filling a gap is refused by name, because it could store
     values twice."""
 
     def damaged(*_: object, **__: object) -> object:
         raise StoreDamaged("facts.db: a page is broken")
 
-    with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
-        store.appends.define([TagDefinition("tag:t/a")]).result()
-        store.appends.append_samples(STREAM, [Sample(1, S, 1.0)]).result()
-        stored = StoredSamples(store.reader)
-        monkeypatch.setattr(StoreReader, "bounds", damaged)
-        assert stored.newest_samples(STREAM, [1]) == {}
-        assert stored.open_outages("plc") == []
-        monkeypatch.setattr(StoreReader, "completeness", damaged)
-        assert stored.completeness("plc") == {}
-        with pytest.raises(StoredUnreadable, match="a page is broken"):
-            stored.sample_times(STREAM, [1], 0, S, 10)
+    store.appends.define([TagDefinition("tag:t/a")]).result()
+    store.appends.append_samples(STREAM, [Sample(1, S, 1.0)]).result()
+    stored = StoredSamples(store.reader)
+    monkeypatch.setattr(StoreReader, "bounds", damaged)
+    assert stored.newest_samples(STREAM, [1]) == {}
+    assert stored.open_outages("plc") == []
+    monkeypatch.setattr(StoreReader, "completeness", damaged)
+    assert stored.completeness("plc") == {}
+    with pytest.raises(StoredUnreadable, match="a page is broken"):
+        stored.sample_times(STREAM, [1], 0, S, 10)
 
 
 @pytest.mark.parametrize(
@@ -120,14 +118,13 @@ def test_a_store_that_cannot_be_read_holds_no_source_up(tmp_path: Path, monkeypa
         '{"outages":[1]}',
     ],
 )
-def test_what_applications_append_under_our_predicates_is_no_outage(tmp_path: Path, content: str) -> None:
+def test_what_applications_append_under_our_predicates_is_no_outage(store: FactStore, content: str) -> None:
     """A local program may append any fact; one that is not a gap of ours is ignored and has no effect."""
-    with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
-        store.appends.append_message("facts.operational", outage(10)).result()
-        foreign = Message(Envelope("foreign", "plant-a", "*", 1), Fact("source:plc", "samples_lost", content.encode()))
-        store.appends.append_message("facts.operational", foreign).result()
-        stored = StoredSamples(store.reader)
-        assert stored.open_outages("plc") == [10 * S]
+    store.appends.append_message("facts.operational", outage(10)).result()
+    foreign = Message(Envelope("foreign", "plant-a", "*", 1), Fact("source:plc", "samples_lost", content.encode()))
+    store.appends.append_message("facts.operational", foreign).result()
+    stored = StoredSamples(store.reader)
+    assert stored.open_outages("plc") == [10 * S]
 
 
 def outage(first_s: int) -> Message:
@@ -136,29 +133,27 @@ def outage(first_s: int) -> Message:
     return gap_message(gap, "plant-a", first_s)
 
 
-def test_times_are_those_of_the_range_or_too_many(tmp_path: Path) -> None:
+def test_times_are_those_of_the_range_or_too_many(store: FactStore) -> None:
     """Times of the requested tags, both ends included."""
-    with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
-        store.appends.define([TagDefinition("tag:t/a"), TagDefinition("tag:t/b")]).result()
-        rows = [Sample(n, t * S, float(t)) for t in range(100) for n in (1, 2)]
-        store.appends.append_samples(STREAM, rows).result()
-        stored = StoredSamples(store.reader)
-        assert stored.sample_times(STREAM, [1], 10 * S, 12 * S, 3) == {1: {10 * S, 11 * S, 12 * S}}
-        assert stored.sample_times(STREAM, [1, 2], 10 * S, 12 * S, 5) is None
+    store.appends.define([TagDefinition("tag:t/a"), TagDefinition("tag:t/b")]).result()
+    rows = [Sample(n, t * S, float(t)) for t in range(100) for n in (1, 2)]
+    store.appends.append_samples(STREAM, rows).result()
+    stored = StoredSamples(store.reader)
+    assert stored.sample_times(STREAM, [1], 10 * S, 12 * S, 3) == {1: {10 * S, 11 * S, 12 * S}}
+    assert stored.sample_times(STREAM, [1, 2], 10 * S, 12 * S, 5) is None
 
 
-def test_the_times_of_a_tag_are_those_of_all_its_numbers(tmp_path: Path) -> None:
+def test_the_times_of_a_tag_are_those_of_all_its_numbers(store: FactStore) -> None:
     """Times from before an edit of the tag, which gave it another number, and values from history are included: filling
     their time again would store it twice."""
-    with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
-        named = [TagDefinition("tag:t/a"), TagDefinition("tag:t/a", acquisition="history"), TagDefinition("tag:t/b")]
-        store.appends.define([*named, TagDefinition("tag:t/a", unit="bar")]).result()
-        store.appends.append_samples(STREAM, [Sample(n, n * S, 1.0) for n in (1, 2, 3, 4)]).result()
-        stored = StoredSamples(store.reader)
-        assert stored.sample_times(STREAM, [4], 0, 9 * S, 9) == {4: {1 * S, 2 * S, 4 * S}}
+    named = [TagDefinition("tag:t/a"), TagDefinition("tag:t/a", acquisition="history"), TagDefinition("tag:t/b")]
+    store.appends.define([*named, TagDefinition("tag:t/a", unit="bar")]).result()
+    store.appends.append_samples(STREAM, [Sample(n, n * S, 1.0) for n in (1, 2, 3, 4)]).result()
+    stored = StoredSamples(store.reader)
+    assert stored.sample_times(STREAM, [4], 0, 9 * S, 9) == {4: {1 * S, 2 * S, 4 * S}}
 
 
-def test_an_outage_is_open_until_a_fact_names_it_as_filled(tmp_path: Path) -> None:
+def test_an_outage_is_open_until_a_fact_names_it_as_filled(store: FactStore) -> None:
     """Facts of one outage count once. Other gaps and outages of other sources are not included."""
 
     def gap(source: str, reason: str, first_s: float, last_s: int) -> Message:
@@ -168,20 +163,19 @@ def test_an_outage_is_open_until_a_fact_names_it_as_filled(tmp_path: Path) -> No
         Envelope("filled", "plant-a", "*", 1),
         Fact("source:plc", "history_backfilled", canonical_json({"outages": [time_text(10 * S)]})),
     )
-    with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
-        for message in (
-            gap("plc", SOURCE_LOST, 10, 11),
-            gap("plc", SOURCE_LOST, 10, 20),
-            filled,
-            gap("plc", SOURCE_LOST, 30.0000001, 31),
-            gap("plc", SOURCE_LOST, 30.0000001, 40),
-            gap("plc", AGENT_STOPPED, 50, 51),
-            gap("plc", SERVER_QUEUE_OVERFLOW, 60, 61),
-            gap("other", SOURCE_LOST, 70, 71),
-        ):
-            store.appends.append_message("facts.operational", message).result()
-        stored = StoredSamples(store.reader)
-        assert stored.open_outages("plc") == [50 * S, 30 * S + 100]
+    for message in (
+        gap("plc", SOURCE_LOST, 10, 11),
+        gap("plc", SOURCE_LOST, 10, 20),
+        filled,
+        gap("plc", SOURCE_LOST, 30.0000001, 31),
+        gap("plc", SOURCE_LOST, 30.0000001, 40),
+        gap("plc", AGENT_STOPPED, 50, 51),
+        gap("plc", SERVER_QUEUE_OVERFLOW, 60, 61),
+        gap("other", SOURCE_LOST, 70, 71),
+    ):
+        store.appends.append_message("facts.operational", message).result()
+    stored = StoredSamples(store.reader)
+    assert stored.open_outages("plc") == [50 * S, 30 * S + 100]
 
 
 def test_a_source_is_complete_up_to_what_was_recorded_last(tmp_path: Path) -> None:

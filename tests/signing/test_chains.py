@@ -355,7 +355,7 @@ def test_a_signature_outside_the_certificate_does_not_count() -> None:
         (0, at_ms - 1, Proof.WRONG),
     ):
         signer = Signer("plant", PLANT.public, first_ms, last_ms)
-        found = check_record(batch.record, "plant", lambda *_, one=signer: one, lambda: SignedEnd.of(batch))
+        found = check_record(batch.record, "plant", lambda *_, known=signer: known, lambda: SignedEnd.of(batch))
         assert found[0] is expected
 
 
@@ -364,7 +364,7 @@ def test_a_key_of_another_zone_proves_nothing() -> None:
     (batch,) = chain(1, key=PLANT)
     for zone, expected in (("plant", Proof.VERIFIED), ("evil", Proof.WRONG)):
         signer = Signer(zone, PLANT.public, 0, UNIX_MS_MAX)
-        found = check_record(batch.record, "plant", lambda *_, one=signer: one, lambda: SignedEnd.of(batch))
+        found = check_record(batch.record, "plant", lambda *_, known=signer: known, lambda: SignedEnd.of(batch))
         assert found[0] is expected
 
 

@@ -88,9 +88,9 @@ def test_invariant_1_a_waiting_append_delays_no_commit(tmp_path: Path) -> None:
         for n in range(20):
             assert done(store.appends.append_message(OPERATIONAL, message(f"l{n}"), acks="local")).outcome == "applied"
             done(store.appends.append_samples(TELEMETRY, samples(1)))
-        assert not any(one.done() for one in waiting)
+        assert not any(future.done() for future in waiting)
         done(store.consumers.confirm("a", 70))
-        assert [done(one).outcome for one in waiting] == ["applied"] * 50
+        assert [done(future).outcome for future in waiting] == ["applied"] * 50
 
 
 def test_overrides_of_one_append(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_messages_of_one_append_have_their_own_outcomes(tmp_path: Path) -> None:
         conflicting = store.appends.append_message(OPERATIONAL, message("m1", "2"))
         assert done(conflicting).outcome == "conflicting_duplicate"  # nothing to wait for
         done(store.consumers.confirm("a", 2))
-        assert [one.outcome for one in done(future)] == ["applied", "applied", "queued"]
+        assert [answer.outcome for answer in done(future)] == ["applied", "applied", "queued"]
 
 
 def test_many_may_wait_but_not_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +129,7 @@ def test_many_may_wait_but_not_without_end(tmp_path: Path, monkeypatch: pytest.M
         assert over.outcome == "queued"
         assert over.warning.startswith("3 appends to facts.operational already wait")
         done(store.consumers.confirm("a", 4))
-        assert [done(one).outcome for one in kept] == ["applied"] * 3
+        assert [done(future).outcome for future in kept] == ["applied"] * 3
         again = store.appends.append_message(OPERATIONAL, message("again"))
         assert waits(store, again)
         done(store.consumers.confirm("a", 5))
@@ -192,7 +192,7 @@ def test_what_is_confirmed_is_not_queued_where_an_append_may_not_wait(monkeypatc
     waiters, catalog = waiting_for(3)
     append = AppendMessages(OPERATIONAL, [], [], [], 0, 0, ack_terms(ALL))
     waiters.answer(append, [AppendOutcome(3, "noop_already_applied"), AppendOutcome(7, "applied")], catalog, 0)
-    assert [one.outcome for one in done(append.future)] == ["noop_already_applied", "queued"]
+    assert [answer.outcome for answer in done(append.future)] == ["noop_already_applied", "queued"]
 
 
 @pytest.mark.parametrize("timeouts_ms", [(1000, 5000), (5000, 1000)])
@@ -209,7 +209,7 @@ def test_the_first_of_several_timeouts_wakes_the_writer(timeouts_ms: tuple[int, 
     waiters.settle(catalog, 1)
     assert waiters.alarm_ns == 1_000_000_000
     waiters.settle(catalog, waiters.alarm_ns)
-    assert [one.future.done() for one in appends] == [timeout_ms == 1000 for timeout_ms in timeouts_ms]
+    assert [append.future.done() for append in appends] == [timeout_ms == 1000 for timeout_ms in timeouts_ms]
     assert waiters.alarm_ns == 5_000_000_000
 
 
@@ -280,5 +280,5 @@ def test_repeats_of_an_old_message_do_not_keep_what_was_answered_in_memory() -> 
             )
         waiting.settle(catalog, now_ns)
     (line,) = waiting._groups.values()
-    assert sum(not one.is_answered for one in line.by_time) <= 22
+    assert sum(not waiter.is_answered for waiter in line.by_time) <= 22
     assert len(line.by_offset) <= ack_waiters.ANSWERED_MAX + 2 * len(line.by_time)

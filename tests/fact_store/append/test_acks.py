@@ -198,13 +198,13 @@ def test_reached_is_the_last_offset_acknowledged(
 ) -> None:
     """For any offset, a comparison with `reached` agrees with the definition, which counts consumer by consumer."""
     found, now = of(acks, least), 100 * S
-    have = [one for one in followers if one.frontier >= offset]
+    have = [follower for follower in followers if follower.frontier >= offset]
     voters = len(followers) + 1
     is_met = len(have) >= least
     if acks == "quorum":
         is_met = is_met and len(have) + 1 >= voters // 2 + 1
     else:
-        is_met = is_met and all(one in have for one in followers if is_in_sync(one, LAG, now))
+        is_met = is_met and all(follower in have for follower in followers if is_in_sync(follower, LAG, now))
     assert (offset <= acknowledged_offset(found, followers, now)) == is_met
     if not is_met:
         out = out_of_sync_ns(offset, found, followers, now, 10**18)

@@ -156,10 +156,10 @@ def test_a_higher_epoch_is_in_force_once_shown(tmp_path: Path) -> None:
         ]
         messages = [message("a"), message("b"), message("c"), message("a"), message("d")]
         found = done(store.appends.append_messages(OPERATIONAL, messages, preconditions=asked))
-        assert [one.outcome for one in found] == [
+        assert [answer.outcome for answer in found] == [
             "applied", "rejected_fenced", "applied", "noop_already_applied", "rejected_fenced",
         ]  # fmt: skip
-        assert [one.lease_epoch for one in found] == [0, 5, 0, 0, 9]
+        assert [answer.lease_epoch for answer in found] == [0, 5, 0, 0, 9]
     with plant(tmp_path) as store:
         assert done(store.appends.acquire_lease(OPERATIONAL, "line1")) == 10
         repeat = store.appends.append_message(OPERATIONAL, message("a"), precondition=Precondition("line1", 20))
@@ -175,7 +175,7 @@ def test_superseded_by_a_newer_fact_about_the_subject(tmp_path: Path) -> None:
     with strong(tmp_path) as store:
         messages = [order("a", "order:1"), order("b", "order:2"), order("c", "order:1"), order("d", "order:1")]
         found = done(store.appends.append_messages(STRONG, messages, preconditions=based))
-        assert [(one.offset, one.outcome) for one in found[2:3]] == [(1, "superseded")]
+        assert [(answer.offset, answer.outcome) for answer in found[2:3]] == [(1, "superseded")]
         assert ids_in(store, STRONG) == ["a", "b", "d"]
     with strong(tmp_path) as store:
         for base_offset, expected in ((2, (3, "superseded")), (3, (4, "queued"))):
@@ -211,7 +211,7 @@ def test_producers_of_one_commit_share_the_limit(tmp_path: Path, monkeypatch: py
             for name in ("a", "b", "c")
         ]
         may_go.set()
-        assert [done(one).outcome for one in asked[:2]] == ["applied"] * 2
+        assert [done(future).outcome for future in asked[:2]] == ["applied"] * 2
         assert isinstance(failed(asked[2]), FactsRefused)
         assert ids_in(store) == ["a", "b"]
 

@@ -70,7 +70,7 @@ def test_large_values_split_by_bytes(tmp_path: Path) -> None:
     with plant(tmp_path) as store:
         done(store.appends.append_samples(TELEMETRY, large))
         assert len(sealed_in(store)) > 1
-        assert values_in(store) == [one.value for one in large]
+        assert values_in(store) == [sample.value for sample in large]
         assert done(store.appends.append_samples(TELEMETRY, samples(1))) == Appended(101, 101)
         chain_is_whole(store)
     with plant(tmp_path) as store:
@@ -85,7 +85,7 @@ def test_the_queue_counts_the_bytes_of_values(tmp_path: Path, value: Value) -> N
         assert store.statistics().queue_bytes >= 17 * 60_000
         with pytest.raises(StoreBusy):
             store.appends.append_samples(TELEMETRY, [Sample(1, 18, value)])
-    assert [done(one).last_offset for one in waiting] == list(range(1, 18))
+    assert [done(future).last_offset for future in waiting] == list(range(1, 18))
 
 
 def test_the_queue_counts_the_bytes_of_definitions(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_the_queue_counts_the_bytes_of_definitions(tmp_path: Path) -> None:
         assert is_held.wait(LIMIT_S)
         definitions = [replace(tag(number), description="x" * 1000) for number in range(2, 102)]
         defining = store.appends.define(definitions)
-        assert store.statistics().queue_bytes >= sum(len(one.to_json()) for one in definitions)
+        assert store.statistics().queue_bytes >= sum(len(definition.to_json()) for definition in definitions)
         may_go.set()
         assert done(defining) == list(range(2, 102))
         wait_until(lambda: store.statistics().queue_bytes == 0, "the room to be given back")
@@ -182,10 +182,10 @@ def test_invariant_5_concurrent_appends_of_one_id(tmp_path: Path) -> None:
             producer.start()
         for producer in producers:
             producer.join()
-        found = [done(one) for one in outcomes]
-        assert sum(one.outcome == "applied" for one in found) == 50
-        assert sum(one.outcome == "noop_already_applied" for one in found) == 7 * 50
-        assert sorted({one.offset for one in found}) == list(range(1, 51))
+        found = [done(future) for future in outcomes]
+        assert sum(answer.outcome == "applied" for answer in found) == 50
+        assert sum(answer.outcome == "noop_already_applied" for answer in found) == 7 * 50
+        assert sorted({answer.offset for answer in found}) == list(range(1, 51))
         assert sorted(ids_in(store)) == sorted(f"id-{n}" for n in range(50))
 
 
@@ -210,7 +210,7 @@ def test_a_bad_message_fails_alone(tmp_path: Path) -> None:
         error = failed(waiting.pop(1))
         assert isinstance(error, FactsRefused)
         assert "'bad' for facts.operational cannot be sealed" in str(error)
-        assert [done(one) for one in waiting] == [AppendOutcome(n, "applied") for n in (1, 2, 3)]
+        assert [done(future) for future in waiting] == [AppendOutcome(n, "applied") for n in (1, 2, 3)]
         assert ids_in(store) == ["a", "beside", "b"]
         chain_is_whole(store)
 
@@ -224,7 +224,7 @@ def test_definitions_are_numbered_once(tmp_path: Path) -> None:
     with FactStore.open(tmp_path / "facts.db", "plant", settings=AT_ONCE) as store:
         assert done(store.appends.define([tag(1), tag(1, unit="bar"), tag(9)])) == [1, 4, 5]
         (chain,) = chains_in(store)
-        assert chain.bodies == [one.to_json() for one in (tag(1), tag(2), tag(3), tag(1, unit="bar"), tag(9))]
+        assert chain.bodies == [known.to_json() for known in (tag(1), tag(2), tag(3), tag(1, unit="bar"), tag(9))]
 
 
 def test_an_opening_that_finds_too_many_definitions_begins_a_chain(
@@ -325,8 +325,8 @@ def test_cancelling_an_append_does_not_take_it_back(tmp_path: Path) -> None:
 def test_when_two_messages_are_equal(part: str, changes: dict[str, object]) -> None:
     """Two messages are equal when fact, media type and schema are equal. The time and the texts that a producer writes
     again for a retry do not count."""
-    one = message("a")
-    again = replace(one, envelope=replace(one.envelope, produced_at_unix_ms=1, correlation_id="again"))
-    assert content_digest(again) == content_digest(one)
-    other = replace(one, **{part: replace(getattr(one, part), **changes)})
-    assert content_digest(other) != content_digest(one)
+    known = message("a")
+    again = replace(known, envelope=replace(known.envelope, produced_at_unix_ms=1, correlation_id="again"))
+    assert content_digest(again) == content_digest(known)
+    other = replace(known, **{part: replace(getattr(known, part), **changes)})
+    assert content_digest(other) != content_digest(known)

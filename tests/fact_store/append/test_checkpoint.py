@@ -29,7 +29,7 @@ def verified(folder: Path) -> tuple[list[str], int]:
     """What verification finds, and how many entries of checkpoints it compared."""
     counts = VerifyCounts()
     found = verify_store(folder / "facts.db", counts, lambda *_: None, is_quick=False)
-    return [str(one) for one in found], counts.checkpoints
+    return [str(damage) for damage in found], counts.checkpoints
 
 
 def test_a_day_has_one_checkpoint_of_each_stream(tmp_path: Path) -> None:
@@ -41,15 +41,17 @@ def test_a_day_has_one_checkpoint_of_each_stream(tmp_path: Path) -> None:
         for date in ("2026-11-22", "2026-11-22", "2026-11-23"):
             done(store.checkpoint(date))
         last = parse(mill.sealed[-1])
-        messages = [open_messages(parse(one)) for one in sealed_in(store, TELEMETRY, 8)]
-        found = [one for batch in messages for one in checkpoints_in(batch)]
-        assert [(one.date, one.origin) for one in found] == [
+        messages = [open_messages(parse(sealed)) for sealed in sealed_in(store, TELEMETRY, 8)]
+        found = [record for batch in messages for record in checkpoints_in(batch)]
+        assert [(record.date, record.origin) for record in found] == [
             ("2026-11-22", mill.origin),
             ("2026-11-23", store.origin),
             ("2026-11-23", mill.origin),
         ]
-        assert {(one.last_sequence, one.digest) for one in found if one.origin == mill.origin} == {(8, last.digest)}
-        assert {one.by for one in found} == {"idmz"}
+        assert {(record.last_sequence, record.digest) for record in found if record.origin == mill.origin} == {
+            (8, last.digest)
+        }
+        assert {record.by for record in found} == {"idmz"}
         assert store.reader.verified(TELEMETRY, [(store.origin, 2)]) == ["yes"]
     assert verified(tmp_path) == ([], 3)
     (tmp_path / "unsigned").mkdir()
@@ -68,8 +70,8 @@ def test_a_checkpoint_of_many_origins_is_stored_whole(tmp_path: Path, monkeypatc
             mill.put(store, [mill.seal(1)])
         for _ in range(2):
             done(store.checkpoint("2026-11-22"))
-        messages = [open_messages(parse(one)) for one in sealed_in(store, TELEMETRY, 5)]
-        found = [one.origin for batch in messages for one in checkpoints_in(batch)]
+        messages = [open_messages(parse(sealed)) for sealed in sealed_in(store, TELEMETRY, 5)]
+        found = [record.origin for batch in messages for record in checkpoints_in(batch)]
     assert found == [mill.origin for mill in mills]
 
 
@@ -99,7 +101,7 @@ def test_a_history_that_was_rewritten_contradicts_the_checkpoint(tmp_path: Path)
     connection.close()
     damages, compared = verified(tmp_path)
     assert compared == 1
-    assert any("sequence 5 is not what the checkpoint of 2026-11-22 recorded" in one for one in damages)
+    assert any("sequence 5 is not what the checkpoint of 2026-11-22 recorded" in damage for damage in damages)
     with sqlite3.connect(tmp_path / "facts.db") as connection:
         connection.execute("UPDATE store SET node = 'else'")
     connection.close()
@@ -113,9 +115,9 @@ def test_checkpoints_of_many_origins_are_split() -> None:
         for number in range(ORIGINS_MAX + 5)
     }
     parts = [*checkpoint_objects("2026-11-22", held)]
-    messages = [message(canonical_json({"stream": TELEMETRY, **one})) for one in parts]
+    messages = [message(canonical_json({"stream": TELEMETRY, **part})) for part in parts]
     assert len(parts) == 2
-    assert {one.origin for one in checkpoints_in(messages)} == set(held)
+    assert {record.origin for record in checkpoints_in(messages)} == set(held)
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=5), lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(["date", "origins", "zone", "life", "digest", "last_sequence", "stream"]), inner)))  # fmt: skip

@@ -43,7 +43,7 @@ def store(tmp_path: Path) -> Iterator[FactStore]:
     """The store of zone `idmz`, closed at the end."""
     with FactStore.open(tmp_path / "idmz.db", "idmz", settings=AT_ONCE) as opened:
         yield opened
-        if not any(one.kind == "fork" for one in opened.reader.incidents()):
+        if not any(incident.kind == "fork" for incident in opened.reader.incidents()):
             chain_is_whole(opened)
 
 
@@ -55,7 +55,7 @@ def test_received_batches_are_stored_byte_for_byte(store: FactStore) -> None:
     assert origin.put(store, [first, second], 15) == PutResult(15, 0, 15)
     assert sealed_in(store) == [first, second]
     page = read_file(store, TELEMETRY)
-    assert [(one.first_offset, one.last_offset, one.origin) for one in page.batches] == [
+    assert [(stored.first_offset, stored.last_offset, stored.origin) for stored in page.batches] == [
         (1, 10, origin.origin),
         (11, 15, origin.origin),
     ]
@@ -121,7 +121,7 @@ def test_facts_released_before_the_first_fetch_are_no_loss(store: FactStore, rea
     position = Position(LIFE, 20)
     done(put_page(store, "plant", TELEMETRY, [], [], position, holes=[(1, 20, reason)]))
     assert store.inbound.peer_position("plant", TELEMETRY) == position
-    assert [one.kind for one in store.reader.incidents()] == kinds
+    assert [incident.kind for incident in store.reader.incidents()] == kinds
 
 
 @pytest.mark.parametrize("known", [Position(LIFE, 0), Position(b"a" * 16, 40)])
@@ -165,11 +165,11 @@ def test_missing_definitions(store: FactStore) -> None:
     page += parsed([fresh.seal(1)])
     error = failed(put_page(store, "plant", TELEMETRY, page, [], Position(LIFE, 17)))
     assert isinstance(error, DefinitionsMissing)
-    assert [(one.zone, one.wanted) for one in error.lacking] == [
+    assert [(missing.zone, missing.wanted) for missing in error.lacking] == [
         ("plant", known.definitions),
         ("mill", fresh.definitions),
     ]
-    assert [one.held[:1] for one in error.lacking] == [[before], []]
+    assert [missing.held[:1] for missing in error.lacking] == [[before], []]
     assert store.end_offset(TELEMETRY) == 10
     received = [chain_of("plant", known.bodies, 3), *fresh.received()]
     assert done(put_page(store, "plant", TELEMETRY, page, received, Position(LIFE, 17))).stored_facts == 7
@@ -235,9 +235,9 @@ def forked() -> tuple[Elsewhere, Elsewhere]:
     was, copy = Elsewhere(), Elsewhere()
     copy.sealed = [was.seal(10)]
     copy.link = was.link
-    for salted, one in ((0, was), (1000, copy)):
-        one.seal(10, salted)
-        one.seal(10, salted)
+    for salted, history in ((0, was), (1000, copy)):
+        history.seal(10, salted)
+        history.seal(10, salted)
     return was, copy
 
 
@@ -259,7 +259,7 @@ def test_a_fork_is_refused_where_it_overlaps_and_stored_beside(store: FactStore)
     assert (found.stored_facts, found.duplicate_facts) == (15, 10)
     assert sealed_in(store)[:4] == [*was.sealed[:2], copy.sealed[2], beside]
     assert store.inbound.peer_position("plant", TELEMETRY) == Position(LIFE, 35)
-    kinds = {one.kind: one for one in store.reader.incidents()}
+    kinds = {incident.kind: incident for incident in store.reader.incidents()}
     assert kinds.keys() == {"fork", "refused"}
     assert kinds["fork"].subject == f"{TELEMETRY} of {was.origin}"
     assert kinds["fork"].count == 2, "one overlaps, one lies beside"
@@ -273,7 +273,7 @@ def test_both_records_of_a_fork_are_kept(store: FactStore) -> None:
     was.sign, copy.sign = (lambda *_, text=text: text * batch.RECORD_BYTES for text in (b"w", b"c"))
     was.put(store, [was.seal(10)], 10)
     copy.put(store, [copy.seal(10, 1000)], 10)
-    (detail,) = [one.detail for one in store.reader.incidents() if one.kind == "fork"]
+    (detail,) = [incident.detail for incident in store.reader.incidents() if incident.kind == "fork"]
     assert all((text * batch.RECORD_BYTES).hex() in detail for text in (b"w", b"c"))
 
 
@@ -291,7 +291,7 @@ def test_a_branch_is_stored_whole_and_named_once(store: FactStore, *, is_later_f
     (incident,) = store.reader.incidents()
     assert (incident.kind, incident.subject) == ("branch", f"{TELEMETRY} of plant")
     assert "divides after sequence 10" in incident.detail
-    assert all(one.origin.life.hex() in incident.detail for one, _ in sides)
+    assert all(side.origin.life.hex() in incident.detail for side, _ in sides)
 
 
 def test_a_branch_is_named_behind_the_newest_life(store: FactStore) -> None:
@@ -322,7 +322,7 @@ def test_a_branch_from_released_facts_may_be_earlier(tmp_path: Path) -> None:
         assert later.put(store, [later.seal(5)], 25).stored_facts == 5
         assert later.put(store, [later.sealed[0]], 25).duplicate_facts == 5
         assert was.put(store, [first], 10) == PutResult(0, 10, store.end_offset(TELEMETRY)), "released: a duplicate"
-        (incident,) = [one for one in store.reader.incidents() if one.kind == "branch"]
+        (incident,) = [incident for incident in store.reader.incidents() if incident.kind == "branch"]
         assert "after sequence 10 or earlier" in incident.detail
 
 
@@ -342,7 +342,7 @@ def test_own_facts_that_come_home_do_not_move_the_chain(tmp_path: Path) -> None:
         done(store.appends.append_samples(TELEMETRY, samples(5, 100)))
         last = parsed(sealed_in(store))[-1].header
         assert (last.first_sequence, last.previous_digest, last.origin) == (11, tip.digest, store.origin)
-        assert [one.kind for one in store.reader.incidents()] == ["branch"]
+        assert [incident.kind for incident in store.reader.incidents()] == ["branch"]
         tip = store._writer.catalog.tips["plant", TELEMETRY].end
     with FactStore.open(path, "plant", settings=AT_ONCE) as store:
         assert store._writer.catalog.tips["plant", TELEMETRY].end == tip
@@ -424,12 +424,12 @@ def test_a_zone_without_room_stops_no_other_behind_a_relay(
     result = done(put_page(store, "idmz2", TELEMETRY, page, definitions, Position(LIFE, 9), verified={3}))
     assert result.stored_facts == 6
     assert store.signed_zones() == {honest.origin.zone}, "the record of another batch"
-    assert {(one.zone, one.life) for one in result.left_out} == {("evil", b"\x02" * 16)}
+    assert {(origin.zone, origin.life) for origin in result.left_out} == {("evil", b"\x02" * 16)}
     assert (result.left_out[0].first_sequence, result.left_out[-1].last_sequence) == (1, 3)
     assert store.inbound.peer_position("idmz2", TELEMETRY) == Position(LIFE, 9)
-    named = [one for one in store.reader.incidents() if one.kind == "declined"]
+    named = [incident for incident in store.reader.incidents() if incident.kind == "declined"]
     assert named
-    assert all(f"evil would have {why}" in one.detail or f"of evil would be {why}" in one.detail for one in named)
+    assert all(f"evil would have {why}" in note.detail or f"of evil would be {why}" in note.detail for note in named)
 
 
 def test_the_zone_of_a_node_without_room_is_refused_and_not_left_out(
@@ -468,14 +468,14 @@ def test_incidents_of_a_kind_have_a_limit(store: FactStore) -> None:
     counted. No kind displaces another."""
     store.note_incident("clock", "at opening", "why").result()
     notes = [store.note_incident("declined", f"range {number}", "why") for number in range(3 * INCIDENTS_OF_KIND_MAX)]
-    for one in notes:
-        one.result()
+    for note in notes:
+        note.result()
     store.note_incident("declined", "range 0", "again").result()
     kept = store.reader.incidents(10 * INCIDENTS_OF_KIND_MAX)
-    declined = {one.subject: one for one in kept if one.kind == "declined"}
+    declined = {incident.subject: incident for incident in kept if incident.kind == "declined"}
     assert len(declined) <= INCIDENTS_OF_KIND_MAX + 1
     assert declined["range 0"].count == 2
     assert all(f"range {number}" in declined for number in range(INCIDENTS_FIRST))
     assert all(f"range {3 * INCIDENTS_OF_KIND_MAX - number}" in declined for number in range(1, 300))
-    assert sum(one.count for one in declined.values()) == 3 * INCIDENTS_OF_KIND_MAX + 1
-    assert [one.subject for one in kept if one.kind == "clock"] == ["at opening"]
+    assert sum(incident.count for incident in declined.values()) == 3 * INCIDENTS_OF_KIND_MAX + 1
+    assert [incident.subject for incident in kept if incident.kind == "clock"] == ["at opening"]

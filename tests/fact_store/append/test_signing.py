@@ -47,10 +47,10 @@ def fill(store: FactStore, count: int = 10) -> None:
     done(store.appends.append_samples(TELEMETRY, [Sample(1, n * 1_000_000, n, 0) for n in range(1, count + 1)]))
 
 
-def is_signed(one: StoredBatch) -> bool:
+def is_signed(stored: StoredBatch) -> bool:
     """Whether a batch has a record that the plant's key made."""
     signer = describe_signer(MADE.der)
-    proof, _ = check_record(one.batch.record, "plant", lambda *_: signer, lambda: SignedEnd.of(one.batch))
+    proof, _ = check_record(stored.batch.record, "plant", lambda *_: signer, lambda: SignedEnd.of(stored.batch))
     return proof is Proof.VERIFIED
 
 
@@ -62,7 +62,8 @@ def batches(store: FactStore, stream: str = TELEMETRY) -> list[StoredBatch]:
 def damages(folder: Path, counts: VerifyCounts | None = None) -> list[str]:
     """What verification says."""
     return [
-        str(one) for one in verify_store(folder / "facts.db", counts or VerifyCounts(), lambda *_: None, is_quick=True)
+        str(damage)
+        for damage in verify_store(folder / "facts.db", counts or VerifyCounts(), lambda *_: None, is_quick=True)
     ]
 
 
@@ -79,7 +80,7 @@ def test_each_own_batch_is_signed(tmp_path: Path) -> None:
         assert all(map(is_signed, [*found, *store.read(OPERATIONAL, 0, 10, EVERYTHING).batches]))
         assert store.signed_zones() == store.reader.signed_zones() == {"plant"}
         assert store.reader.signers([SIGNER.key_id, b"12345678"]) == [MADE.der]
-        places = [(store.origin, one.batch.header.first_sequence) for one in found]
+        places = [(store.origin, signed.batch.header.first_sequence) for signed in found]
         assert set(store.reader.verified(TELEMETRY, places)) == {"yes"}
     assert damages(tmp_path, counts) == []
     assert counts.signed == counts.batches > 3
@@ -103,7 +104,7 @@ def test_the_key_is_replaced_between_two_commits(tmp_path: Path) -> None:
         assert not store.reader.is_proven(TELEMETRY, store.origin, 21)
         done(store.set_signer(SIGNER))
         fill(store)
-        assert [key_id_in(one.batch.record) for one in batches(store)] == [
+        assert [key_id_in(stored.batch.record) for stored in batches(store)] == [
             *(SIGNER.key_id, new.key_id, b"", SIGNER.key_id),
         ]
         assert store.reader.verified(TELEMETRY, places) == ["yes"] * 3
@@ -150,7 +151,7 @@ class Signed(Elsewhere):
 def put(store: FactStore, origin: Signed, first: int, last: int, *verified: int) -> None:
     """Hand over batches `first` to `last` of an origin, some of them as verified."""
     position = Position(origin.origin.life, 5 * (last + 1))
-    some, places = parsed(origin.sealed[first : last + 1]), {one - first for one in verified}
+    some, places = parsed(origin.sealed[first : last + 1]), {number - first for number in verified}
     signers = [SignerCertificate(origin.key.key_id, b"certificate", is_trusted=False, zone="mill")]
     putting = put_page(store, *("mill", TELEMETRY, some, origin.received(), position), verified=places, signers=signers)
     done(putting)
@@ -169,7 +170,7 @@ def test_what_is_verified_of_peers_is_remembered(tmp_path: Path) -> None:
         put(store, mill, 1, 3, 3)
         assert store.signed_zones() == store.reader.signed_zones() == {"mill"}
         assert store.reader.signers([mill.key.key_id, b"12345678"]) == [b"certificate"]
-        assert [one.sealed for one in batches(store)] == mill.sealed
+        assert [stored.sealed for stored in batches(store)] == mill.sealed
     with FactStore.open(tmp_path / "idmz.db", "idmz", settings=AT_ONCE) as store:
         assert store.signed_zones() == {"mill"}
 
@@ -210,7 +211,7 @@ def test_declined_facts_are_named_once(tmp_path: Path) -> None:
             position = Position(mill.origin.life, offset)
             done(put_page(store, "relay", TELEMETRY, [], [], position, declined=declined))
         assert store.inbound.peer_position("relay", TELEMETRY) == position
-        (incident,) = (one for one in store.reader.incidents() if one.kind == "declined")
+        (incident,) = (incident for incident in store.reader.incidents() if incident.kind == "declined")
         assert incident.count == 2
         assert "no signature" in incident.detail
         assert "mill" in incident.subject

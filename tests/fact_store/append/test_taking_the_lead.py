@@ -113,8 +113,8 @@ def link_of(store: FactStore, zone: str) -> tuple[int, bytes]:
 
 def of_zone(store: FactStore) -> list[Batch]:
     """The batches of the zone that a store holds, in the order of lives and sequences."""
-    found = [one for one in parsed(batches_in(store)) if one.header.origin.zone == ZONE]
-    return sorted(found, key=lambda one: (one.header.origin.life, one.header.first_sequence))
+    found = [batch for batch in parsed(batches_in(store)) if batch.header.origin.zone == ZONE]
+    return sorted(found, key=lambda batch: (batch.header.origin.life, batch.header.first_sequence))
 
 
 def newest_end(store: FactStore) -> tuple[int, bytes] | None:
@@ -125,21 +125,21 @@ def newest_end(store: FactStore) -> tuple[int, bytes] | None:
 
 def values_in(store: FactStore) -> Counter[object]:
     """The values of the zone's samples that a store holds."""
-    batches = [one for one in of_zone(store) if one.header.kind is Kind.SAMPLES]
-    return Counter(value for one in batches for value in open_samples(one).values)
+    batches = [batch for batch in of_zone(store) if batch.header.kind is Kind.SAMPLES]
+    return Counter(value for batch in batches for value in open_samples(batch).values)
 
 
 def check_lives(store: FactStore) -> None:
     """Each life has its sequences without gaps and its batches in a chain, and what it begins with follows a batch that
     is held, or nothing."""
     links, digests = dict[Origin, Link](), {bytes(16)}
-    for one in of_zone(store):
-        header = one.header
+    for batch in of_zone(store):
+        header = batch.header
         if (link := links.get(header.origin)) is not None:
             assert (header.first_sequence, header.previous_digest) == (link.next_sequence, link.digest)
         assert header.previous_digest in digests, "it follows a batch of this life or of a lower one"
-        digests.add(one.digest)
-        links[header.origin] = one.link
+        digests.add(batch.digest)
+        links[header.origin] = batch.link
 
 
 @settings(max_examples=60)
@@ -179,7 +179,7 @@ def test_two_nodes_keep_every_fact_once(steps: list[tuple[str, int, int]], nodes
         for number, store in enumerate(pair.stores):
             assert values_in(store) == Counter(pair.values)
             check_lives(store)
-            assert {one.kind for one in store.reader.incidents()} <= {"seam"}
+            assert {incident.kind for incident in store.reader.incidents()} <= {"seam"}
             pair.reopen(number)
             pair.take_lead(number)
         pair.close()
@@ -205,9 +205,9 @@ def test_the_chain_runs_on_after_the_other_node(pair: Pair) -> None:
     pair.append(1, 5)
     pair.pull(0)
     for store in pair.stores:
-        headers = [one.header for one in of_zone(store)]
-        assert [one.first_sequence for one in headers] == [1, 11, 16]
-        assert len({one.origin for one in headers}) == 3
+        headers = [batch.header for batch in of_zone(store)]
+        assert [header.first_sequence for header in headers] == [1, 11, 16]
+        assert len({header.origin for header in headers}) == 3
         assert store.reader.incidents() == []
     pair.close()
 
@@ -254,7 +254,7 @@ def test_an_unpulled_tail_is_a_seam(pair: Pair) -> None:
     done(pair.stores[0].take_lead(pair.term + 1))
     pair.append(0, 1)
     pair.pull(0)
-    assert {one.kind for one in pair.stores[0].reader.incidents()} == {"seam", "branch"}
+    assert {incident.kind for incident in pair.stores[0].reader.incidents()} == {"seam", "branch"}
     pair.close()
 
 
@@ -305,7 +305,7 @@ def test_the_lead_returns_to_the_newest_life(pair: Pair) -> None:
     pair.take_lead(0)
     pair.append(0, 2)
     done(pair.stores[0].appends.append_message(OPERATIONAL, message("n")))
-    assert [one.header.first_sequence for one in of_zone(pair.stores[0])] == [1, 4, 8]
-    assert [one.header.first_sequence for one in parsed(batches_in(pair.stores[0], OPERATIONAL))] == [1, 2]
+    assert [batch.header.first_sequence for batch in of_zone(pair.stores[0])] == [1, 4, 8]
+    assert [batch.header.first_sequence for batch in parsed(batches_in(pair.stores[0], OPERATIONAL))] == [1, 2]
     assert pair.stores[0].reader.incidents() == []
     pair.close()

@@ -35,13 +35,15 @@ def opened(folder: Path, signer: ZoneSigner | None = None) -> FactStore:
 
 def zones_in(store: FactStore | StoreReader, stream: str) -> list[tuple[str, int]]:
     """Zone and first sequence of each batch of a stream."""
-    headers = [one.header for one in parsed(sealed_in(store, stream))]
-    return [(one.origin.zone, one.first_sequence) for one in headers]
+    headers = [batch.header for batch in parsed(sealed_in(store, stream))]
+    return [(header.origin.zone, header.first_sequence) for header in headers]
 
 
 def verified(folder: Path) -> list[str]:
     """What verification finds."""
-    return [str(one) for one in verify_store(folder / "facts.db", VerifyCounts(), lambda *_: None, is_quick=False)]
+    return [
+        str(damage) for damage in verify_store(folder / "facts.db", VerifyCounts(), lambda *_: None, is_quick=False)
+    ]
 
 
 def test_a_store_belongs_to_a_zone_and_a_node(tmp_path: Path) -> None:
@@ -87,12 +89,12 @@ def test_what_a_node_says_about_itself_is_a_zone_of_its_own(tmp_path: Path) -> N
         assert zones_in(store, TELEMETRY) == [
             (ZONE, 1), (ZONE, 11), (ZONE, 21), (NODE, 1), (ZONE, 22), (NODE, 2),
         ]  # fmt: skip
-        of_node = [one for one in parsed(sealed_in(store)) if one.header.origin.zone == NODE]
-        assert {open_messages(one)[0].envelope.from_zone for one in of_node} == {NODE}
+        of_node = [batch for batch in parsed(sealed_in(store)) if batch.header.origin.zone == NODE]
+        assert {open_messages(batch)[0].envelope.from_zone for batch in of_node} == {NODE}
         assert store.reader.definition_counts() == {ZONE: 2, NODE: 1}
         assert store.reader.own_definitions().count == 2
-        assert {one.zone for one in store.reader.origins()} == {ZONE, NODE}
-        assert [one.kind for one in store.reader.incidents()] == []
+        assert {origin.zone for origin in store.reader.origins()} == {ZONE, NODE}
+        assert [incident.kind for incident in store.reader.incidents()] == []
         chain_is_whole(store)
     assert verified(tmp_path) == []
 
@@ -117,8 +119,8 @@ def test_a_node_named_like_its_zone_seals_as_ever(tmp_path: Path) -> None:
         assert done(store.appends.define([tag(2)], stream=HEALTH_STREAM)) == [2]
         done(store.appends.append_samples(TELEMETRY, samples(10)))
         done(store.checkpoint("2026-11-28"))
-        found = [parse(one).header for one in sealed_in(store)]
-        assert [(one.origin, one.kind, one.first_sequence) for one in found] == [
+        found = [parse(sealed).header for sealed in sealed_in(store)]
+        assert [(header.origin, header.kind, header.first_sequence) for header in found] == [
             (store.origin, Kind.SAMPLES, 1),
             (store.origin, Kind.MESSAGES, 11),
         ]

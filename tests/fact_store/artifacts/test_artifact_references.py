@@ -108,7 +108,7 @@ def test_received_facts_keep_their_artifacts(tmp_path: Path) -> None:
     with opened(tmp_path / "plant") as plant, opened(tmp_path / "idmz", "idmz") as idmz:
         plant.artifacts.put_chunk("plant", DIGEST, len(BLOB), 0, BLOB)
         done(plant.appends.append_message(OPERATIONAL, report("a")))
-        batches = [batch.parse(one.sealed) for one in plant.read(OPERATIONAL, 0, 100, 2**30).batches]
+        batches = [batch.parse(stored.sealed) for stored in plant.read(OPERATIONAL, 0, 100, 2**30).batches]
         (missing,) = idmz.artifacts.missing(batches)
         assert (missing.digest, missing.size) == (DIGEST, len(BLOB))
         idmz.artifacts.put_chunk("plant", DIGEST, len(BLOB), 0, BLOB)

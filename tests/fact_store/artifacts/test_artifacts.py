@@ -245,7 +245,7 @@ def test_another_size_starts_another_transfer(tmp_path: Path) -> None:
 
 def test_orphans_go_and_what_is_referenced_stays(tmp_path: Path) -> None:
     """Old unreferenced artifacts and abandoned transfers are swept; young ones and referenced ones stay."""
-    kept, orphan, young = (name_of(one) for one in (b"kept", b"orphan", b"young"))
+    kept, orphan, young = (name_of(content) for content in (b"kept", b"orphan", b"young"))
     store = ArtifactFiles(tmp_path, is_referenced=lambda digest: digest == kept)
     for blob in (b"kept", b"orphan", b"young"):
         put(store, blob)
@@ -268,15 +268,15 @@ def message(content: object, media_type: str | None = "application/pdf") -> Mess
 def test_references_are_found_at_any_depth() -> None:
     """References at any depth count once each; objects that only look like one do not; without a media type there are
     none."""
-    one = {"bucket": "batch-files", "key": "b1.pdf", "digest": "sha256:" + "a" * 64, "size": 7}
+    first = {"bucket": "batch-files", "key": "b1.pdf", "digest": "sha256:" + "a" * 64, "size": 7}
     two = {"digest": "sha256:" + "b" * 64, "size": 9}
     content = {
-        "report": one,
-        "pages": [two, {"again": one}],
+        "report": first,
+        "pages": [two, {"again": first}],
         "no": {"digest": "sha256:x", "size": 1},
         "n": {"digest": 1},
     }
-    expected = {ArtifactReference(one["digest"], 7), ArtifactReference(two["digest"], 9)}  # type: ignore[arg-type]
+    expected = {ArtifactReference(first["digest"], 7), ArtifactReference(two["digest"], 9)}  # type: ignore[arg-type]
     assert set(references_in(message(content))) == expected
     assert references_in(message(content, None)) == ()
     for size in (True, -1, 1e300):
@@ -286,7 +286,7 @@ def test_references_are_found_at_any_depth() -> None:
 
 def test_too_many_references_are_refused_where_they_are_appended() -> None:
     """In a fact that is appended here; a fact from another zone's log is stored with all its references."""
-    many = message([{"digest": name_of(bytes([one])), "size": 1} for one in range(REFERENCES_MAX + 1)])
+    many = message([{"digest": name_of(bytes([number])), "size": 1} for number in range(REFERENCES_MAX + 1)])
     with pytest.raises(ArtifactRefused, match="65 artifacts, at most 64"):
         checked_references(many)
     assert len(references_in(many)) == 65

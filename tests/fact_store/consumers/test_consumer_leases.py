@@ -124,7 +124,7 @@ def test_old_requests_take_no_lease_of_a_consumer_that_is_registered_again(tmp_p
             done(store.consumers.register(NAME, "idmz", TELEMETRY))
             held = done(claim(NAME, first))
             assert held.holder == first.holder
-            assert [done(claim(NAME, one)) for one in former] == [held] * 3
+            assert [done(claim(NAME, holder)) for holder in former] == [held] * 3
             after = held.epoch
         lives = LeaseClaim("lives", nth(store, 1) - 1)
         assert isinstance(failed(claim(NAME, lives)), LeaseUnknown), "it requests a lease again, and is not fenced"
@@ -138,8 +138,8 @@ def test_the_limit_of_consumers_holds_for_requests_that_come_together(tmp_path: 
             store.consumers.register(f"idmz.{number}", "idmz", (TELEMETRY, OPERATIONAL)[number % 2], zone_max=8)
             for number in range(40)
         ]
-        errors = [one.exception(LIMIT_S) for one in registering]
-        assert [type(one) for one in errors if one is not None] == [TooManyConsumers] * 32
+        errors = [future.exception(LIMIT_S) for future in registering]
+        assert [type(error) for error in errors if error is not None] == [TooManyConsumers] * 32
         assert len(store.consumers.all()) == 8
         assert done(store.consumers.register("idmz.0", "idmz", TELEMETRY, zone_max=8)).zone == "idmz"
         assert done(store.consumers.register("cloud.0", "cloud", TELEMETRY, zone_max=8)).zone == "cloud"

@@ -39,7 +39,7 @@ def test_invariant_11_positions_survive_a_restart(tmp_path: Path) -> None:
         assert (b.confirmed, b.lifecycle) == (Confirmed(0), Lifecycle.NEW)
         assert done(store.consumers.confirm("a", 11, 6)) == 15
     with plant(tmp_path) as store:
-        assert [(one.name, one.confirmed) for one in store.consumers.all()] == [
+        assert [(consumer.name, consumer.confirmed) for consumer in store.consumers.all()] == [
             ("a", Confirmed(15)),
             ("b", Confirmed(0)),
         ]
@@ -100,14 +100,14 @@ def test_what_a_consumer_does_changes_no_other(tmp_path: Path) -> None:
             lambda: store.consumers.register(name, "local", TELEMETRY, "end"),
             lambda: store.consumers.remove(name, force=True, now=True),
         )
-        before = {one.name: one for one in store.consumers.all()}
-        assert {one: (c.zone, c.stream, c.frontier) for one, c in before.items()} == FRONTIERS
+        before = {consumer.name: consumer for consumer in store.consumers.all()}
+        assert {own: (c.zone, c.stream, c.frontier) for own, c in before.items()} == FRONTIERS
         for step in steps:
             done(step())  # type: ignore[arg-type]
-            after = {one.name: one for one in store.consumers.all()}
-            assert [one for one in before if after.get(one) != before[one]] == [name]
+            after = {consumer.name: consumer for consumer in store.consumers.all()}
+            assert [other for other in before if after.get(other) != before[other]] == [name]
             before = after
     with opened(file) as store:
-        assert {one.name: one.frontier for one in store.consumers.all()} == {
-            one: frontier for one, (_, _, frontier) in FRONTIERS.items() if one != name
+        assert {consumer.name: consumer.frontier for consumer in store.consumers.all()} == {
+            other: frontier for other, (_, _, frontier) in FRONTIERS.items() if other != name
         }

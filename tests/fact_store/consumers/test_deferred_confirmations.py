@@ -53,7 +53,7 @@ def frontier_in(file: Path) -> int:
 
 
 def _frontier(reader: StoreReader) -> int:
-    (found,) = [one.frontier for one in reader.consumers() if one.name == NAME]
+    (found,) = [consumer.frontier for consumer in reader.consumers() if consumer.name == NAME]
     return found
 
 
@@ -66,9 +66,9 @@ def test_it_makes_no_commit_of_its_own(tmp_path: Path) -> None:
         commits = store.statistics().commits
         riding = [ride(store, offset) for offset in (10, 30, 20)]
         assert frontier_in(store.path) == 0
-        assert not any(one.done() for one in riding)
+        assert not any(future.done() for future in riding)
         done(store.appends.append_message(EVENTS, message("a")))
-        assert [done(one) for one in riding] == [10, 30, 30]
+        assert [done(future) for future in riding] == [10, 30, 30]
         assert store.statistics().commits == commits + 1
         assert frontier_in(store.path) == 30
 
@@ -158,7 +158,7 @@ def _compare(file: Path, asked: Asked, where: str) -> None:
     """Fail unless everything answered by now is what another process reads now."""
     answered = [(kind, last, future.result()) for kind, last, future in asked if future.done()]
     with closing(StoreReader(file)) as reader:
-        ends = {one.name: one.end_offset for one in reader.streams()}
+        ends = {stream.name: stream.end_offset for stream in reader.streams()}
         frontier = _frontier(reader)
     for kind, last, result in answered:
         match kind:

@@ -87,21 +87,21 @@ def test_a_refused_confirmation_is_no_sign_of_life(tmp_path: Path) -> None:
     with plant(tmp_path) as store:
         assert isinstance(failed(store.consumers.confirm(NAME, 11)), ConfirmBeyondLog)
         assert store.consumers.seen_unix_ms(NAME) is None
-        assert [one.caught_up_ns for one in store.consumers.followers(TELEMETRY)] == [None]
+        assert [consumer.caught_up_ns for consumer in store.consumers.followers(TELEMETRY)] == [None]
 
 
 def test_when_each_was_seen_survives_a_restart(tmp_path: Path) -> None:
     """Of four consumers three fetch at different times; the fourth has what the store had."""
     file = relay_store(tmp_path)
     with opened(file) as store:
-        seen = {one: store.consumers.seen_unix_ms(one) for one in FRONTIERS}
+        seen = {consumer: store.consumers.seen_unix_ms(consumer) for consumer in FRONTIERS}
         for number, name in enumerate(list(FRONTIERS)[:3], 1):
             seen[name] = 1_900_000_000_000 + number
             store._writer.activity.record_fetch(
                 name, is_at_end=False, waits_ns=0, now_ns=time.monotonic_ns(), now_unix_ms=seen[name] or 0
             )
     with opened(file) as store:
-        assert {one: store.consumers.seen_unix_ms(one) for one in FRONTIERS} == seen
+        assert {consumer: store.consumers.seen_unix_ms(consumer) for consumer in FRONTIERS} == seen
 
 
 def test_consumers_of_two_streams_are_lost_after_the_time_of_their_own() -> None:
@@ -200,5 +200,5 @@ def test_a_local_stream_has_no_readers_elsewhere(tmp_path: Path) -> None:
     with plant(tmp_path, dataclasses.replace(PATIENT, name="facts.private", write_class="local")) as store:
         refused = failed(store.consumers.register("idmz.facts.private", "idmz", "facts.private"))
         assert isinstance(refused, StreamIsLocal)
-        assert "facts.private" not in {one.name for one in store.streams()}
+        assert "facts.private" not in {stream.name for stream in store.streams()}
         assert done(store.consumers.register("mes", "plant", "facts.private")).frontier == 0

@@ -30,7 +30,7 @@ def copy(folder: Path, name: str) -> Path:
 
 def found(store: FactStore, *positions: Position) -> list[tuple[str, int]]:
     """What positions mean in a store's log."""
-    return [tuple(store.resolve(TELEMETRY, one)) for one in positions]
+    return [tuple(store.resolve(TELEMETRY, position)) for position in positions]
 
 
 def test_a_reader_is_known_over_many_lives(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_a_reader_is_known_over_many_lives(tmp_path: Path) -> None:
         with plant(tmp_path) as store:
             fill(store)
             positions.append(read(store))
-            assert found(store, *positions) == [("exact", one.offset) for one in positions]
+            assert found(store, *positions) == [("exact", position.offset) for position in positions]
 
 
 def test_an_old_copy_knows_where_its_log_parts(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def leaves_nothing() -> Iterator[None]:
     files, threads = descriptors(), set(threading.enumerate())
     yield
     assert {number: path for number, path in descriptors().items() if number not in files} == {}
-    assert {one.name for one in set(threading.enumerate()) - threads} == set()
+    assert {thread.name for thread in set(threading.enumerate()) - threads} == set()
 
 
 def test_a_closed_store_has_nothing_open(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def killed(folder: Path) -> int:
 def notices(store: FactStore) -> dict[str, dict[str, object]]:
     """The operational facts of a store, one of each kind at most."""
     page = store.read(OPERATIONAL, 0, EVERYTHING, EVERYTHING)
-    facts = [one.fact for found in page.batches for one in open_messages(parse(found.sealed))]
+    facts = [message.fact for found in page.batches for message in open_messages(parse(found.sealed))]
     found = [(fact.predicate, json.loads(fact.object_json)) for fact in facts if fact.subject.startswith("store:")]
     assert len(found) == len(dict(found))
     return dict(found)
@@ -91,7 +91,7 @@ def test_a_missing_file_is_reported(tmp_path: Path, how: str, monkeypatch: pytes
     monkeypatch.setattr(watch, "LOSSES_MS", 0)
     with node(tmp_path) as store:
         assert store.integrity().losses == 0
-        assert [one.kind for one in store.reader.incidents()] == ["missing"]
+        assert [incident.kind for incident in store.reader.incidents()] == ["missing"]
 
 
 def test_an_opening_that_failed_costs_nothing(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_log_without_its_database_is_kept(tmp_path: Path, how: str) -> None:
     with node(tmp_path) as store:
         (aside,) = quarantined_files(path)
         assert (tmp_path / aside.file).read_bytes() == log
-        assert [(one.kind, one.subject) for one in store.reader.incidents()] == [("quarantined", aside.file)]
+        assert [(told.kind, told.subject) for told in store.reader.incidents()] == [("quarantined", aside.file)]
         assert store.integrity().quarantined == ((aside.file, len(log)),)
 
 
@@ -293,7 +293,7 @@ def test_a_kill_in_the_opening_hides_nothing(memory: Path, loss: str) -> None:
         shutil.copytree(template, folder)
         was_killed = die_in_opening(folder / "facts.db", step)
         with node(folder) as store:
-            told = [(one.kind, one.count) for one in store.reader.incidents()]
+            told = [(incident.kind, incident.count) for incident in store.reader.incidents()]
             assert told == [(loss.partition(" ")[0], 1)], f"killed after step {step}: {told}"
             assert len(notices(store)) == 1
         if not was_killed:
@@ -316,7 +316,7 @@ def test_quarantine_leaves_the_log_beside_the_file(tmp_path: Path, ruined: str) 
     parts = {part: (tmp_path / f"facts.db{part}").read_bytes() for part in ("", "-wal")}
     with node(tmp_path) as store:
         (aside,) = quarantined_files(path)
-        assert [one.kind for one in store.reader.incidents()] == ["quarantined"]
+        assert [incident.kind for incident in store.reader.incidents()] == ["quarantined"]
     for part, was in parts.items():
         assert (tmp_path / f"{aside.file}{part}").read_bytes() == was, f"facts.db{part}"
 

@@ -199,7 +199,7 @@ def test_text_that_no_program_wrote(tmp_path: Path, table: str, column: str) -> 
     with pytest.raises(StoreDamaged, match=r"UTF-8|origin is missing"):
         FactStore.open(tmp_path / "facts.db", "plant")
     with FactStore.open(tmp_path / "facts.db", "plant", unattended=True) as store:
-        assert [one.kind for one in store.reader.incidents()] == ["quarantined"]
+        assert [incident.kind for incident in store.reader.incidents()] == ["quarantined"]
 
 
 def broken(path: Path, table: str, promised: str, dropped: str, update: str) -> None:

@@ -48,8 +48,8 @@ def fill(store: FactStore, first: int, count: int = 10) -> None:
 
 def notices(store: FactStore, predicate: str) -> list[dict[str, object]]:
     """The store's operational facts."""
-    found = [open_messages(parse(one.sealed)) for one in store.read(OPERATIONAL, 0, EVERYTHING, EVERYTHING).batches]
-    facts = [one.fact for messages in found for one in messages]
+    found = [open_messages(parse(batch.sealed)) for batch in store.read(OPERATIONAL, 0, EVERYTHING, EVERYTHING).batches]
+    facts = [message.fact for messages in found for message in messages]
     return [json.loads(fact.object_json) for fact in facts if fact.predicate == predicate]
 
 
@@ -58,7 +58,7 @@ def pull(source: FactStore, target: FactStore, offset: int = 0) -> int:
     page = source.read(TELEMETRY, offset, EVERYTHING, EVERYTHING)
     definitions = chains_in(source)
     position = Position(source.life, page.end_offset)
-    batches = [one.sealed for one in page.batches]
+    batches = [batch.sealed for batch in page.batches]
     return done(put_page(target, source.zone, TELEMETRY, parsed(batches), definitions, position)).stored_facts
 
 
@@ -80,7 +80,7 @@ def test_a_file_that_cannot_be_used_is_quarantined(tmp_path: Path, ruin: str | N
             (aside,) = quarantined_files(tmp_path / "facts.db")
             (notice,) = notices(store, "store_quarantined")
             assert (notice["file"], notice["bytes"], notice["because"]) == (aside.file, aside.bytes, aside.why)
-            assert [one.kind for one in store.reader.incidents()] == ["quarantined"]
+            assert [incident.kind for incident in store.reader.incidents()] == ["quarantined"]
             assert store.integrity().quarantined == ((aside.file, aside.bytes),)
     if ruin is None:
         with FactStore.open(tmp_path / aside.file, "plant") as old:
@@ -104,7 +104,7 @@ def test_an_interrupted_quarantine_is_completed(tmp_path: Path) -> None:
     (tmp_path / "facts.db.suspect").write_text(json.dumps({"why": "torn", "as": "facts.db.damaged-then"}))
     path.rename(tmp_path / "facts.db.damaged-then")
     with node(tmp_path) as store:
-        assert [one.file for one in quarantined_files(path)] == ["facts.db.damaged-then"]
+        assert [aside.file for aside in quarantined_files(path)] == ["facts.db.damaged-then"]
         assert notices(store, "store_quarantined")[0]["because"] == "torn"
 
 
@@ -162,7 +162,7 @@ def test_losses_are_shown_for_a_day(tmp_path: Path) -> None:
         outside.commit()
     with node(tmp_path) as store:
         assert store.integrity().losses == 1
-        assert sorted(one.kind for one in store.reader.incidents()) == ["log_lost", "missing"]
+        assert sorted(incident.kind for incident in store.reader.incidents()) == ["log_lost", "missing"]
 
 
 def test_the_scrub_reads_all_batches_and_reports_damage(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_a_quarantined_file_is_reported_without_room_for_the_mark(
         monkeypatch.setattr(module, "write_json", lambda *_: None)
     with node(tmp_path) as store:
         (aside,) = quarantined_files(path)
-        assert [(one.kind, one.subject) for one in store.reader.incidents()] == [("quarantined", aside.file)]
+        assert [(told.kind, told.subject) for told in store.reader.incidents()] == [("quarantined", aside.file)]
         assert store.integrity().quarantined == ((aside.file, aside.bytes),)
 
 
@@ -262,7 +262,7 @@ def test_files_set_aside_in_one_second_have_two_names(tmp_path: Path) -> None:
     for why in ("first", "second"):
         path.write_text(why)
         quarantine(path, why, 1_000)
-    assert [(tmp_path / one.file).read_text() for one in quarantined_files(path)] == ["first", "second"]
+    assert [(tmp_path / aside.file).read_text() for aside in quarantined_files(path)] == ["first", "second"]
 
 
 def test_damage_met_while_writing_sets_the_file_aside(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_an_interrupted_quarantine_goes_on_under_its_name(tmp_path: Path) -> Non
     write_json(tmp_path / "facts.db.suspect", {"why": "bad page", "as": "facts.db.damaged-then"})
     (tmp_path / "facts.db-wal").rename(tmp_path / "facts.db.damaged-then-wal")
     assert quarantine(path, "another reason", 10**12).name == "facts.db.damaged-then"
-    assert [(one.file, one.bytes, one.why) for one in quarantined_files(path)] == [
+    assert [(aside.file, aside.bytes, aside.why) for aside in quarantined_files(path)] == [
         ("facts.db.damaged-then", 18, "bad page")
     ]
 

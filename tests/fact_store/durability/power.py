@@ -182,7 +182,7 @@ class Disk:
 
     def begin(self, call: Call) -> Write | Entry | Sync | Call | None:
         """A call begins: from now on its data may be on the disk. None for a call that does not concern the store."""
-        paths = [_unhex(one) for one in _STRING.findall(call.words)[:2]] if call.name in _NAMING else []
+        paths = [_unhex(text) for text in _STRING.findall(call.words)[:2]] if call.name in _NAMING else []
         here = _descriptor(call.words) if call.name not in _NAMING else "/".join(paths[:1])
         ending = self._ending(here)
         match call.name:
@@ -190,7 +190,7 @@ class Disk:
                 self.said += _data(call.words)
                 return call
             case "fsync" | "fdatasync" if here == self._folder:
-                return Sync([one for one in self.pending if isinstance(one, Entry)])
+                return Sync([change for change in self.pending if isinstance(change, Entry)])
             case _ if ending is None and all(self._ending(path) is None for path in paths):
                 return None
             case "openat" if "O_CREAT" not in call.words or call.result < 0 or ending in self._names:
@@ -210,7 +210,7 @@ class Disk:
                 return self._add(Write(self._names[ending], _number(call.words), None))
             case "fsync" | "fdatasync":
                 file = self._names.get(ending)
-                return Sync([one for one in self.pending if isinstance(one, Write) and one.file is file])
+                return Sync([change for change in self.pending if isinstance(change, Write) and change.file is file])
         raise AssertionError(f"{call.name} of the store's files is not modelled: {call.words[:200]}")
 
     def end(self, call: Call, begun: Write | Entry | Sync | Call) -> None:
@@ -219,11 +219,11 @@ class Disk:
         if isinstance(begun, Write | Entry):
             begun.is_done = True
         elif isinstance(begun, Sync):
-            for one in begun.operations:
-                assert one.is_done, "two threads at one file"
-                one.apply(one.file.durable if isinstance(one, Write) else self.durable_names)
+            for change in begun.operations:
+                assert change.is_done, "two threads at one file"
+                change.apply(change.file.durable if isinstance(change, Write) else self.durable_names)
             gone = set(map(id, begun.operations))
-            self.pending = [one for one in self.pending if id(one) not in gone]
+            self.pending = [change for change in self.pending if id(change) not in gone]
             self.version += 1
 
     def _add(self, operation: Write | Entry) -> Write | Entry:
@@ -251,15 +251,15 @@ def choose(pending: list[Write | Entry], kind: str, rng: random.Random) -> Choic
         case "prefix":
             return dict.fromkeys(pending[: rng.randint(0, len(pending))])
     share = rng.choice((0.1, 0.5, 0.9))
-    chosen: Choice = dict.fromkeys(one for one in pending if rng.random() < share)
+    chosen: Choice = dict.fromkeys(change for change in pending if rng.random() < share)
     if kind == "torn":
-        writes = [one for one in pending if isinstance(one, Write) and len(one.sectors) > 1]
+        writes = [change for change in pending if isinstance(change, Write) and len(change.sectors) > 1]
         for write in rng.sample(writes, min(len(writes), rng.randint(1, 3))):
             first, last = write.sectors[0], write.sectors[-1]
             if rng.random() < 0.5:
                 chosen[write] = frozenset(range(first, rng.randint(first, last)))
             else:
-                chosen[write] = frozenset(one for one in write.sectors if rng.random() < 0.5)
+                chosen[write] = frozenset(sector for sector in write.sectors if rng.random() < 0.5)
     return chosen
 
 
@@ -270,7 +270,7 @@ def walk(calls: list[Call], store: Path) -> Iterator[Disk]:
     """The disk after each beginning and each return of a call that concerns the store."""
     moments = [(call.begin, 0, call) for call in calls] + [(call.end, 1, call) for call in calls]
     disk, begun = Disk(store), dict[int, Write | Entry | Sync | Call]()
-    for _, is_end, call in sorted(moments, key=lambda one: one[:2]):
+    for _, is_end, call in sorted(moments, key=lambda moment: moment[:2]):
         if is_end:
             if (handle := begun.pop(id(call), None)) is not None:
                 disk.end(call, handle)
@@ -290,7 +290,7 @@ def crashes(log: Path, store: Path, states: int, rng: random.Random) -> Iterator
         for _ in range(4 * int(due)):
             kind = rng.choice(KINDS)
             choice = choose(disk.pending, kind, rng)
-            key = disk.version, len(disk.said), frozenset((id(one), sectors) for one, sectors in choice.items())
+            key = disk.version, len(disk.said), frozenset((id(change), sectors) for change, sectors in choice.items())
             if key not in seen:
                 seen.add(key)
                 yield Crash(moment, kind, files(disk, choice), disk.said)
@@ -302,15 +302,15 @@ def crashes(log: Path, store: Path, states: int, rng: random.Random) -> Iterator
 def files(disk: Disk, choice: Choice) -> dict[str, bytes]:
     """The content of each file that is there, by the ending of its name."""
     names = dict(disk.durable_names)
-    for one in disk.pending:
-        if isinstance(one, Entry) and one in choice:
-            one.apply(names)
+    for change in disk.pending:
+        if isinstance(change, Entry) and change in choice:
+            change.apply(names)
     found = {}
     for ending, file in names.items():
         content = bytearray(file.durable)
-        for one in disk.pending:
-            if isinstance(one, Write) and one.file is file and one in choice:
-                one.apply(content, choice[one])
+        for change in disk.pending:
+            if isinstance(change, Write) and change.file is file and change in choice:
+                change.apply(content, choice[change])
         found[ending] = bytes(content)
     return found
 

@@ -99,16 +99,16 @@ def _read(store: FactStore) -> Held:
         held.first_offsets[info.name] = info.first_offset
         next_offset, links = info.first_offset, dict[batch.Origin, batch.Link]()
         page = store.read(info.name, info.first_offset - 1, EVERYTHING, EVERYTHING)
-        for one in page.batches:
+        for stored in page.batches:
             try:
-                parsed = batch.parse(one.sealed)
+                parsed = batch.parse(stored.sealed)
                 batch.verify(parsed)
             except batch.BatchError as error:
-                held.complaints.append(f"wrong: {info.name} {one.first_offset}: {error}")
+                held.complaints.append(f"wrong: {info.name} {stored.first_offset}: {error}")
                 break
             header = parsed.header
-            if one.first_offset != next_offset or one.last_offset - one.first_offset + 1 != header.count:
-                held.complaints.append(f"wrong: {info.name}: {one.first_offset} follows {next_offset - 1}")
+            if stored.first_offset != next_offset or stored.last_offset - stored.first_offset + 1 != header.count:
+                held.complaints.append(f"wrong: {info.name}: {stored.first_offset} follows {next_offset - 1}")
             link = links.get(header.origin)
             if link is not None and header.first_sequence < link.next_sequence:
                 held.complaints.append(f"wrong: {info.name}: sequence {header.first_sequence} is there twice")
@@ -118,7 +118,7 @@ def _read(store: FactStore) -> Held:
                 and header.previous_digest != link.digest
             ):
                 held.complaints.append(f"wrong: {info.name}: the chain of {header.origin} is broken")
-            next_offset, links[header.origin] = one.last_offset + 1, parsed.link
+            next_offset, links[header.origin] = stored.last_offset + 1, parsed.link
             _open(held, info.name, parsed)
         if next_offset != info.end_offset + 1:
             held.complaints.append(f"wrong: {info.name} ends at {next_offset - 1}, not at {info.end_offset}")
@@ -134,7 +134,7 @@ def _open(held: Held, stream: str, parsed: batch.Batch) -> None:
     if stream == TELEMETRY:
         held.values += map(number_of, batch.open_samples(parsed).values)
     elif stream == OPERATIONAL:
-        held.ids += [one.envelope.message_id for one in batch.open_messages(parsed)]
+        held.ids += [message.envelope.message_id for message in batch.open_messages(parsed)]
     elif stream == NORTH:
         held.north += 1
 
@@ -166,7 +166,7 @@ def _others(store: FactStore, promises: Promises) -> Iterator[str]:
     counts = store.reader.definition_counts()
     for zone, count in counts.items():
         try:
-            (chain,) = [one for one in chains_in(store) if one.zone == zone]
+            (chain,) = [known for known in chains_in(store) if known.zone == zone]
         except (StoreDamaged, ValueError) as error:  # also where not even the newest of them is found
             yield f"wrong: definitions: {error}"
             continue
@@ -176,7 +176,7 @@ def _others(store: FactStore, promises: Promises) -> Iterator[str]:
         yield f"lost: definitions {own + 1} to {promises.definitions}"
     if promises.batches and counts.get("north", 0) < 2:
         yield "lost: definitions of north"
-    consumers = {one.name: one for one in store.consumers.all()}
+    consumers = {consumer.name: consumer for consumer in store.consumers.all()}
     for name, ranges in promises.confirmed.items():
         if (consumer := consumers.get(name)) is None:
             yield f"lost: consumer {name}"
@@ -187,12 +187,12 @@ def _others(store: FactStore, promises: Promises) -> Iterator[str]:
             if not _is_confirmed(consumer, first, last):
                 yield f"lost: {name} confirmed {first} to {last}"
     for info in store.streams():
-        frontiers = [one.frontier for one in consumers.values() if one.stream == info.name]
+        frontiers = [state.frontier for state in consumers.values() if state.stream == info.name]
         if info.first_offset - 1 > min(frontiers, default=0):
             yield f"lost: {info.name} begins at {info.first_offset}, confirmed is {frontiers}"
-    for one in consumers.values():
-        if one.frontier > store.end_offset(one.stream):
-            yield f"wrong: {one.name} confirmed {one.frontier}, beyond the log"
+    for state in consumers.values():
+        if state.frontier > store.end_offset(state.stream):
+            yield f"wrong: {state.name} confirmed {state.frontier}, beyond the log"
 
 
 def _is_confirmed(consumer: ConsumerState, first: int, last: int) -> bool:

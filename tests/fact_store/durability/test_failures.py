@@ -209,10 +209,10 @@ def test_a_message_of_a_failed_commit_is_not_known(tmp_path: Path) -> None:
     with faulty(tmp_path) as (store, faults):
         done(store.appends.append_message(OPERATIONAL, message("a")))
         index = store._writer.committer._index._streams
-        before = {number: (one.generation, one.ids) for number, one in index.items()}
+        before = {number: (part.generation, part.ids) for number, part in index.items()}
         faults.arm("COMMIT", 1, full_error)
         assert isinstance(failed(store.appends.append_message(OPERATIONAL, message("b"))), StoreFull)
-        assert {number: (one.generation, one.ids) for number, one in index.items()} == before
+        assert {number: (part.generation, part.ids) for number, part in index.items()} == before
         assert done(store.appends.append_message(OPERATIONAL, message("b"))).outcome == "applied"
         assert done(store.appends.append_message(OPERATIONAL, message("b"))).outcome == "noop_already_applied"
 

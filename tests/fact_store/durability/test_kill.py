@@ -65,7 +65,7 @@ def test_invariant_2_acknowledged_facts_survive_a_kill(tmp_path: Path) -> None:
         began = time.monotonic()
         with FactStore.open(path, "plant", settings=AT_ONCE, unattended=True) as store:
             reopened_s.append(time.monotonic() - began)
-            found = broken(store, promises) + [one.detail for one in store.reader.incidents()]
+            found = broken(store, promises) + [incident.detail for incident in store.reader.incidents()]
             assert not found, f"round {round_number}: {found}"
         round_number += 1
     reopened_s.sort()

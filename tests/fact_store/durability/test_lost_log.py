@@ -71,7 +71,7 @@ class Image:
     @property
     def commits(self) -> list[int]:
         """Where each commit of the log ends, in bytes."""
-        return [one.end for one in self.frames if one.is_commit]
+        return [frame.end for frame in self.frames if frame.is_commit]
 
 
 def frames_of(log: bytes) -> list[Frame]:
@@ -101,19 +101,19 @@ def frames_of(log: bytes) -> list[Frame]:
 
 def committed(frames: list[Frame]) -> list[Frame]:
     """Without those behind the last commit."""
-    last = max((index for index, one in enumerate(frames) if one.is_commit), default=-1)
+    last = max((index for index, frame in enumerate(frames) if frame.is_commit), default=-1)
     return frames[: last + 1]
 
 
 def commit_ends(log: bytes) -> list[int]:
     """Where each commit of a log ends, in bytes."""
-    return [one.end for one in frames_of(log) if one.is_commit]
+    return [frame.end for frame in frames_of(log) if frame.is_commit]
 
 
 def cut_checkpoint(database: bytes, frames: list[Frame], rng: random.Random) -> bytes:
     """The database as a kill leaves it in the middle of a checkpoint: some of the log's pages are copied, which SQLite
     does in the order of their numbers."""
-    newest = {one.number: one.page for one in frames}
+    newest = {frame.number: frame.page for frame in frames}
     found = bytearray(database)
     for number in sorted(newest)[: rng.randrange(1, len(newest))]:
         page = newest[number]
@@ -124,13 +124,13 @@ def cut_checkpoint(database: bytes, frames: list[Frame], rng: random.Random) -> 
 def is_one_state(database: bytes, whole: bytes, frames: list[Frame], left: bytes | None) -> bool:
     """Whether the database and the rest of the log are together the state after one commit. They are not if a
     checkpoint has copied pages of a later commit than the last one that is left."""
-    readable = committed(list(takewhile(lambda one: (left or b"")[: one.end] == whole[: one.end], frames)))
-    now = {one.number: one.page for one in readable}
+    readable = committed(list(takewhile(lambda frame: (left or b"")[: frame.end] == whole[: frame.end], frames)))
+    now = {frame.number: frame.page for frame in readable}
     versions = dict[int, list[tuple[int, bytes]]]()
     commit = 1
-    for one in frames:
-        versions.setdefault(one.number, []).append((commit, one.page))
-        commit += one.is_commit
+    for frame in frames:
+        versions.setdefault(frame.number, []).append((commit, frame.page))
+        commit += frame.is_commit
     possible = set(range(commit))
     for number, pages in versions.items():
         size = len(pages[0][1])
@@ -152,7 +152,7 @@ def killed_image(folder: Path, rng: random.Random) -> Image:
         found, witness = frames_of(files["-wal"]), read_witness(path)
         # Else it was killed before it had recorded its last commit, and had not answered.
         is_recorded = witness is not None and witness.log == (files["-wal"][16:24], len(found))
-        if life and is_recorded and sum(one.is_commit for one in found) > 1:
+        if life and is_recorded and sum(frame.is_commit for frame in found) > 1:
             return Image(files, promises, found)
     raise AssertionError("no life ended with more than one commit in its log")
 
@@ -207,34 +207,34 @@ def put(folder: Path, files: dict[str, bytes | None]) -> Path:
 def notices(store: FactStore, predicate: str) -> list[dict[str, object]]:
     """The facts of a store with this predicate."""
     page = store.read(OPERATIONAL, 0, EVERYTHING, EVERYTHING)
-    facts = [one.fact for found in page.batches for one in open_messages(parse(found.sealed))]
+    facts = [message.fact for found in page.batches for message in open_messages(parse(found.sealed))]
     return [json.loads(fact.object_json) for fact in facts if fact.predicate == predicate]
 
 
 def check_quarantined(store: FactStore, path: Path) -> None:
     """The file is kept under the name that is reported."""
     (notice,) = notices(store, "store_quarantined")
-    assert [one.kind for one in store.reader.incidents()] == ["quarantined"]
+    assert [incident.kind for incident in store.reader.incidents()] == ["quarantined"]
     assert (path.parent / str(notice["file"])).stat().st_size
 
 
 def check_told(store: FactStore, image: Image, *, is_one: bool) -> None:
     """Fail unless a loss was reported: its streams, each up to the last known offset. Nothing else is wrong with the
     state of one commit, and later appends cannot be taken for the lost facts."""
-    kinds = [one.kind for one in store.reader.incidents()]
+    kinds = [incident.kind for incident in store.reader.incidents()]
     told, *more = sorted(kinds, key=TOLD.__contains__, reverse=True)
     assert not (more and is_one), kinds
     (notice,) = notices(store, TOLD[told])
     streams = notice["streams"]
     assert isinstance(streams, list)
-    known = {one.name: one.end_offset for one in store.streams()}
-    known |= {one["stream"]: one["known_end_offset"] for one in streams}
+    known = {stream.name: stream.end_offset for stream in store.streams()}
+    known |= {stream["stream"]: stream["known_end_offset"] for stream in streams}
     promised = {
         TELEMETRY: image.promises.samples, NORTH: image.promises.batches * RUN, OPERATIONAL: image.promises.messages
     }  # fmt: skip
     assert all(known.get(name, 0) >= end for name, end in promised.items()), (known, promised)
     # The notice itself is a message that no process had appended.
-    wrong = [one for one in broken(store, image.promises) if one.startswith("wrong") and "messages" not in one]
+    wrong = [text for text in broken(store, image.promises) if text.startswith("wrong") and "messages" not in text]
     assert not (wrong and is_one), wrong
     done(store.appends.define([tag(1)]))
     done(store.appends.append_samples(TELEMETRY, samples(1)))
@@ -248,7 +248,7 @@ def test_a_lost_log_is_reported_or_costs_nothing(tmp_path: Path, memory: Path) -
     """See the module. Of an undamaged image nothing is reported. Half of the images were
     killed in the middle of a checkpoint, so that a damaged log leaves pages of two commits (decision 0046): a loss is
     reported too, and such a file alone may be quarantined."""
-    rng, outcomes = random.Random(first_seed()), {one.__name__: Counter[str]() for one in DAMAGES}
+    rng, outcomes = random.Random(first_seed()), {damage.__name__: Counter[str]() for damage in DAMAGES}
     for number in range(KILLS):
         image = killed_image(tmp_path / str(number), rng)
         whole = image.files["-wal"]
@@ -274,10 +274,10 @@ def test_a_lost_log_is_reported_or_costs_nothing(tmp_path: Path, memory: Path) -
             outcomes[damage.__name__][f"{outcome}, {'one state' if is_one else 'pages of two'}"] += 1
     print({name: dict(found) for name, found in outcomes.items()})
     kept, deleted = outcomes.pop(keep.__name__), outcomes[delete.__name__]
-    assert not [one for one in kept if not one.startswith("nothing lost")]
-    assert not [one for one in deleted if one.startswith("nothing lost")], "a missing log is always reported"
+    assert not [text for text in kept if not text.startswith("nothing lost")]
+    assert not [text for text in deleted if text.startswith("nothing lost")], "a missing log is always reported"
     assert all(found["told, one state"] for found in outcomes.values())
-    assert any("pages of two" in one for found in outcomes.values() for one in found)
+    assert any("pages of two" in text for found in outcomes.values() for text in found)
 
 
 def test_a_log_that_is_gone_after_a_power_cut(tmp_path: Path, memory: Path) -> None:
@@ -296,7 +296,9 @@ def test_a_log_that_is_gone_after_a_power_cut(tmp_path: Path, memory: Path) -> N
             changed = flip(whole, ends, rng) if kind == "flipped" and ends else None
             path = put(memory / "image", {**crash.files, "-wal": changed})
             with FactStore.open(path, "plant", settings=IN_MEMORY, unattended=True) as store:
-                is_told = any(one.kind in {"log_lost", "restored", "quarantined"} for one in store.reader.incidents())
+                is_told = any(
+                    known.kind in {"log_lost", "restored", "quarantined"} for known in store.reader.incidents()
+                )
                 lost = [] if is_told else broken(store, promises)
             outcome["told" if is_told else "lost without a word" if lost else "nothing lost"] += 1
     print({kind: dict(found) for kind, found in outcomes.items()})

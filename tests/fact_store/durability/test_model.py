@@ -198,14 +198,14 @@ class StoreAgainstModel(RuleBasedStateMachine):
         fresh = [n for n in dict.fromkeys(numbers) if n not in self.received]
         refused = [n for n in numbers if n and self.received.get(n, is_twin) != is_twin]
         assert result.stored_facts == FACTS * len(fresh)
-        assert sum(one.last_sequence - one.first_sequence + 1 for one in result.refused) == FACTS * len(refused)
+        assert sum(part.last_sequence - part.first_sequence + 1 for part in result.refused) == FACTS * len(refused)
         assert result.duplicate_facts == FACTS * (len(numbers) - len(fresh) - len(refused))
         self.position = position.offset
         for n in fresh:
             self.received[n] = is_twin
             self.ends[n] = len(self.values) + FACTS
             self.values += batch.open_samples(batch.parse(origin.sealed[n])).values
-        told = {(one.first_sequence, one.last_sequence) for one in result.refused} - self.told
+        told = {(part.first_sequence, part.last_sequence) for part in result.refused} - self.told
         self.values += [NOTICE] * len(told)
         self.told |= told
 
@@ -256,7 +256,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
             self.values.append(NOTICE)
             self.counts["expired"] += 1
         self.forgotten = end
-        assert all(one.first_offset == end + 1 for one in self.store.streams() if one.name == TELEMETRY)
+        assert all(stream.first_offset == end + 1 for stream in self.store.streams() if stream.name == TELEMETRY)
         assert self.store.end_offset(TELEMETRY) == len(self.values)
 
     def confirmed_by_all(self) -> int:
@@ -366,9 +366,9 @@ class StoreAgainstModel(RuleBasedStateMachine):
     def held(self) -> list[object]:
         """Every value that is not forgotten, in order of offsets."""
         found: list[object] = []
-        for one in read_file(self.store, TELEMETRY, self.forgotten).batches:
-            assert one.first_offset == self.forgotten + len(found) + 1
-            parsed = batch.parse(one.sealed)
+        for stored in read_file(self.store, TELEMETRY, self.forgotten).batches:
+            assert stored.first_offset == self.forgotten + len(found) + 1
+            parsed = batch.parse(stored.sealed)
             is_notice = parsed.header.kind is batch.Kind.MESSAGES
             found += [NOTICE] if is_notice else batch.open_samples(parsed).values
         return found
@@ -386,7 +386,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
         if len({is_twin for n, is_twin in self.received.items() if n}) < 2:
             chain_is_whole(self.store)
         assert not list(verify_store(self.store.path, VerifyCounts(), lambda *_: None, is_quick=True))
-        assert {one.name for one in self.store.consumers.all()} == set(self.confirmed)
+        assert {consumer.name for consumer in self.store.consumers.all()} == set(self.confirmed)
         known = self.store.inbound.peer_position("north", TELEMETRY)
         assert known == (None if self.position is None else Position(LIFE, self.position))
         assert self.store.reader.own_definitions().count == self.definitions

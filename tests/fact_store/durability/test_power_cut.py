@@ -43,7 +43,7 @@ def recording(folder: Path, seed: int, *how: str) -> tuple[Path, Path]:
 
 def alarms(store: FactStore) -> list[str]:
     """What an opening has reported; a power cut that damaged nothing must not be reported."""
-    return [f"wrong: {one.kind} {one.subject}: {one.detail}" for one in store.reader.incidents()]
+    return [f"wrong: {incident.kind} {incident.subject}: {incident.detail}" for incident in store.reader.incidents()]
 
 
 def check(crash: Crash, folder: Path) -> list[str]:
@@ -89,6 +89,6 @@ def test_the_power_cut_distinguishes_synchronous_full_from_normal(tmp_path: Path
     states = lost = 0
     for crash in crashes(log, store, 200, random.Random(1)):
         states += 1
-        lost += any(one.startswith("lost: ") for one in check(crash, memory))
+        lost += any(text.startswith("lost: ") for text in check(crash, memory))
     print(f"{lost} of {states} disks lost something with NORMAL")
     assert lost > states / 4

@@ -74,7 +74,7 @@ def test_a_batch_is_repaired(tmp_path: Path, column: str, value: Callable[[bytes
         assert store.reader.read_sequences(TELEMETRY, origin.origin, 1, 50, 99, EVERYTHING).holes == (
             Hole(21, 30, "damaged"),
         )
-        assert [tuple(one) for one in done(store.inbound.repair(TELEMETRY, "plant", parsed([origin.sealed[2]])))] == [
+        assert [tuple(part) for part in done(store.inbound.repair(TELEMETRY, "plant", parsed([origin.sealed[2]])))] == [
             (21, 30)
         ]
         assert done(store.inbound.damaged(TELEMETRY)) == []
@@ -85,9 +85,9 @@ def test_a_batch_is_repaired(tmp_path: Path, column: str, value: Callable[[bytes
             assert not page.holes
         assert store.read(TELEMETRY, 22, 5, EVERYTHING, until_offset=25).batches[0].sealed == origin.sealed[2]
         page = store.reader.read_sequences(TELEMETRY, origin.origin, 1, 50, 99, EVERYTHING)
-        assert [one.sealed for one in page.batches] == origin.sealed
+        assert [batch.sealed for batch in page.batches] == origin.sealed
         assert not page.holes
-        assert [one.kind for one in store.reader.incidents() if one.kind == "repaired"] == ["repaired"]
+        assert [incident.kind for incident in store.reader.incidents() if incident.kind == "repaired"] == ["repaired"]
         assert done(store.inbound.repair(TELEMETRY, "plant", parsed([origin.sealed[2]]))) == []  # it is whole
     assert not list(verify_store(tmp_path / "facts.db", VerifyCounts(), lambda *_: None, is_quick=True))
 
@@ -103,7 +103,7 @@ def test_only_the_original_bytes_are_accepted(tmp_path: Path) -> None:
         forged = seal_columns(before.link, columns._replace(values=[7] * COUNT), honest.header.definitions)
         error = failed(store.inbound.repair(TELEMETRY, "plant", parsed([forged.sealed])))
         assert isinstance(error, ForkError)
-        assert [one.kind for one in store.reader.incidents() if one.kind == "fork"] == ["fork"]
+        assert [incident.kind for incident in store.reader.incidents() if incident.kind == "fork"] == ["fork"]
         stranger = Elsewhere("stranger", life=bytes(16))
         assert isinstance(
             failed(store.inbound.repair(TELEMETRY, "plant", parsed([stranger.seal(COUNT)]))), FactsRefused
@@ -166,14 +166,14 @@ def test_what_is_released_is_not_repaired(tmp_path: Path, monkeypatch: pytest.Mo
         wait_until(lambda: store.streams()[0].first_offset == 31, "the release")
         assert done(store.inbound.repair(TELEMETRY, "plant", parsed([origin.sealed[0]]))) == []
         assert done(store.inbound.damaged(TELEMETRY)) == []
-        assert "repaired" not in {one.kind for one in store.reader.incidents()}
+        assert "repaired" not in {incident.kind for incident in store.reader.incidents()}
 
 
 def test_ends_are_read_from_the_table(tmp_path: Path) -> None:
     """A batch is named by any sequence in it; sequences that are not held, or of an unknown origin, have no end."""
     origin = filled(tmp_path)
     with opened(tmp_path) as store:
-        ends = [BatchEnd(one.header.last_sequence, one.digest) for one in map(parse, origin.sealed)]
+        ends = [BatchEnd(batch.header.last_sequence, batch.digest) for batch in map(parse, origin.sealed)]
         assert store.reader.batch_ends(TELEMETRY, origin.origin, [1, 10, 11, 50, 51]) == [ends[0], ends[1], ends[4]]
         assert store.reader.batch_ends("facts.other", origin.origin, [1]) == []
         assert store.reader.batch_ends(TELEMETRY, store.origin, [1]) == []

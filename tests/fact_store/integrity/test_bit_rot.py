@@ -72,9 +72,9 @@ class Original:
         self.bytes = path.read_bytes()
         self.owners: dict[int, tuple[str, int]] = {}
         for stream, batches in self.batches.items():
-            for one in batches:
-                for at in self._places(one.sealed[:-DIGEST_BYTES]):
-                    self.owners[at] = stream, one.first_offset
+            for batch in batches:
+                for at in self._places(batch.sealed[:-DIGEST_BYTES]):
+                    self.owners[at] = stream, batch.first_offset
 
     def _places(self, body: bytes) -> Iterator[int]:
         """Where in the file the bytes of a batch are. A large one is in several pages."""
@@ -139,7 +139,7 @@ def read_all(door: Door, stream: str) -> Page:
         page = door.read(stream, after, EVERYTHING, PAGE_BYTES)
         batches += page.batches
         holes += page.holes
-        reached = max([after, *(one.last_offset for one in page.batches), *(one.last_offset for one in page.holes)])
+        reached = max([after, *(part.last_offset for part in (*page.batches, *page.holes))])
         if reached == after:
             return Page(batches, page.end_offset, tuple(holes))
         after = reached
@@ -162,7 +162,7 @@ class Found:
                 self._stream(door, stream, expected)
             except StoreDamaged:
                 self.names.append("StoreDamaged")
-                self.missing |= {(stream, one.first_offset) for one in expected}
+                self.missing |= {(stream, batch.first_offset) for batch in expected}
         for (zone, end), chain in self.original.definitions.items():
             try:
                 found = getattr(door, "reader", door).definitions(zone, end.digest)
@@ -175,21 +175,21 @@ class Found:
 
     def _stream(self, door: Door, stream: str, expected: list[StoredBatch]) -> None:
         page, end_offset = read_all(door, stream), expected[-1].last_offset
-        originals, served = {one.first_offset: one for one in expected}, set[int]()
-        for one in page.batches:
-            served.add(one.first_offset)
-            if one != originals.get(one.first_offset) and not self._is_notice(one, end_offset):
-                self.changed.append(f"{stream} {one.first_offset}")
+        originals, served = {batch.first_offset: batch for batch in expected}, set[int]()
+        for batch in page.batches:
+            served.add(batch.first_offset)
+            if batch != originals.get(batch.first_offset) and not self._is_notice(batch, end_offset):
+                self.changed.append(f"{stream} {batch.first_offset}")
         named = {n for hole in page.holes for n in range(hole.first_offset, min(hole.last_offset, end_offset) + 1)}
         self.names += ["hole"] * bool(named)
-        for one in expected:
-            if one.first_offset not in served:
-                self.missing.add((stream, one.first_offset))
+        for batch in expected:
+            if batch.first_offset not in served:
+                self.missing.add((stream, batch.first_offset))
 
-    def _is_notice(self, one: StoredBatch, end_offset: int) -> bool:
+    def _is_notice(self, stored: StoredBatch, end_offset: int) -> bool:
         """Whether a fact is an operational fact about the damage, or about what the store made of it."""
-        parsed = parse(one.sealed)
-        if one.first_offset <= end_offset or parsed.header.kind is not Kind.MESSAGES:
+        parsed = parse(stored.sealed)
+        if stored.first_offset <= end_offset or parsed.header.kind is not Kind.MESSAGES:
             return False
         facts = [message.fact for message in open_messages(parsed)]
         return {fact.predicate for fact in facts} <= {

@@ -33,7 +33,7 @@ def test_batches_around_a_damaged_one_are_served(tmp_path: Path) -> None:
     continues."""
     reader = StoreReader(three_batches(tmp_path))
     page = reader.read(TELEMETRY, 0, EVERYTHING, EVERYTHING)
-    assert [one.first_offset for one in page.batches] == [1, 21]
+    assert [batch.first_offset for batch in page.batches] == [1, 21]
     assert page.holes == (Hole(11, 20, "damaged"),)
     assert reader.read(TELEMETRY, 14, 1, 1).holes == (Hole(15, 20, "damaged"),)
     assert reader.read(TELEMETRY, 10, 10, 10, until_offset=20).holes == (Hole(11, 20, "damaged"),)
@@ -48,7 +48,7 @@ def test_damage_is_reported_once(tmp_path: Path) -> None:
             for _ in range(3):
                 assert store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING).holes == (Hole(11, 20, "damaged"),)
             wait_until(lambda: store.end_offset(TELEMETRY) == 31, "the notice")
-            (incident,) = [one for one in store.reader.incidents() if one.kind == "damaged"]
+            (incident,) = [incident for incident in store.reader.incidents() if incident.kind == "damaged"]
             assert incident.subject == f"{TELEMETRY} 11 to 20"
             assert f"{store.reader.origins()[0]} 11 to 20" in incident.detail
 
@@ -58,12 +58,12 @@ def test_a_hole_that_grows_is_reported_again(tmp_path: Path) -> None:
     by the end of a page, is not reported again."""
     with plant(tmp_path) as store:
         done(store.appends.append_samples(TELEMETRY, samples(30)))
-        ranges = [OriginRange("plant", store.life, *one) for one in ((11, 20), (21, 30))]
+        ranges = [OriginRange("plant", store.life, *ends) for ends in ((11, 20), (21, 30))]
 
         def find(first: int, last: int, origins: list[OriginRange]) -> list[tuple[int, int]]:
             """Report a hole; returns what is listed as damaged afterwards."""
             store._watch.damages.report(TELEMETRY, Hole(first, last, "damaged"), "why", origins)
-            return [(one.first_sequence, one.last_sequence) for one in done(store.inbound.damaged(TELEMETRY))]
+            return [(part.first_sequence, part.last_sequence) for part in done(store.inbound.damaged(TELEMETRY))]
 
         assert find(11, 20, ranges[:1]) == [(11, 20)]
         assert find(11, 30, ranges) == [(11, 20), (21, 30)]
@@ -126,7 +126,7 @@ def test_reports_of_damage_are_limited(tmp_path: Path, monkeypatch: pytest.Monke
             store._watch.damages.report(TELEMETRY, Hole(first, first + 9, "damaged"), "why", [])
         assert store.integrity().damages == 2
         done(store.inbound.damaged(TELEMETRY))
-        assert len([one for one in store.reader.incidents() if one.kind == "damaged"]) == 2
+        assert len([incident for incident in store.reader.incidents() if incident.kind == "damaged"]) == 2
 
 
 def test_rows_become_batches_and_holes() -> None:
@@ -134,12 +134,12 @@ def test_rows_become_batches_and_holes() -> None:
     place, of another stream, or with other offsets is skipped."""
     chain = Elsewhere()
     sealed = [chain.seal(10) for _ in range(4)]
-    rows = [(1 + 10 * n, 10 + 10 * n, one[:-16], one[-16:]) for n, one in enumerate(sealed)]
+    rows = [(1 + 10 * n, 10 + 10 * n, batch[:-16], batch[-16:]) for n, batch in enumerate(sealed)]
     page = PageAssembly(TELEMETRY, 0, EVERYTHING, EVERYTHING, EVERYTHING, released_offset=10)
     for row in (rows[1], (15, 24, *rows[2][2:]), (22, 30, *rows[2][2:]), (b"", 30, *rows[2][2:]), rows[3]):
         assert not page.add_row(row)
     page.finish(45)
-    assert [(one.first_offset, one.last_offset) for one in page.batches] == [(11, 20), (31, 40)]
+    assert [(batch.first_offset, batch.last_offset) for batch in page.batches] == [(11, 20), (31, 40)]
     assert page.holes == [Hole(1, 10, "expired"), Hole(21, 30, "damaged"), Hole(41, 45, "damaged")]
     assert "of stream" in str(parse_row("facts.other", rows[0]))
     assert "bytes" in str(parse_row(TELEMETRY, (1, 10, None, 7)))

@@ -72,7 +72,7 @@ def test_damaged_definitions_are_repaired(tmp_path: Path, hurt: Hurt) -> None:
         assert origin.put(store, [origin.seal(10)], 20, first_definition=TAGS + 1).stored_facts == 10
     with FactStore.open(tmp_path / "facts.db", "idmz") as store:
         assert origin.held_in(store) == origin.bodies
-        assert [one.kind for one in store.reader.incidents()] == ["definitions_repaired"]
+        assert [incident.kind for incident in store.reader.incidents()] == ["definitions_repaired"]
     damages = list(verify_store(tmp_path / "facts.db", VerifyCounts(), lambda *_: None, is_quick=False))
     assert damages == [] or hurt in {digest_of_the_last, no_end}, "a batch keeps the row that was damaged"
 

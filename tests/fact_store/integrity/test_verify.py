@@ -42,7 +42,7 @@ def filled(folder: Path) -> Path:
 
 def damages(path: Path, *, is_quick: bool = False) -> list[str]:
     """The damage that verify reports."""
-    return [str(one) for one in verify_store(path, VerifyCounts(), lambda *_: None, is_quick=is_quick)]
+    return [str(damage) for damage in verify_store(path, VerifyCounts(), lambda *_: None, is_quick=is_quick)]
 
 
 def test_a_whole_store_has_no_damage(tmp_path: Path) -> None:
@@ -97,10 +97,10 @@ def test_every_kind_of_damage_is_named(tmp_path: Path, statement: str, named: st
     path = filled(tmp_path)
     with past_the_triggers(path) as connection:
         connection.execute(statement)
-    assert any(named in one for one in damages(path, is_quick=True)), damages(path)
+    assert any(named in damage for damage in damages(path, is_quick=True)), damages(path)
     found_damages = list(verify_store(path, VerifyCounts(), lambda *_: None, is_quick=False))
     assert found_damages
-    assert all(one.offset <= one.last_offset for one in found_damages), damages(path)
+    assert all(damage.offset <= damage.last_offset for damage in found_damages), damages(path)
 
 
 def test_a_chain_forged_in_itself_is_broken(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_a_chain_forged_in_itself_is_broken(tmp_path: Path) -> None:
     change = "UPDATE batch SET body = ?, digest = ? WHERE first_offset = 6 AND stream = (SELECT id FROM stream WHERE name = 'facts.north')"
     with past_the_triggers(path) as connection:
         connection.execute(change, (other[:-16], other[-16:]))
-    assert any("chain is broken" in one for one in damages(path))
+    assert any("chain is broken" in damage for damage in damages(path))
 
 
 def test_the_command_names_damage_and_what_to_do(tmp_path: Path) -> None:

@@ -76,14 +76,14 @@ class LiveNode:
 
     def confirm(self) -> None:
         """Each consumer confirms all, which releases it."""
-        for one in self.store.consumers.all():
-            done(self.store.consumers.confirm(one.name, self.store.end_offset(one.stream)))
+        for consumer in self.store.consumers.all():
+            done(self.store.consumers.confirm(consumer.name, self.store.end_offset(consumer.stream)))
         wait_until(self.is_released, "what was confirmed to be released")
 
     def is_released(self) -> bool:
         """Whether the streams that have consumers hold nothing."""
-        kept = (one for one in self.store.streams() if one.name != OPERATIONAL)
-        return all(one.first_offset > one.end_offset for one in kept)
+        kept = (stream for stream in self.store.streams() if stream.name != OPERATIONAL)
+        return all(stream.first_offset > stream.end_offset for stream in kept)
 
     def confirm_ahead(self) -> None:
         """A consumer confirms the newest facts and not those before."""
@@ -185,7 +185,7 @@ def test_statistics_are_of_one_moment(memory: Path, script: list[str]) -> None:
                 with closing(SqlSession(reader, 0)) as session:
                     behind = [facts for (facts,) in session.ask("SELECT behind_facts FROM consumers").rows]
         assert not errors
-        assert all(facts >= 0 for facts in [*behind, *(one.unconfirmed_facts for one in found.consumers)])
+        assert all(facts >= 0 for facts in [*behind, *(consumer.unconfirmed_facts for consumer in found.consumers)])
         for stream in found.streams:
             assert stream.facts == stream.end_offset - stream.first_offset + 1
             assert sum(of.facts for of in stream.origins.values()) == stream.facts

@@ -144,22 +144,22 @@ def test_batches_in_any_order_give_the_same_ranges(order: list[int]) -> None:
         assert decision.is_start == (number - 1 not in came)
         came.add(number)
         held = decision.ranges
-        covered = {(s - 1) // SIZE + 1 for one in held for s in range(one.first_sequence, one.last_sequence + 1)}
+        covered = {(s - 1) // SIZE + 1 for part in held for s in range(part.first_sequence, part.last_sequence + 1)}
         assert covered == came
         assert list(held) == sorted(held)
         for left, right in pairwise(held):
             assert left.last_sequence + 1 < right.first_sequence, "adjacent ranges must have been joined"
-        for one in held:
-            first, last = (one.first_sequence - 1) // SIZE + 1, one.last_sequence // SIZE
-            assert one == run(first, last), "a joined range keeps the digests of its ends"
+        for part in held:
+            first, last = (part.first_sequence - 1) // SIZE + 1, part.last_sequence // SIZE
+            assert part == run(first, last), "a joined range keeps the digests of its ends"
 
 
 @given(st.sets(st.integers(1, 12)), st.integers(1, 12))
 def test_a_foreign_branch_never_joins(held_numbers: set[int], number: int) -> None:
     """A batch of another history is never joined to the held ranges of this one."""
     held: tuple[HeldRange, ...] = ()
-    for one in sorted(held_numbers):
-        decision = decide_insert(held, batch(one), INTACT)
+    for known in sorted(held_numbers):
+        decision = decide_insert(held, batch(known), INTACT)
         assert isinstance(decision, Insert)
         held = decision.ranges
     foreign = batch(number, "other")

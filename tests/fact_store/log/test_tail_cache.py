@@ -57,7 +57,7 @@ def test_the_end_is_served_without_the_file(
     monkeypatch.setattr(StoreReader, "read", refuse)
     end_offset = store.end_offset(TELEMETRY)
     page = store.read(TELEMETRY, end_offset - 1, EVERYTHING, EVERYTHING)
-    assert [one.last_offset for one in page.batches] == [end_offset]
+    assert [stored.last_offset for stored in page.batches] == [end_offset]
 
 
 def test_a_closed_store_serves_nothing(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def behind(at_mb: int, hours: float, name: str = "b") -> ConsumerLag:
 
 
 @pytest.mark.parametrize(
-    "what, room_mb, one, hours",
+    "what, room_mb, use, hours",
     [
         ("everything confirmed yields", 280, log(caught_up()), 10.0),
         ("what one lacks does not", 280, log(caught_up(), behind(60, 1)), (280 + 40) / 36),
@@ -45,16 +45,16 @@ def behind(at_mb: int, hours: float, name: str = "b") -> ConsumerLag:
         ("too early to tell", 280, log(inflow=Inflow(9 * MB, 9_999)), None),
     ],
 )
-def test_hours_until_full(what: str, room_mb: int | None, one: StreamUse, hours: float | None) -> None:
+def test_hours_until_full(what: str, room_mb: int | None, use: StreamUse, hours: float | None) -> None:
     """The room is the free bytes and the confirmed ones; the hours are the room divided by the inflow of the last
     hour."""
-    found = forecast(80 * MB, None if room_mb is None else room_mb * MB, [one])
+    found = forecast(80 * MB, None if room_mb is None else room_mb * MB, [use])
     (stream,) = found.streams
     assert stream.hours_until_full == pytest.approx(hours), what
 
 
 @pytest.mark.parametrize(
-    "what, one, hours",
+    "what, use, hours",
     [
         ("without readers nothing is lost", log(), None),
         ("everything confirmed", log(caught_up()), None),
@@ -63,9 +63,9 @@ def test_hours_until_full(what: str, room_mb: int | None, one: StreamUse, hours:
         ("for ever", log(behind(60, 68), ttl_hours=0), None),
     ],
 )
-def test_hours_until_ttl_loss(what: str, one: StreamUse, hours: float | None) -> None:
+def test_hours_until_ttl_loss(what: str, use: StreamUse, hours: float | None) -> None:
     """The time to live less the age of the oldest fact that a consumer lacks, for the worst consumer."""
-    (stream,) = forecast(0, None, [one]).streams
+    (stream,) = forecast(0, None, [use]).streams
     assert stream.hours_until_ttl_loss == pytest.approx(hours), what
 
 
@@ -75,8 +75,8 @@ def test_hours_until_a_zone_holds_back_all_that_it_may() -> None:
     lags = [replace(behind(at_mb, 1), zone=zone) for at_mb, zone in ((60, "idmz"), (90, "idmz"), (30, "mes"))]
     holds = {"idmz": ZoneLimit(bytes_max=152 * MB), "mes": ZoneLimit()}
     found = forecast(0, None, [log(*lags), log(*lags[::-1])], holds)
-    assert [one.hours_until_ttl_loss for one in found.streams] == pytest.approx([(152 - 80) / 72] * 2)
-    hours = dict(zip(lags, (one.hours_until_ttl_loss for one in found.consumers), strict=False))
+    assert [stream.hours_until_ttl_loss for stream in found.streams] == pytest.approx([(152 - 80) / 72] * 2)
+    hours = dict(zip(lags, (consumer.hours_until_ttl_loss for consumer in found.consumers), strict=False))
     assert hours == pytest.approx({lags[0]: 1.0, lags[1]: 1.0, lags[2]: 167.0})
 
 

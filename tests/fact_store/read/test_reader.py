@@ -25,7 +25,7 @@ AROUND = ((8, 12), (15, 20), (21, 24))
 
 def offsets(reader: StoreReader, after: int, facts: int = EVERYTHING, size: int = EVERYTHING, **more: int) -> list[int]:
     """First offsets of the batches of a page."""
-    return [one.first_offset for one in reader.read(TELEMETRY, after, facts, size, **more).batches]
+    return [batch.first_offset for batch in reader.read(TELEMETRY, after, facts, size, **more).batches]
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def test_limits_in_facts(reader: StoreReader) -> None:
 def test_limits_in_bytes(reader: StoreReader) -> None:
     """Never more bytes than the limit, except for a first batch that is larger than it."""
     whole = reader.read(TELEMETRY, 0, EVERYTHING, EVERYTHING)
-    sizes = [len(one.sealed) for one in whole.batches]
+    sizes = [len(batch.sealed) for batch in whole.batches]
     assert offsets(reader, 0, EVERYTHING, 1) == [1]
     assert offsets(reader, 0, EVERYTHING, sizes[0] + sizes[1]) == [1, 11]
     assert offsets(reader, 0, EVERYTHING, sizes[0] + sizes[1] - 1) == [1]
@@ -63,7 +63,7 @@ def test_limits_in_batches(reader: StoreReader, monkeypatch: pytest.MonkeyPatch)
     assert offsets(reader, 0) == [1, 11, 21]
     assert offsets(reader, 30) == [31]
     page = reader.read_sequences(TELEMETRY, *reader.origins(), 1, 40, EVERYTHING, EVERYTHING)
-    assert ([one.first_offset for one in page.batches], page.holes) == ([1, 11, 21], ())
+    assert ([batch.first_offset for batch in page.batches], page.holes) == ([1, 11, 21], ())
 
 
 def test_batches_after_until_offset_are_left_out(reader: StoreReader) -> None:
@@ -78,10 +78,10 @@ def test_other_programs_can_read_the_catalog(reader: StoreReader) -> None:
     assert reader.zone == "plant"
     (info,) = reader.streams()
     assert (info.name, info.first_offset, info.end_offset) == (TELEMETRY, 1, 40)
-    assert info.bytes == sum(len(one.sealed) for one in reader.read(TELEMETRY, 0, EVERYTHING, EVERYTHING).batches)
+    assert info.bytes == sum(len(batch.sealed) for batch in reader.read(TELEMETRY, 0, EVERYTHING, EVERYTHING).batches)
     assert reader.end_offset(TELEMETRY) == 40
     assert reader.end_offset("nothing.here") == 0
-    assert [one.zone for one in reader.origins()] == ["plant"]
+    assert [origin.zone for origin in reader.origins()] == ["plant"]
     assert reader.definition_counts() == {"plant": 1}
     assert [(zone, end.count) for zone, end in reader.definition_ends()] == [("plant", 1)]
     assert reader.definitions("plant", Elsewhere().definitions.digest) is None
@@ -109,7 +109,7 @@ def test_another_reader_sees_commits(tmp_path: Path) -> None:
         done(store.consumers.register("x", "idmz", TELEMETRY))
         assert reader.read(TELEMETRY, 3, 10, EVERYTHING).batches[0].origin == origin.origin
         assert store.inbound.peer_position("north", TELEMETRY) == Position(origin.origin.life, 9)
-        assert [one.name for one in reader.consumers()] == ["x"]
+        assert [consumer.name for consumer in reader.consumers()] == ["x"]
         assert reader.streams() == store.streams() == [StreamInfo(TELEMETRY, 1, 5, store.streams()[0].bytes)]
         reader.close()
         with pytest.raises(StoreClosed):
@@ -156,19 +156,19 @@ def test_many_threads_read_while_one_writes(tmp_path: Path) -> None:
             while not finished.is_set():
                 before = store.end_offset(TELEMETRY)
                 page = store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING)
-                ends = [0, *(one.last_offset for one in page.batches)]
-                starts = [one.first_offset - 1 for one in page.batches]
+                ends = [0, *(batch.last_offset for batch in page.batches)]
+                starts = [batch.first_offset - 1 for batch in page.batches]
                 if ends[:-1] != starts or ends[-1] < before:
                     problems.append(f"{before} was acknowledged, read {ends}")
 
         readers = [threading.Thread(target=look) for _ in range(4)]
-        for one in readers:
-            one.start()
+        for thread in readers:
+            thread.start()
         for n in range(100):
             done(store.appends.append_samples(TELEMETRY, samples(3, 3 * n + 1)))
         finished.set()
-        for one in readers:
-            one.join()
+        for thread in readers:
+            thread.join()
         assert problems == []
         assert values_in(store) == list(range(1, 301))
 
@@ -219,17 +219,17 @@ def test_pages_of_two_streams_and_plants_lead_around_two_holes(tmp_path: Path) -
     with closing(StoreReader(relay_store(tmp_path))) as reader:
         for after in range(25):
             page = reader.read(TELEMETRY, after, EVERYTHING, EVERYTHING)
-            assert [one.first_offset for one in page.batches] == [at for at, end in AROUND if end > after]
+            assert [batch.first_offset for batch in page.batches] == [at for at, end in AROUND if end > after]
             left = [replace(hole, first_offset=max(hole.first_offset, after + 1)) for hole in HOLES]
             assert [*page.holes] == [hole for hole in left if hole.last_offset > after]
-        assert [one.first_offset for one in reader.read(ALARMS, 0, EVERYTHING, EVERYTHING).batches] == [1, 3, 6]
+        assert [batch.first_offset for batch in reader.read(ALARMS, 0, EVERYTHING, EVERYTHING).batches] == [1, 3, 6]
         assert not reader.read(ALARMS, 0, EVERYTHING, EVERYTHING).holes
         after, batches, holes = 0, list[int](), list[Hole]()
         while after < 24:
             page = reader.read(TELEMETRY, after, 1, 1)
-            batches += [one.first_offset for one in page.batches]
+            batches += [batch.first_offset for batch in page.batches]
             holes += page.holes
-            after = max(one.last_offset for one in (*page.batches, *page.holes))
+            after = max(batch.last_offset for batch in (*page.batches, *page.holes))
         assert (batches, holes) == ([8, 15, 21], [*HOLES])
         of_plants = {
             (stream, zone): reader.read_sequences(
@@ -238,7 +238,7 @@ def test_pages_of_two_streams_and_plants_lead_around_two_holes(tmp_path: Path) -
             for stream in (TELEMETRY, ALARMS)
             for zone, origin in PLANTS.items()
         }
-        assert {key: [one.first_offset for one in page.batches] for key, page in of_plants.items()} == {
+        assert {key: [batch.first_offset for batch in page.batches] for key, page in of_plants.items()} == {
             (TELEMETRY, "plant-a"): [5],
             (TELEMETRY, "plant-b"): [6],
             (ALARMS, "plant-a"): [1],

@@ -26,7 +26,7 @@ def filled(folder: Path) -> list[int]:
             done(store.appends.append_samples(TELEMETRY, samples(BATCH, n * BATCH + 1)))
         done(store.consumers.confirm("all", 4 * BATCH))
         done(store.consumers.confirm("some", 2 * BATCH + 10))
-        return [len(one.sealed) for one in store.read(TELEMETRY, 0, 1000, 10**9).batches]
+        return [len(batch.sealed) for batch in store.read(TELEMETRY, 0, 1000, 10**9).batches]
 
 
 def marked(folder: Path, *marks: tuple[int, int, int]) -> None:
@@ -52,14 +52,14 @@ def test_bytes_and_hours_held_back_by_each_consumer(tmp_path: Path) -> None:
     oldest fact."""
     sizes = filled(tmp_path)
     marked(tmp_path, (1, 0, 0), (2 * BATCH + 1, sum(sizes[:2]), 60))
-    held = {one.name: one for one in space_of(tmp_path, 120, ttl_hours=24.0).consumers}
-    assert {name: one.bytes_held for name, one in held.items()} == {
+    held = {use.name: use for use in space_of(tmp_path, 120, ttl_hours=24.0).consumers}
+    assert {name: use.bytes_held for name, use in held.items()} == {
         "all": 0,
         "none": sum(sizes),
         "some": sum(sizes[2:]),
     }
-    assert {name: one.hours_held for name, one in held.items()} == {"all": 0.0, "none": 2.0, "some": 1.0}
-    assert {name: one.hours_until_ttl_loss for name, one in held.items()} == {"all": None, "none": 22.0, "some": 23.0}
+    assert {name: use.hours_held for name, use in held.items()} == {"all": 0.0, "none": 2.0, "some": 1.0}
+    assert {name: use.hours_until_ttl_loss for name, use in held.items()} == {"all": None, "none": 22.0, "some": 23.0}
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_a_store_without_marks(tmp_path: Path) -> None:
     marked(tmp_path)
     found = space_of(tmp_path, 180)
     assert [stream.inflow_bytes_per_s for stream in found.streams] == [None]
-    assert {one.name: one.hours_held for one in found.consumers} == {"all": 0.0, "none": 3.0, "some": 3.0}
+    assert {use.name: use.hours_held for use in found.consumers} == {"all": 0.0, "none": 3.0, "some": 3.0}
 
 
 def test_a_running_store_has_the_same_figures(tmp_path: Path) -> None:
@@ -113,5 +113,5 @@ def test_a_running_store_has_the_same_figures(tmp_path: Path) -> None:
         found = store.space()
         (stream,) = found.streams
         assert (stream.name, stream.bytes, stream.ttl_hours) == (TELEMETRY, sum(sizes), 168.0)
-        assert {one.name: one.bytes_held for one in found.consumers}["none"] == sum(sizes)
-        assert all(one.hours_held < 1 for one in found.consumers)
+        assert {use.name: use.bytes_held for use in found.consumers}["none"] == sum(sizes)
+        assert all(use.hours_held < 1 for use in found.consumers)

@@ -48,7 +48,7 @@ def store_of(folder: Path, settings: StoreSettings = AT_ONCE, **stream: object) 
 
 def first_offset(store: FactStore) -> int:
     """The oldest offset that is still here."""
-    return next((one.first_offset for one in store.streams() if one.name == TELEMETRY), 1)
+    return next((stream.first_offset for stream in store.streams() if stream.name == TELEMETRY), 1)
 
 
 def fill(store: FactStore, batches: int, facts: int = 10) -> int:
@@ -61,9 +61,12 @@ def fill(store: FactStore, batches: int, facts: int = 10) -> int:
 def notices(store: FactStore | StoreReader) -> list[Fact]:
     """The operational facts in the stream."""
     page = store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING)
-    parsed = [batch.parse(one.sealed) for one in page.batches]
+    parsed = [batch.parse(stored.sealed) for stored in page.batches]
     return [
-        message.fact for one in parsed if one.header.kind is batch.Kind.MESSAGES for message in batch.open_messages(one)
+        message.fact
+        for part in parsed
+        if part.header.kind is batch.Kind.MESSAGES
+        for message in batch.open_messages(part)
     ]
 
 

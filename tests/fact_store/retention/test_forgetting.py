@@ -30,9 +30,9 @@ FLOOR = 10_000_000
 def is_contiguous(store: FactStore, first: int) -> int:
     """Fail unless every fact from an offset on is there with its own value, in a chain; returns the end."""
     digest = None
-    for one in store.read(TELEMETRY, first - 1, EVERYTHING, EVERYTHING).batches:
-        parsed = batch.parse(one.sealed)
-        assert one.first_offset == first
+    for stored in store.read(TELEMETRY, first - 1, EVERYTHING, EVERYTHING).batches:
+        parsed = batch.parse(stored.sealed)
+        assert stored.first_offset == first
         assert digest in {None, parsed.header.previous_digest}
         digest = parsed.digest
         for value in batch.open_samples(parsed).values:
@@ -66,7 +66,7 @@ def test_a_kill_during_retention_loses_nothing_unconfirmed(tmp_path: Path) -> No
             assert known.frontier <= confirmed, f"round {number}"
             assert first - 1 <= known.frontier, f"round {number}: {first} to {known.frontier} went unconfirmed"
             assert is_contiguous(store, first) == store.end_offset(TELEMETRY) >= acknowledged, f"round {number}"
-            assert [one.kind for one in store.reader.incidents()] == []
+            assert [incident.kind for incident in store.reader.incidents()] == []
             gone = max(gone, first - 1)
     assert gone > ROUNDS * RUN, "too little was forgotten to prove anything"
 
@@ -108,18 +108,18 @@ def scan_once(reader: StoreReader, counts: list[int]) -> int:
         page = reader.read(TELEMETRY, offset, 7, 100_000)
         parts = sorted(
             [(hole.first_offset, hole.last_offset, None) for hole in page.holes]
-            + [(one.first_offset, one.last_offset, one) for one in page.batches],  # type: ignore[list-item]
+            + [(stored.first_offset, stored.last_offset, stored) for stored in page.batches],  # type: ignore[list-item]
             key=lambda part: part[0],
         )
         if not parts:
             return facts
         assert {hole.reason for hole in page.holes} <= {"expired"}
-        for first, last, one in parts:
+        for first, last, stored in parts:
             assert first <= offset + 1 <= last, (offset, parts)
-            if one is None:
+            if stored is None:
                 counts[0] += 1
             else:
-                values = batch.open_samples(batch.parse(one.sealed)).values
+                values = batch.open_samples(batch.parse(stored.sealed)).values
                 assert [str(value).partition(" ")[0] for value in values] == [str(n) for n in range(first, last + 1)]
                 facts += len(values)
             offset = last
@@ -158,7 +158,7 @@ def test_a_disk_that_others_fill_costs_no_more_than_comes_in(tmp_path: Path, mon
                 done(store.appends.append_samples(TELEMETRY, [Sample(1, n, os.urandom(50_000), 0)] * 2))
 
         def held() -> int:
-            return next(one.bytes for one in store.streams() if one.name == TELEMETRY)
+            return next(stream.bytes for stream in store.streams() if stream.name == TELEMETRY)
 
         def look() -> None:
             keeper = store._writer.committer.housekeeping.room

@@ -93,7 +93,7 @@ def test_opening_needs_no_more_room_than_it_says(small_disk: Path, begin: str) -
         (small_disk / "more").unlink()
     with FactStore.open(path, "plant", settings=WITHOUT_BALLAST, unattended=True) as store:
         done(store.appends.append_message(OPERATIONAL, message("after")))
-        assert {one.kind for one in store.reader.incidents()} == {"new": set(), "quarantined": {"quarantined"}}.get(
+        assert {told.kind for told in store.reader.incidents()} == {"new": set(), "quarantined": {"quarantined"}}.get(
             begin, {"log_lost"}
         )
 

@@ -38,7 +38,7 @@ from tests.waiting import wait_until
 
 def events(caplog: pytest.LogCaptureFixture, name: str) -> list[Any]:
     """The log records of an event."""
-    return [one for one in caplog.records if one.getMessage() == name]
+    return [record for record in caplog.records if record.getMessage() == name]
 
 
 @pytest.mark.parametrize("is_asked_again", [True, False])
@@ -72,7 +72,7 @@ def test_refused_appends_name_the_reason(
         wait_until(lambda: events(caplog, "appends_stored_again"), "the store to say that it takes appends")
         assert not store.statistics().appends_refused
         assert not store.refuses_appends
-        assert [one.refused for one in events(caplog, "appends_stored_again")] == [2]
+        assert [event.refused for event in events(caplog, "appends_stored_again")] == [2]
 
 
 def test_a_full_stream_refuses_and_recovers(tmp_path: Path) -> None:
@@ -119,15 +119,15 @@ def test_a_full_stream_that_may_drop_drops_the_oldest(tmp_path: Path, caplog: py
             done(store.appends.append_samples(TELEMETRY, noise(4, 30_000)))
         released = first_offset(store) - 1
         assert released > 200
-        held = next(one.bytes for one in store.streams() if one.name == TELEMETRY)
+        held = next(stream.bytes for stream in store.streams() if stream.name == TELEMETRY)
         assert held < 1.3 * 1024 * 1024
         expired = [incident for incident in store.reader.incidents() if incident.kind == "facts_expired"]
         assert expired[0].count > 1
         assert [record.message for record in caplog.records].count("facts_expired") == 1
         about = [json.loads(fact.object_json) for fact in notices(store)]
-        assert {one["reason"] for one in about} == {"full"}
-        for one, following in pairwise(about):
-            assert following["first_offset"] == one["last_offset"] + 1
+        assert {fact["reason"] for fact in about} == {"full"}
+        for fact, following in pairwise(about):
+            assert following["first_offset"] == fact["last_offset"] + 1
 
 
 def test_a_full_stream_refuses_a_peers_page_too(tmp_path: Path) -> None:
@@ -167,6 +167,6 @@ def test_kept_facts_of_another_stream_give_way_before_one_is_lost(tmp_path: Path
             store.set_limits(bytes_max, streams, {})
             wait_until(lambda: first_offset(store) > gone, "the kept facts to go")  # noqa: B023
             gone = first_offset(store)
-            (kept,) = [one for one in store.streams() if one.name == OPERATIONAL]
+            (kept,) = [stream for stream in store.streams() if stream.name == OPERATIONAL]
             assert (kept.first_offset, kept.end_offset) == (1, 20)
             assert store.reader.incidents() == []

@@ -107,7 +107,7 @@ def test_a_zone_that_never_confirms_loses_and_no_other_does(tmp_path: Path) -> N
         wait_until(is_hole_all_that_is_released, "the hole that evil reads")
         losses = [json.loads(fact.object_json) for fact in notices(store)]
         assert {loss["reason"] for loss in losses} == {"held"}
-        assert {one["name"] for loss in losses for one in loss["consumers"]} == {"evil.t"}
+        assert {consumer["name"] for loss in losses for consumer in loss["consumers"]} == {"evil.t"}
         (incident,) = store.reader.incidents()
         assert incident.detail.endswith("a zone held back more than it may; not confirmed by: evil.t")
 
@@ -121,7 +121,7 @@ def test_each_zone_with_a_limit_forfeits_by_its_own(tmp_path: Path) -> None:
         done(store.consumers.confirm("idmz.t", fill(store, 30)))
         wait_until(lambda: store.streams()[0].bytes <= 4_400, "the backlog of worse to be within its limit")
         assert store.streams()[0].bytes > 3_000
-        named = {one["name"] for fact in notices(store) for one in json.loads(fact.object_json)["consumers"]}
+        named = {consumer["name"] for fact in notices(store) for consumer in json.loads(fact.object_json)["consumers"]}
         assert named == {"evil.t", "worse.t"}
 
 
@@ -142,16 +142,16 @@ def test_the_limit_is_for_all_streams_of_a_zone(tmp_path: Path) -> None:
         for _ in range(20):
             done(store.appends.append_samples(OTHER, samples(10)))
         done(store.consumers.confirm("idmz.t", fill(store, 30)))
-        size = {one.name: one.bytes for one in store.streams()}
+        size = {stream.name: stream.bytes for stream in store.streams()}
         limit = ZoneLimit(bytes_max=size[TELEMETRY] + size[OTHER] // 2)
         store.set_limits(0, [StreamSettings(name, keep_hours=0) for name in size], {"evil": limit})
-        wait_until(lambda: sum(one.bytes for one in store.streams()) <= limit.bytes_max + 400, "the limit")
-        first = {one.name: one.first_offset for one in store.streams()}
+        wait_until(lambda: sum(stream.bytes for stream in store.streams()) <= limit.bytes_max + 400, "the limit")
+        first = {stream.name: stream.first_offset for stream in store.streams()}
         assert first[TELEMETRY] > 1 == first[OTHER]
         for _ in range(30):
             done(store.appends.append_samples(OTHER, samples(10)))
-        wait_until(lambda: sum(one.bytes for one in store.streams()) <= limit.bytes_max + 400, "the limit again")
-        assert next(one.first_offset for one in store.streams() if one.name == OTHER) > 1
+        wait_until(lambda: sum(stream.bytes for stream in store.streams()) <= limit.bytes_max + 400, "the limit again")
+        assert next(stream.first_offset for stream in store.streams() if stream.name == OTHER) > 1
 
 
 def test_hours_end_a_hold_too(tmp_path: Path, clock: Clock) -> None:
@@ -162,7 +162,7 @@ def test_hours_end_a_hold_too(tmp_path: Path, clock: Clock) -> None:
         done(store.consumers.confirm("idmz.t", end))
         for hours, left in ((4, 168 - 4), (6, 4)):
             clock.ahead_ns = hours * HOUR_NS
-            found = {one.name: one.hours_until_ttl_loss for one in store.space().consumers}
+            found = {consumer.name: consumer.hours_until_ttl_loss for consumer in store.space().consumers}
             assert found == {"idmz.t": None, "evil.t": pytest.approx(left, abs=0.1)}
         clock.ahead_ns = 11 * HOUR_NS
         wait_until(lambda: first_offset(store) == end + 1, "everything to go")
@@ -176,8 +176,8 @@ def test_bytes_are_forecast_in_hours(tmp_path: Path, clock: Clock) -> None:
         fill(store, 10)
         clock.ahead_ns = HOUR_NS // 2
         fill(store, 10)
-        (stream,) = [one for one in store.space().streams if one.name == TELEMETRY]
-        (evil,) = [one for one in store.space().consumers if one.name == "evil.t"]
+        (stream,) = [stream for stream in store.space().streams if stream.name == TELEMETRY]
+        (evil,) = [consumer for consumer in store.space().consumers if consumer.name == "evil.t"]
         assert 3_000 <= evil.bytes_held <= 6_000
         assert stream.inflow_bytes_per_s
         expected = (6_000 - evil.bytes_held) / stream.inflow_bytes_per_s / 3600
@@ -197,7 +197,7 @@ def test_a_full_store_takes_from_the_zone_that_holds_most_of_it(tmp_path: Path) 
         noise = random.Random(1)
 
         def rows(count: int) -> list[Sample]:
-            return [one._replace(value=noise.randbytes(60)) for one in samples(count)]
+            return [sample._replace(value=noise.randbytes(60)) for sample in samples(count)]
 
         while (error := store.appends.append_samples(TELEMETRY, rows(1000)).exception(LIMIT_S)) is None:
             pass

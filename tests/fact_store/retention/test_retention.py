@@ -75,7 +75,7 @@ def test_each_stream_is_released_up_to_its_own_slowest_consumer(tmp_path: Path) 
         def released(first: int) -> None:
             wait_until(lambda: first_offset(store) >= first, f"{first} to be the first")
             done(store.appends.define([tag(9)]))
-            assert [one.first_offset for one in store.streams()] == [first, 1]
+            assert [stream.first_offset for stream in store.streams()] == [first, 1]
 
         done(store.consumers.confirm("enterprise.facts.telemetry", 24))
         done(store.consumers.confirm("local.mes", 22))
@@ -104,12 +104,12 @@ def test_released_facts_are_read_by_no_path(tmp_path: Path, monkeypatch: pytest.
             reader.read_sequences(TELEMETRY, store.origin, 1, 30, EVERYTHING, EVERYTHING),
         ]
         for page in pages:
-            assert [one.first_offset for one in page.batches] == [21]
+            assert [batch.first_offset for batch in page.batches] == [21]
             assert page.holes == (Hole(1, 20, "expired"),)
-        assert [one.last_sequence for one in reader.batch_ends(TELEMETRY, store.origin, [1, 15, 25])] == [30]
+        assert [end.last_sequence for end in reader.batch_ends(TELEMETRY, store.origin, [1, 15, 25])] == [30]
         for newest_first in (False, True):
             found = reader.summaries(TELEMETRY, 1, 30, 10, newest_first=newest_first)
-            assert [one.first_offset for one in found] == [21]
+            assert [batch.first_offset for batch in found] == [21]
     assert rows(tmp_path) == 3
 
 
@@ -143,7 +143,7 @@ def test_a_batch_that_came_late_outlives_later_ones(tmp_path: Path) -> None:
         done(put_page(store, "north", TELEMETRY, parsed([early]), north.received(), Position(LIFE, 7)))
         assert done(store.appends.append_samples(TELEMETRY, samples(1))).first_offset == 7
     with store_of(tmp_path, keep_hours=0) as store:
-        assert [one.sealed for one in store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING).batches][:1] == [early]
+        assert [batch.sealed for batch in store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING).batches][:1] == [early]
         again = done(put_page(store, "north", TELEMETRY, parsed([late]), north.received(), Position(LIFE, 8)))
         assert again.duplicate_facts == 3
         assert not list(verify_store(store.path, VerifyCounts(), lambda *_: None, is_quick=False))
@@ -230,7 +230,7 @@ def test_a_peers_backlog_does_not_count_as_inflow(tmp_path: Path, clock: Clock) 
         (found,) = store.space().streams
         assert found.inflow_bytes_per_s is not None
         held = store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING).batches
-        live = [len(one.sealed) for one in held if one.origin.zone == "plant"]
+        live = [len(batch.sealed) for batch in held if batch.origin.zone == "plant"]
         assert sum(map(len, history)) > 10 * sum(live)
         assert found.inflow_bytes_per_s == pytest.approx(sum(live) / (30 * 60), rel=0.1)
     clock.ahead_ns = 0

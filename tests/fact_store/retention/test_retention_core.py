@@ -73,7 +73,7 @@ def test_invariant_8_unconfirmed_facts_are_never_released_silently(
     """A release without a loss is at or below the frontier of all consumers. Any other names its loss from the first
     lost offset, and only the time to live or drop_oldest causes one."""
     end = released + more
-    inside = [None if one is None else released + one % (more + 1) for one in (confirmed, kept, expired, excess)]
+    inside = [None if at is None else released + at % (more + 1) for at in (confirmed, kept, expired, excess)]
     found = StreamOffsets(released, end, inside[0], inside[1] or 0, inside[2], inside[2], inside[3], may_drop)
     decision = decide_release(found)
     if decision is None:
@@ -114,10 +114,10 @@ def test_only_limits_that_are_set_count_and_the_nearest_decides() -> None:
     """The limits of the stream, the store and the disk: each alone, and the nearest of all."""
     assert limits(10, 0, Space(100, None), 0, 50) == []
     found = limits(80, 100, Space(500, 1000), 1000, 600)
-    assert [(one.used, one.limit) for one in found] == [(80, 100), (500, 1000), (500, 895)]
+    assert [(use.used, use.limit) for use in found] == [(80, 100), (500, 1000), (500, 895)]
     nearest = fullest(found)
     assert nearest == found[0]
-    assert [one.remedy.split()[0] for one in found] == ["raise", "raise", "lower"]
+    assert [use.remedy.split()[0] for use in found] == ["raise", "raise", "lower"]
     assert nearest.is_near
     assert not nearest.is_full
     assert Limit("the disk", "x", 900, 900).is_full

@@ -44,7 +44,7 @@ def test_no_zone_within_its_share_is_refused(seed: int) -> None:
     shares, uses, used = shares_of(given, room), Counter[str](), 0
     greed = {zone: chance.choice([1, 1, 50]) for zone in zones}
     for _ in range(2000):
-        zone = chance.choices(zones, [greed[one] for one in zones])[0]
+        zone = chance.choices(zones, [greed[name] for name in zones])[0]
         size = chance.randint(1, 500)
         is_within = uses[zone] + size <= shares[zone]
         is_stored = used + file_bytes_of(size) < limit_for(zone, size, shares, uses, room)
@@ -102,7 +102,7 @@ def test_a_flood_of_one_zone_takes_no_room_of_another(tmp_path: Path, on_full: s
         assert flood(store, first=1_000) == 0
         pull(store)
         done(store.appends.append_messages(OPERATIONAL, [order("idmz", 1)]))
-        assert {one.name: one.first_offset for one in store.streams()} == {TELEMETRY: 1, ORDERS: 1, OPERATIONAL: 1}
+        assert {info.name: info.first_offset for info in store.streams()} == {TELEMETRY: 1, ORDERS: 1, OPERATIONAL: 1}
         assert not store.reader.incidents()
         done(store.consumers.register("cloud.o", "cloud", ORDERS))
         done(store.consumers.confirm("cloud.o", stored))

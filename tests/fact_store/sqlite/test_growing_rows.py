@@ -28,9 +28,9 @@ def recounted(path: Path) -> dict[tuple[str, bytes], tuple[HeldSum, int]]:
     newest = {zone: life for zone, life, *_ in rows}
     sums = {(zone, life): (HeldSum(), 0) for zone, life in newest.items()}
     for zone, life, *ends in rows:
-        one, at = HeldRange(*ends), (zone, newest[zone])
+        held, at = HeldRange(*ends), (zone, newest[zone])
         if life != newest[zone]:
-            sums[at] = sums[at][0].plus(HeldSum.of(life, [one])), sums[at][1] + count([one.span])
+            sums[at] = sums[at][0].plus(HeldSum.of(life, [held])), sums[at][1] + count([held.span])
     return sums
 
 
@@ -61,10 +61,10 @@ def test_the_lowest_lives_without_a_fact_are_forgotten(tmp_path: Path, monkeypat
 
         for number in (0, 2, 3, 4, 5, 6):
             store._writer.submit("life", partial(release_all, number=number)).result()
-        kept_lives = [one.life[0] for one in sorted(store.reader.origins_of("plant"), key=lambda one: one.life)]
+        kept_lives = sorted(origin.life[0] for origin in store.reader.origins_of("plant"))
         assert (kept_lives, store.reader.forgotten("plant")[0], store.reader.forgotten("mill")) == ([2, 6, 7], 5, b"")
         assert store.reader.held_of(TELEMETRY, other.origin) != ()
-    assert {at: one for at, one in kept(path).items() if at[0] != "idmz"} == recounted(path)
+    assert {at: total for at, total in kept(path).items() if at[0] != "idmz"} == recounted(path)
 
 
 def test_a_life_that_just_comes_is_not_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,12 +95,12 @@ def test_the_sums_are_those_of_what_is_held(
         for offset, (zone, life, batch) in enumerate(steps, 1):
             origins[zone, life].put(store, [sealed[zone, life][batch]], offset)
         end_offset = store.end_offset(TELEMETRY)
-    assert {at: one for at, one in kept(path).items() if at[0] != "idmz"} == recounted(path)
+    assert {at: total for at, total in kept(path).items() if at[0] != "idmz"} == recounted(path)
     with FactStore.open(path, "idmz", settings=IN_MEMORY) as store:  # which compares the end with the sums
         assert (
             store.end_offset(TELEMETRY)
             == end_offset
-            == sum(count(one.span for one in ranges) for ranges in store.reader.held(TELEMETRY).values())
+            == sum(count(part.span for part in ranges) for ranges in store.reader.held(TELEMETRY).values())
         )
 
 

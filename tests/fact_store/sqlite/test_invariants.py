@@ -68,12 +68,12 @@ def test_invariant_15_order_holds_inside_a_stream(tmp_path: Path) -> None:
     with plant(tmp_path) as store:
         first = 1
         for n in range(60):
-            one = rng.choice([*origins, None])
-            if one is None:
+            writer = rng.choice([*origins, None])
+            if writer is None:
                 done(store.appends.append_samples(TELEMETRY, samples(3, first)))
                 first += 3
             else:
-                one.put(store, [one.seal(3)], n)
+                writer.put(store, [writer.seal(3)], n)
         seen: dict[str, list[object]] = {}
         for stored in store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING).batches:
             parsed = parse(stored.sealed)
@@ -112,7 +112,7 @@ def test_invariant_20_offsets_of_two_stores_need_no_mapping(tmp_path: Path) -> N
     with plant(tmp_path) as store:
         done(store.appends.append_samples(TELEMETRY, samples(17)))
         north.put(store, [north.seal(5), north.seal(5)], 10)
-        assert [one.first_offset for one in store.read(TELEMETRY, 17, EVERYTHING, EVERYTHING).batches] == [18, 23]
+        assert [batch.first_offset for batch in store.read(TELEMETRY, 17, EVERYTHING, EVERYTHING).batches] == [18, 23]
         other_path = Position(bytes(16), 4_711)
         again = done(put_page(store, "idmz", TELEMETRY, parsed(north.sealed), north.received(), other_path))
         assert (again.stored_facts, again.duplicate_facts) == (0, 10)

@@ -28,8 +28,8 @@ def made(generations: list[list[bytes]]) -> tuple[MessageFilter, list[bytes]]:
     """A filter with generations, all but the last of them closed; and the summaries of those."""
     found, summaries = MessageFilter(), list[bytes]()
     for number, keys in enumerate(generations):
-        for one in keys:
-            found.add(one, number)
+        for added in keys:
+            found.add(added, number)
         if number < len(generations) - 1:
             summaries.append(found.close())
     return found, summaries
@@ -47,8 +47,8 @@ def test_no_key_is_ever_forgotten(generations: list[list[bytes]]) -> None:
     found, _ = made(generations)
     last = len(generations) - 1
     for number, keys in enumerate(generations):
-        for one in keys:
-            candidates = list(found.candidates(one, 0, last))
+        for added in keys:
+            candidates = list(found.candidates(added, 0, last))
             assert number in candidates
             assert candidates == sorted(candidates, reverse=True)
     assert len(found) == sum(map(len, generations))
@@ -94,7 +94,7 @@ def test_more_than_256_generations() -> None:
     for number in (0, 255, 256, 300, 599):
         candidates = list(found.candidates(key(number), 0, 600))
         assert number in candidates
-        assert all(0 <= one <= 600 for one in candidates)
+        assert all(0 <= generation <= 600 for generation in candidates)
         assert len(candidates) <= 3
     assert list(found.candidates(key(300), 301, 600)) in ([], [556])
 

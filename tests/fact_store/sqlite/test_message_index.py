@@ -81,7 +81,7 @@ class IndexAgainstDict(RuleBasedStateMachine):
         entries = [(key(number), content(number), 10 * number) for number in numbers]
         self.index.add(stream, entries)
         self.next += count
-        return {one: (digest, offset) for one, digest, offset in entries}
+        return {name: (digest, offset) for name, digest, offset in entries}
 
     @rule(stream=st.sampled_from(STREAMS), counts=st.lists(st.integers(1, 3 * SIZE), min_size=1, max_size=3))
     def append(self, stream: int, counts: list[int]) -> None:
@@ -90,7 +90,9 @@ class IndexAgainstDict(RuleBasedStateMachine):
         for count in counts:
             added = self.add(stream, count)
             self.known[stream] |= added
-            assert all(self.index.find(stream, one) == found for one, found in added.items()), "seen before the commit"
+            assert all(self.index.find(stream, name) == found for name, found in added.items()), (
+                "seen before the commit"
+            )
         self.connection.execute("COMMIT")
         self.index.settle(is_durable=True)
 
@@ -102,7 +104,7 @@ class IndexAgainstDict(RuleBasedStateMachine):
         self.connection.execute("ROLLBACK")
         self.index.settle(is_durable=False)
         for stream, added in gone:
-            assert all(self.index.find(stream, one) is None for one in added)
+            assert all(self.index.find(stream, name) is None for name in added)
 
     @rule(stream=st.sampled_from(STREAMS), share=st.integers(0, 10), rows_max=st.integers(1, SIZE + 1))
     def release(self, stream: int, share: int, rows_max: int) -> None:
@@ -116,8 +118,8 @@ class IndexAgainstDict(RuleBasedStateMachine):
             self.connection.execute("COMMIT")
             self.index.settle(is_durable=True)
         while len(known) >= SIZE and list(known.values())[SIZE - 1][1] <= released:
-            for one in list(known)[:SIZE]:
-                del known[one]
+            for name in list(known)[:SIZE]:
+                del known[name]
 
     @rule()
     def reopen(self) -> None:
@@ -144,11 +146,11 @@ class IndexAgainstDict(RuleBasedStateMachine):
     def agrees(self) -> None:
         """Every key is found as the model knows it, in its own stream only."""
         for stream, known in self.known.items():
-            for one, found in known.items():
-                assert self.index.find(stream, one) == found
+            for name, found in known.items():
+                assert self.index.find(stream, name) == found
             for other in STREAMS:
                 if other != stream:
-                    assert all(self.index.find(other, one) is None for one in known)
+                    assert all(self.index.find(other, name) is None for name in known)
             (rows,) = self.connection.execute(
                 "SELECT count(*) FROM message_index WHERE stream = ?", (stream,)
             ).fetchone()
@@ -185,7 +187,7 @@ def test_ids_are_recognised_across_generations_and_restarts(tmp_path: Path) -> N
         for name in names[: 2 * SIZE + 1]:
             assert done(store.appends.append_message(OPERATIONAL, message(name))).outcome == "applied"
         assert [
-            one.outcome for one in done(store.appends.append_messages(OPERATIONAL, [message(n) for n in names]))
+            answer.outcome for answer in done(store.appends.append_messages(OPERATIONAL, [message(n) for n in names]))
         ] == [
             *["noop_already_applied"] * (2 * SIZE + 1),
             *["applied"] * (len(names) - 2 * SIZE - 1),
@@ -235,9 +237,9 @@ def test_retention_deletes_whole_generations_of_ids(tmp_path: Path) -> None:
         contents = {name: f'"{chance.randbytes(10_000).hex()}"' for name in names}
         for name in names:
             assert done(store.appends.append_message(OPERATIONAL, message(name, contents[name]))).outcome == "applied"
-        (info,) = [one for one in store.streams() if one.name == OPERATIONAL]
+        (info,) = [stream for stream in store.streams() if stream.name == OPERATIONAL]
         assert info.first_offset > 20 * SIZE
-        kept = {one for one in ids_in(store) if one in contents}
+        kept = {name for name in ids_in(store) if name in contents}
         for name in kept:
             again = done(store.appends.append_message(OPERATIONAL, message(name, contents[name])))
             assert again.outcome == "noop_already_applied"

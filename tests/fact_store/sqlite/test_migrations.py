@@ -70,7 +70,7 @@ def test_a_migrated_store_keeps_everything(
             assert values_in(store) == list(range(1, 101))
             assert ids_in(store) == ["once"]
             assert done(store.appends.append_message(OPERATIONAL, message("once"))).outcome == "noop_already_applied"
-            assert [one.frontier for one in store.consumers.all()] == [40]
+            assert [consumer.frontier for consumer in store.consumers.all()] == [40]
             done(store.appends.append_samples(TELEMETRY, samples(10, 101)))
             assert values_in(store) == list(range(1, 111))
         with closing(sqlite3.connect(path)) as found:

@@ -24,7 +24,7 @@ def test_a_page_of_any_size_is_stored_whole(tmp_path: Path, count: int) -> None:
 
 def test_a_statement_for_several_rows_is_the_one_for_a_row_repeated() -> None:
     """Nothing but the tuple of values is repeated."""
-    one = QUERIES["insert_batch"]
-    assert with_rows(one, 1).split() == one.split()
-    assert with_rows(one, 3).count("INSERT") == 1
-    assert with_rows(one, 3).count("?") == 3 * one.count("?")
+    statement = QUERIES["insert_batch"]
+    assert with_rows(statement, 1).split() == statement.split()
+    assert with_rows(statement, 3).count("INSERT") == 1
+    assert with_rows(statement, 3).count("?") == 3 * statement.count("?")

@@ -25,7 +25,7 @@ function batchesOf(header, attachment) {
 // [first, last] of everything that a page covers, in order; throws if it is not one run.
 function covers(header) {
   const found = [...(header.batches ?? []), ...(header.omitted ?? []), ...(header.holes ?? [])];
-  found.sort((one, other) => one[0] - other[0]);
+  found.sort((a, b) => a[0] - b[0]);
   for (let index = 1; index < found.length; index++) {
     if (found[index][0] !== found[index - 1][1] + 1) throw new Error(`a page that skips: ${JSON.stringify(found)}`);
   }

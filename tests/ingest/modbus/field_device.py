@@ -31,7 +31,7 @@ import tty
 from collections.abc import Callable
 
 MODE, _, GIVEN = sys.argv[1].partition(",")
-OPTIONS = dict(one.partition("=")[::2] for one in GIVEN.split(",") if one)
+OPTIONS = dict(option.partition("=")[::2] for option in GIVEN.split(",") if option)
 LINE, COUNT, FIRST = threading.Lock(), [0], threading.Semaphore(1)
 CHANCE = random.Random(7)
 IS_RTU = MODE in ("rtu", "serial")

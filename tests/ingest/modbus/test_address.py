@@ -91,5 +91,5 @@ def test_a_register_of_another_count_is_doubted(base: int, rows: tuple[str, ...]
     first = "30001" if "input" in rows[0] else "40001"
     hint = f"if the sheet counts from {first}, set address_base = 40001 for the source,"
     assert len(found) == bool(note)
-    assert all(one.endswith(note.format(hint)) for one in found), found
-    assert all(("and 1 more" in one) == (len(rows) > 1) for one in found)
+    assert all(text.endswith(note.format(hint)) for text in found), found
+    assert all(("and 1 more" in text) == (len(rows) > 1) for text in found)

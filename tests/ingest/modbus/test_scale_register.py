@@ -67,9 +67,9 @@ def test_a_power_that_is_none_gives_no_value(exponent: int) -> None:
 
 def test_no_value_and_clamp_apply_to_what_they_say() -> None:
     """The number in the register is judged before the power, the range after it."""
-    one = register(scale_register="11", no_value="0xFFFF", clamp="0..100")
-    assert values([0xFFFF, 1], one) == [(None, BAD_NO_DATA_AVAILABLE)]
-    assert values([50, 1], one) == [(100, UNCERTAIN_ABOVE_RANGE)]
+    scaled = register(scale_register="11", no_value="0xFFFF", clamp="0..100")
+    assert values([0xFFFF, 1], scaled) == [(None, BAD_NO_DATA_AVAILABLE)]
+    assert values([50, 1], scaled) == [(100, UNCERTAIN_ABOVE_RANGE)]
 
 
 def test_several_values_share_a_power_and_a_read() -> None:

@@ -49,7 +49,7 @@ class Life:
 
     def edit(self) -> None:
         """Other rows in the tag file."""
-        kept = [one for one in self.wanted if self.random.random() < 0.8]
+        kept = [register for register in self.wanted if self.random.random() < 0.8]
         self.wanted = list(dict.fromkeys(kept + self.registers(self.random.randint(1, 4))))
         self.unit.want_registers(dict(enumerate(self.wanted, self.now_ns)))
         self.device.bad.clear()
@@ -78,7 +78,7 @@ class Life:
 
     def given(self) -> set[Register]:
         """What the device gives when it is asked for each value alone."""
-        return {one for one in self.wanted if self.device.judge(one.address, one.end) is None}
+        return {register for register in self.wanted if self.device.judge(register.address, register.end) is None}
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -14,14 +14,14 @@ A, B, C = register(0), register(10), register(20)
 APART = Limits(125, 0)  # each of these in a read of its own
 
 
-def span_of(one: Register, count: int = 1) -> Span:
+def span_of(register: Register, count: int = 1) -> Span:
     """The addresses from the first of a register."""
-    return Span(1, one.table, one.address, one.address + count)
+    return Span(1, register.table, register.address, register.address + count)
 
 
-def refused(unit: Unit, one: Register, code: int = 2, now_ns: int = 0) -> bool:
+def refused(unit: Unit, register: Register, code: int = 2, now_ns: int = 0) -> bool:
     """The unit refuses this register alone."""
-    return unit.note_finding(Finding(span_of(one), code, unit.place(span_of(one))), now_ns)
+    return unit.note_finding(Finding(span_of(register), code, unit.place(span_of(register))), now_ns)
 
 
 def test_a_refused_value_is_parked_once_and_asked_for_after_growing_pauses() -> None:
@@ -97,12 +97,12 @@ def test_reads_keep_what_is_known_of_them_and_get_the_new_numbers() -> None:
     assert unit.plan(DUE)[0] is first
     unit.want_registers({7: A, 8: B})
     again, other = unit.plan(DUE)
-    assert [(one.read, one.is_proven) for one in (again, other)] == [(first.read, True), (second.read, False)]
-    assert [one.decoder.decode(b"\0\1", 0).tags for one in (again, other)] == [[7], [8]]
+    assert [(group.read, group.is_proven) for group in (again, other)] == [(first.read, True), (second.read, False)]
+    assert [group.decoder.decode(b"\0\1", 0).tags for group in (again, other)] == [[7], [8]]
     assert unit.proven == {A, B}
     unit.want_registers({8: B})
     assert unit.proven == {B}
-    assert [one.read for one in unit.plan(DUE)] == [second.read]
+    assert [group.read for group in unit.plan(DUE)] == [second.read]
 
 
 def test_a_search_goes_on_for_the_values_that_are_left() -> None:

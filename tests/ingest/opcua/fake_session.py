@@ -209,7 +209,7 @@ class FakeSession:
 
     def _values_of(self, readings: Sequence[Reading]) -> list[Change]:
         self.reads.append(len(readings))
-        nodes = [(one.address.identifier, one.index_range) for one in readings]
+        nodes = [(reading.address.identifier, reading.index_range) for reading in readings]
         if len(readings) > self.nodes_per_read or self.too_large.intersection(nodes):
             raise CallTooLarge("too many, or too long")
         if self.malformed.intersection(nodes):

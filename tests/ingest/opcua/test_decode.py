@@ -258,7 +258,7 @@ def test_a_malformed_value_costs_none_before_it_and_is_counted(
     """Any bytes in the place of a value, and an end anywhere: no error, the values before are as they were sent, and
     each of the others is a change or counted as lost."""
     sent = [data_value(value, kind) for kind, value in (*before, *after)]
-    items = [struct.pack("<I", n) + struct_to_binary(one) for n, one in enumerate(sent)]
+    items = [struct.pack("<I", n) + struct_to_binary(item) for n, item in enumerate(sent)]
     items.insert(len(before), struct.pack("<IB", 99, 1) + garbage)
     body = b"".join(items)
     body = body[: data.draw(st.integers(0, len(body)))]
@@ -393,7 +393,7 @@ def test_the_values_of_a_read() -> None:
     short bytes are refused."""
     array = data_value([2**60], "Int64")
     results = data_value(1.5, "Double"), ua.DataValue(StatusCode=ua.StatusCode(0x8034_0000)), array, array
-    data = struct.pack("<i", 4) + b"".join(struct_to_binary(one) for one in results) + struct.pack("<i", 0)
+    data = struct.pack("<i", 4) + b"".join(struct_to_binary(value) for value in results) + struct.pack("<i", 0)
     found = decode_read_values(data, READER, {3})
     assert found[:2] == [Change(0, 1.5, 0, START_NS, START_NS), Change(1, None, 0x8034_0000, 0, 0)]
     assert [change.value for change in found[2:]] == [Json.of([str(2**60)]), 2**60]

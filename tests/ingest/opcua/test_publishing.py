@@ -44,57 +44,57 @@ def test_a_header_is_read_past_the_numbers_that_the_server_holds() -> None:
 
 def test_what_no_open_request_can_bring_is_missing() -> None:
     """A break is waited for only while an older request is open; what was asked for again comes in its place."""
-    one = Sequencer()
-    requests = [one.sent()[0] for _ in range(4)]  # the last one stays open: newer than the break
-    one.answered(requests[0], data(1), "a")
-    one.answered(requests[2], data(5), "e")
-    assert drained(one) == ["a"]  # request 1 may still bring 2
-    one.answered(requests[1], data(4), "d")
-    assert one.next() == Missing(1, 2, 3)
-    one.settle(data(2), "b")
-    step = one.next()
+    sequencer = Sequencer()
+    requests = [sequencer.sent()[0] for _ in range(4)]  # the last one stays open: newer than the break
+    sequencer.answered(requests[0], data(1), "a")
+    sequencer.answered(requests[2], data(5), "e")
+    assert drained(sequencer) == ["a"]  # request 1 may still bring 2
+    sequencer.answered(requests[1], data(4), "d")
+    assert sequencer.next() == Missing(1, 2, 3)
+    sequencer.settle(data(2), "b")
+    step = sequencer.next()
     assert isinstance(step, Arrived)
     assert step.content == "b"
-    one.done(step)
-    assert drained(one) == [Missing(1, 3, 3), "d", "e"]
+    sequencer.done(step)
+    assert drained(sequencer) == [Missing(1, 3, 3), "d", "e"]
 
 
 def test_an_answer_for_a_subscription_that_began_anew_is_dropped() -> None:
     """While a notification was requested again, the subscription ended and another one began under its number: the
     values of the old one must not come as those of the new one."""
-    one = Sequencer()
-    one.begin_subscription(1)
-    one.forget(1)
-    one.begin_subscription(1)
-    one.settle(data(5), "of the old one")
-    assert drained(one) == []
-    request, _ = one.sent()
-    one.answered(request, data(1), "of the new one")
-    assert drained(one) == ["of the new one"]
-    assert one.take_rest() == []
+    sequencer = Sequencer()
+    sequencer.begin_subscription(1)
+    sequencer.forget(1)
+    sequencer.begin_subscription(1)
+    sequencer.settle(data(5), "of the old one")
+    assert drained(sequencer) == []
+    request, _ = sequencer.sent()
+    sequencer.answered(request, data(1), "of the new one")
+    assert drained(sequencer) == ["of the new one"]
+    assert sequencer.take_rest() == []
 
 
 def test_a_keep_alive_shows_what_is_missing() -> None:
     """It bears the number of the next notification, is handed on at once and not acknowledged."""
-    one = Sequencer()
-    one.answered(one.sent()[0], data(1), "a")
-    assert drained(one) == ["a"]
-    one.answered(one.sent()[0], Header(1, 2, 0, has_data=False), "still there")
-    assert drained(one) == ["still there"]
-    one.answered(one.sent()[0], Header(1, 4, 0, has_data=False), "there")
-    assert drained(one) == ["there", Missing(1, 2, 3)]
-    assert one.sent()[1] == []
-    one.answered(1, data(4), "d")
-    assert drained(one) == ["d"]
+    sequencer = Sequencer()
+    sequencer.answered(sequencer.sent()[0], data(1), "a")
+    assert drained(sequencer) == ["a"]
+    sequencer.answered(sequencer.sent()[0], Header(1, 2, 0, has_data=False), "still there")
+    assert drained(sequencer) == ["still there"]
+    sequencer.answered(sequencer.sent()[0], Header(1, 4, 0, has_data=False), "there")
+    assert drained(sequencer) == ["there", Missing(1, 2, 3)]
+    assert sequencer.sent()[1] == []
+    sequencer.answered(1, data(4), "d")
+    assert drained(sequencer) == ["d"]
 
 
 def test_numbers_begin_again_and_servers_count_as_they_like() -> None:
     """After 2^32 - 1 comes 1. A subscription that begins elsewhere is followed; one that starts anew is, too. The same
     number twice is one notification."""
-    one = Sequencer()
+    sequencer = Sequencer()
     for number, content in ((NUMBERS - 1, "a"), (1, "c"), (NUMBERS, "b"), (2, "d"), (2, "d"), (3, "e")):
-        one.answered(one.sent()[0], data(number), content)
-    assert drained(one) == ["a", "b", "c", "d", "e"]
+        sequencer.answered(sequencer.sent()[0], data(number), content)
+    assert drained(sequencer) == ["a", "b", "c", "d", "e"]
     two = Sequencer()
     for number, content in ((5000, "a"), (5001, "b"), (1, "c"), (2, "d")):
         two.answered(two.sent()[0], data(number), content)
@@ -103,43 +103,43 @@ def test_numbers_begin_again_and_servers_count_as_they_like() -> None:
 
 def test_a_subscription_that_is_no_more_is_dropped() -> None:
     """What it still sends, and what of it was held; others do not wait for it."""
-    one = Sequencer()
-    one.sent()
-    request, _ = one.sent()
-    one.answered(request, data(2), "held")
-    one.forget(1)
-    one.answered(one.sent()[0], data(1), "late")
-    one.answered(one.sent()[0], data(1, 2), "other")
-    assert drained(one) == ["other"]
+    sequencer = Sequencer()
+    sequencer.sent()
+    request, _ = sequencer.sent()
+    sequencer.answered(request, data(2), "held")
+    sequencer.forget(1)
+    sequencer.answered(sequencer.sent()[0], data(1), "late")
+    sequencer.answered(sequencer.sent()[0], data(1, 2), "other")
+    assert drained(sequencer) == ["other"]
 
 
 def test_what_was_not_handed_on_is_left_over() -> None:
     """In order, with what was held back by a break; and a refused Publish gives its acknowledgements back."""
-    one = Sequencer()
-    one.sent()
-    one.answered(one.sent()[0], data(1), "a")
-    one.answered(one.sent()[0], data(3), "c")
-    step = one.next()
+    sequencer = Sequencer()
+    sequencer.sent()
+    sequencer.answered(sequencer.sent()[0], data(1), "a")
+    sequencer.answered(sequencer.sent()[0], data(3), "c")
+    step = sequencer.next()
     assert isinstance(step, Arrived)
-    one.done(step)
-    request, acks = one.sent()
-    one.failed(request, acks)
-    assert one.sent()[1] == [(1, 1)]
-    assert one.take_rest() == []
-    one.resume()
-    assert one.next() == Missing(1, 2, 2), "no open request will bring it in another session"
-    one.settle(data(2), "b")
-    assert [rest.content for rest in one.take_rest()] == ["b", "c"]
-    assert one.take_rest() == []
+    sequencer.done(step)
+    request, acks = sequencer.sent()
+    sequencer.failed(request, acks)
+    assert sequencer.sent()[1] == [(1, 1)]
+    assert sequencer.take_rest() == []
+    sequencer.resume()
+    assert sequencer.next() == Missing(1, 2, 2), "no open request will bring it in another session"
+    sequencer.settle(data(2), "b")
+    assert [rest.content for rest in sequencer.take_rest()] == ["b", "c"]
+    assert sequencer.take_rest() == []
 
 
 def test_an_answer_that_was_lost_on_its_way_is_not_awaited_for_ever() -> None:
     """Its request stays open, older than the break; after a second what it would have brought is missing."""
-    one = Sequencer()
-    one.sent()
-    one.answered(one.sent()[0], data(2), "b", now_s=10.0)
-    assert one.next(now_s=10.9) is None
-    assert one.next(now_s=11.0) == Missing(1, 1, 1)
+    sequencer = Sequencer()
+    sequencer.sent()
+    sequencer.answered(sequencer.sent()[0], data(2), "b", now_s=10.0)
+    assert sequencer.next(now_s=10.9) is None
+    assert sequencer.next(now_s=11.0) == Missing(1, 1, 1)
 
 
 @given(st.integers(1, 60), st.integers(1, 6), st.integers(0, 2**32), st.sets(st.integers(1, 60), max_size=5))
@@ -147,19 +147,19 @@ def test_every_notification_comes_once_and_in_order(count: int, window: int, see
     """With answers shuffled among the open requests, and some lost for good: what is handed on is the sequence without
     the lost ones, each acknowledged once in that order, and each lost one that something followed is named missing."""
     shuffle = random.Random(seed)
-    one, found, acknowledged = Sequencer(), list[object](), list[tuple[int, int]]()
+    sequencer, found, acknowledged = Sequencer(), list[object](), list[tuple[int, int]]()
     open_: list[tuple[int, int]] = []
     coming = [number for number in range(1, count + 1) if number not in lost]
     while coming or open_:
         while coming and len(open_) < window:
-            request, acks = one.sent()
+            request, acks = sequencer.sent()
             acknowledged += acks
             open_.append((request, coming.pop(0)))
         request, number = open_.pop(shuffle.randrange(len(open_)))
-        one.answered(request, data(number), number)
-        found += drained(one)
+        sequencer.answered(request, data(number), number)
+        found += drained(sequencer)
     named = {n for step in found if isinstance(step, Missing) for n in range(step.first, step.last + 1)}
     values = [step for step in found if not isinstance(step, Missing)]
     assert values == sorted(set(range(1, count + 1)) - lost)
-    assert [number for _, number in acknowledged + one.sent()[1]] == values
+    assert [number for _, number in acknowledged + sequencer.sent()[1]] == values
     assert named == {number for number in lost if values and number < values[-1]}

@@ -18,7 +18,8 @@ async def test_a_subscription_that_is_refused_costs_no_tag(monkeypatch: pytest.M
     session.room = 1
     async with living(monkeypatch, source, session):
         await wait_until_async(
-            lambda: [session.handles(one) for one in session.subscriptions] == [{1, 2, 3, 4, 5}], "all items"
+            lambda: [session.handles(subscription) for subscription in session.subscriptions] == [{1, 2, 3, 4, 5}],
+            "all items",
         )
     full = FakeSession()
     full.room, full.start = 0, "tomorrow"

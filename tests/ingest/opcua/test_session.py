@@ -146,7 +146,7 @@ async def test_a_malformed_limit_of_a_server_counts_as_none(monkeypatch: pytest.
     boolean_node = ObjectIds.Server_ServerCapabilities_MaxSubscriptions
 
     async def read(parameters: ua.ReadParameters) -> list[ua.DataValue]:
-        nodes = [one.NodeId.Identifier for one in parameters.NodesToRead]
+        nodes = [wanted.NodeId.Identifier for wanted in parameters.NodesToRead]
         if bad in nodes or ObjectIds.Server_ServerStatus_StartTime in nodes:
             raise error
         number = ua.Variant(5, ua.VariantType.UInt32)
@@ -301,7 +301,7 @@ async def test_a_server_that_ignores_index_ranges_is_found_out(
     monkeypatch.setattr(session.library, "read", read)
     readings = [Reading(NodeAddress("urn:x", 7), "3"), Reading(NodeAddress("urn:x", 7))]
     for _ in range(2):
-        assert [one.quality for one in await session.read_values(readings, ["urn:x"])] == expected
+        assert [value.quality for value in await session.read_values(readings, ["urn:x"])] == expected
     assert asked == ["0"]
 
 

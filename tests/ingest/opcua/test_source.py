@@ -40,7 +40,7 @@ async def test_values_the_server_discarded_become_a_fact() -> None:
     source, recorder = await made(store, [*TAGS, tag(3)])
     (subscription,) = source._subscriptions
     subscription.liveness.complete = Moment(9 * S)
-    await take(source, *(Change(one, 2.0, 0x480 if one < 3 else 0, 20 * S, 20 * S) for one in (1, 2, 3)))
+    await take(source, *(Change(number, 2.0, 0x480 if number < 3 else 0, 20 * S, 20 * S) for number in (1, 2, 3)))
     await source.finish()
     await declare(source)
     await recorder.drain()
@@ -67,7 +67,7 @@ async def test_as_many_values_as_the_queue_holds_may_be_the_rest_of_more(burst: 
     await declare(source)
     await recorder.drain()
     expected = [("server_queue_overflow", "1970-01-01T00:00:09Z")] if is_declared else []
-    assert [(one["reason"], one["first_time"]) for one in store.told()] == expected
+    assert [(gap["reason"], gap["first_time"]) for gap in store.told()] == expected
 
 
 async def test_a_full_buffer_holds_the_next_publish(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,8 +121,8 @@ async def test_an_item_that_died_before_the_end_of_its_session(
         await wait_until_async(lambda: session.asked, "items")
         session.answers.put_nowait(answer(1, 1, (1, 1.0, 10 * S), (2, 1.0, 10 * S)))
         await wait_until_async(lambda: source._delivery.sampler.last(2).source_time_ns, "values")
-        for one in source._subscriptions:
-            one.liveness.complete = Moment(500 * S)
+        for subscription in source._subscriptions:
+            subscription.liveness.complete = Moment(500 * S)
     session = FakeSession()
     session.start = "since"  # so nothing is kept
     session.refuses_key = True
@@ -154,8 +154,8 @@ async def test_a_node_that_a_server_creates_items_of_and_does_not_have(
         session.answers.put_nowait(answer(1, next(numbers), (1, 1.0, 50 * S)))
         await wait_until_async(lambda: gaps, "the gap")
     assert [gap.reason for gap in gaps] == [ITEM_GONE]
-    assert [(one.source_time_ns, one.quality) for one in store.of("a/1")] == [(S, BAD_NODE_ID_UNKNOWN), (50 * S, 0)]
-    assert [getattr(one, "action", "") for one in caplog.records].count("tags_parked") == 1
+    assert [(s.source_time_ns, s.quality) for s in store.of("a/1")] == [(S, BAD_NODE_ID_UNKNOWN), (50 * S, 0)]
+    assert [getattr(record, "action", "") for record in caplog.records].count("tags_parked") == 1
 
 
 async def test_items_are_tended_while_an_audit_waits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +199,7 @@ async def test_what_a_tag_map_says_of_an_item(
         assert session.asked[3].monitoring.deadband == 0.5
         assert session.handles(1) == {1, 2, 3}
         assert len(session.items[1]) == 3
-    assert [getattr(one, "action", "") for one in caplog.records].count("queues_short") == 1
+    assert [getattr(record, "action", "") for record in caplog.records].count("queues_short") == 1
 
 
 async def test_a_node_that_is_gone_when_the_connection_is_back_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,18 +57,18 @@ async def test_a_server_with_rare_signs_of_life_is_waited_for(
     source, _ = await made(FakeStore(), liveness_timeout_ms=15_000)
     session = FakeSession()
     vars(session).update(server)
-    one = Subscription(session, source._settings, ServerLimits(), source.clock.now, CallSize(9))  # type: ignore[arg-type]
-    source._subscriptions._all = [one]
-    await one.open()
-    await one.watch_clock()
+    subscription = Subscription(session, source._settings, ServerLimits(), source.clock.now, CallSize(9))  # type: ignore[arg-type]
+    source._subscriptions._all = [subscription]
+    await subscription.open()
+    await subscription.watch_clock()
     if clock == "stands":
-        one.liveness.note_clock("once")
-        one.liveness.begun_s -= 20
+        subscription.liveness.note_clock("once")
+        subscription.liveness.begun_s -= 20
         source._subscriptions.check_life(is_held_back=False)
-    assert one.liveness.has_clock == (clock == "moves")
-    one.liveness.alive_s = time.monotonic() - silence_s + 10
+    assert subscription.liveness.has_clock == (clock == "moves")
+    subscription.liveness.alive_s = time.monotonic() - silence_s + 10
     source._subscriptions.check_life(is_held_back=False)
-    one.liveness.alive_s -= 20
+    subscription.liveness.alive_s -= 20
     with pytest.raises(SourceLost, match="its clock has not moved"):
         source._subscriptions.check_life(is_held_back=False)
 
@@ -105,19 +105,19 @@ async def test_a_clock_is_as_new_as_the_publication_that_brings_it() -> None:
 async def test_what_is_complete_is_a_time_of_the_clock_before_it_was_set_ahead() -> None:
     """It is one of the answer before. A clock that is set back dates it anew."""
     source, _ = await made(FakeStore())
-    (one,) = source._subscriptions
+    (subscription,) = source._subscriptions
     for number, (shown_s, complete) in enumerate(
         [(100, None), (101, Moment(100 * S)), (3_701, Moment(101 * S)), (3_702, Moment(3_701 * S, -3_599 * S))]
     ):
         shown = Change(HEARTBEAT_HANDLE, str(number), 0, shown_s * S, shown_s * S)
         source._note_publication(HEADER._replace(publish_time_ns=shown_s * S), publication(shown))
         if complete is not None:
-            assert one.since.time_ns == complete.time_ns
-            assert abs(one.since.set_back_ns - complete.set_back_ns) < 2 * S
+            assert subscription.since.time_ns == complete.time_ns
+            assert abs(subscription.since.set_back_ns - complete.set_back_ns) < 2 * S
     back = Change(HEARTBEAT_HANDLE, "back", 0, 102 * S, 102 * S)
     source._note_publication(HEADER._replace(publish_time_ns=102 * S), publication(back))
-    assert one.since.time_ns == 100 * S
-    assert abs(one.since.set_back_ns) < 2 * S
+    assert subscription.since.time_ns == 100 * S
+    assert abs(subscription.since.set_back_ns) < 2 * S
 
 
 async def test_a_loss_in_which_the_clock_was_set_twice_is_declared_in_all_its_times() -> None:

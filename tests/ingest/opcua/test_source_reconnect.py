@@ -60,8 +60,8 @@ async def test_a_kept_subscription_goes_on(monkeypatch: pytest.MonkeyPatch, *, i
         await wait_until_async(lambda: len(store.good("a/1")) == 4, "another value")
     assert (session.subscriptions, session.asked) == ([], [])
     assert session.transfers == ([] if is_reactivated else [[1]])
-    assert [one.value for one in store.of("a/1")] == [1.0, None, 1.0, 2.0, 3.0]
-    assert [one.value for one in store.of("a/2")] == [1.0, None, 1.0]
+    assert [sample.value for sample in store.of("a/1")] == [1.0, None, 1.0, 2.0, 3.0]
+    assert [sample.value for sample in store.of("a/2")] == [1.0, None, 1.0]
     assert (gaps, source.take_missed()) == ([], False)
 
 

@@ -38,7 +38,7 @@ async def test_items_are_spread_over_subscriptions(monkeypatch: pytest.MonkeyPat
     async with living(monkeypatch, source, session):
         await wait_until_async(lambda: len(store.of("a/5")) == 1, "the tag without room")
         assert store.of("a/5")[0].quality == BAD_TOO_MANY_MONITORED_ITEMS
-        assert [session.handles(one) for one in session.subscriptions] == [{1, 2}, {3, 4}]
+        assert [session.handles(subscription) for subscription in session.subscriptions] == [{1, 2}, {3, 4}]
         session.answers.put_nowait(answer(1, 1, (1, 1.0, S)))
         source._delivery.offer_map([tag(n) for n in (2, 3, 4, 5)], [2, 3, 4, 5])
         await wait_until_async(lambda: session.handles(1) == {2, 5}, "the new map")
@@ -164,4 +164,4 @@ async def test_a_server_that_republishes_something_else_does_not_hold_it(
     await recorder.drain()
     assert session.republished == 1
     assert [s.value for s in store.of("a/1")] == [1.0, 3.0]
-    assert [one["reason"] for one in store.told()] == ["not_delivered"]
+    assert [gap["reason"] for gap in store.told()] == ["not_delivered"]

@@ -39,14 +39,14 @@ row = st.dictionaries(st.sampled_from(COLUMNS), cell, min_size=1)
 
 def csv_of(rows: list[dict[str, str]]) -> bytes:
     """The rows as CSV."""
-    lines = [",".join(COLUMNS), *(",".join(one.get(name, "") for name in COLUMNS) for one in rows)]
+    lines = [",".join(COLUMNS), *(",".join(row.get(name, "") for name in COLUMNS) for row in rows)]
     return "\n".join(lines).encode()
 
 
 def toml_of(rows: list[dict[str, str]]) -> bytes:
     """The rows as TOML."""
     return "\n".join(
-        "[[tag]]\n" + "\n".join(f"{name} = '{text}'" for name, text in one.items()) for one in rows
+        "[[tag]]\n" + "\n".join(f"{name} = '{text}'" for name, text in row.items()) for row in rows
     ).encode()
 
 

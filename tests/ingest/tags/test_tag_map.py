@@ -61,7 +61,7 @@ def test_how_an_item_is_monitored(tmp_path: Path) -> None:
         Monitoring(deadband=5, deadband_is_percent=True, trigger=Trigger.STATUS),
         Monitoring(trigger=Trigger.STATUS_VALUE_TIMESTAMP),
     ]
-    assert [one.has_filter for one in found] == [True, True, True]
+    assert [monitoring.has_filter for monitoring in found] == [True, True, True]
     with pytest.raises(TagMapError) as refused:
         opcua(tmp_path, header + "a/1,i=1,-1,,,\na/2,i=2,,0,,\na/3,i=3,,,101%,\na/4,i=4,,,,values\n")
     assert [problem.column for problem in refused.value.problems] == [
@@ -80,7 +80,10 @@ def test_an_index_range_selects_elements_of_an_array(tmp_path: Path) -> None:
     assert found[2].definition.address == "s=a[3][1:3]"
     with pytest.raises(TagMapError) as refused:
         opcua(tmp_path, header + "a/1,i=1,3:3\na/2,i=2,x\n")
-    assert [(one.column, one.value) for one in refused.value.problems] == [("index_range", "3:3"), ("index_range", "x")]
+    assert [(problem.column, problem.value) for problem in refused.value.problems] == [
+        ("index_range", "3:3"),
+        ("index_range", "x"),
+    ]
 
 
 @pytest.mark.parametrize(

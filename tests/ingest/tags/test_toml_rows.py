@@ -48,11 +48,11 @@ def opcua(folder: Path, text: str) -> TagMap:
 
 def test_the_same_tags_as_from_csv(tmp_path: Path) -> None:
     """A table is a row: definitions, rules and points are equal, and the row is the line of its table."""
-    one, other = modbus(tmp_path, "meter.csv", CSV), modbus(tmp_path, "meter.toml", TOML)
-    assert [(t.definition, t.rule, t.point, t.stream) for t in one.tags] == [
-        (t.definition, t.rule, t.point, t.stream) for t in other.tags
+    from_csv, from_toml = modbus(tmp_path, "meter.csv", CSV), modbus(tmp_path, "meter.toml", TOML)
+    assert [(t.definition, t.rule, t.point, t.stream) for t in from_csv.tags] == [
+        (t.definition, t.rule, t.point, t.stream) for t in from_toml.tags
     ]
-    assert [tag.row for tag in other.tags] == [2, 14]
+    assert [tag.row for tag in from_toml.tags] == [2, 14]
 
 
 @pytest.mark.parametrize(

@@ -82,9 +82,9 @@ async def test_opcua_tags_come_go_and_change_in_a_running_subscription(plc: Prog
         assert (run.source("plc").tags, run.source("witness").tags) == (4, 2)
 
 
-def assert_same_values(store: FakeStore, one: str, other: str) -> None:
+def assert_same_values(store: FakeStore, first_tag: str, second_tag: str) -> None:
     """Two readers of one variable have the same history where both were there."""
-    first, second = ([(s.source_time_ns, s.value, s.quality) for s in store.of(tag)] for tag in (one, other))
+    first, second = ([(s.source_time_ns, s.value, s.quality) for s in store.of(tag)] for tag in (first_tag, second_tag))
     start, end = max(first[0], second[0]), min(first[-1], second[-1])
     assert [s for s in first if start <= s <= end] == [s for s in second if start <= s <= end]
     assert len(first) == len(set(first))

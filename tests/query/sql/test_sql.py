@@ -275,7 +275,7 @@ def test_apsw_never_opens_the_store(file: Path) -> None:
         "def held(): return sum(os.path.realpath(f'/proc/self/fd/{n}') == sys.argv[1] for n in os.listdir('/proc/self/fd'))\n"
         "before = held()\nsession = SqlSession(reader, 0)\n"
         "rows = session.ask('select * from facts').rows\nnext(rows)\n"
-        "print(before, held(), len(apsw.connections()), [one.filename for one in apsw.connections()])\n"
+        "print(before, held(), len(apsw.connections()), [opened.filename for opened in apsw.connections()])\n"
     )
     done = subprocess.run([sys.executable, "-c", program, str(file)], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["1", "1", "1", "['']"]
@@ -347,11 +347,11 @@ def test_a_long_question_lets_the_log_be_reused(tmp_path: Path) -> None:
 
 
 @given(st.integers(-(2**62), 2**62), st.integers(-(2**62), 2**62))
-def test_times_as_texts_are_ordered_as_times(one_ns: int, other_ns: int) -> None:
+def test_times_as_texts_are_ordered_as_times(first_ns: int, second_ns: int) -> None:
     """Our own form reads back to the nanosecond, and texts compare as the times they name."""
-    first, second = time_text(one_ns), time_text(other_ns)
-    assert parse_time_ns(first) == one_ns
-    assert compare(first, second) == (one_ns > other_ns) - (one_ns < other_ns)
+    first, second = time_text(first_ns), time_text(second_ns)
+    assert parse_time_ns(first) == first_ns
+    assert compare(first, second) == (first_ns > second_ns) - (first_ns < second_ns)
     assert compare(first.replace("T", " ").removesuffix("Z"), first) == 0
     if "." in first and len(first) < 30:
         assert compare(first.removesuffix("Z") + "0Z", first) == 0

@@ -106,7 +106,7 @@ function dataTypes(space, index) {
   });
   const version = require("node-opcua/package.json").version;
   const vectors = {
-    encoder: `node-opcua ${version}`, namespaces: space.getNamespaceArray().map((one, index) => index === 1 ? "urn:vendor:server" : one.namespaceUri),
+    encoder: `node-opcua ${version}`, namespaces: space.getNamespaceArray().map((namespace, index) => index === 1 ? "urn:vendor:server" : namespace.namespaceUri),
     names: Object.keys(all), publish_response: hex(response), data_types: dataTypes(space, index),
   };
   fs.writeFileSync(`${__dirname}/values.json`, JSON.stringify(vectors, null, 1) + "\n");

@@ -27,11 +27,11 @@ function addUnit(unit) {
 function read(table, address, count, unit) {
     requests += 1;
     const met = faults.find(
-        (one) =>
-            (one.unit < 0 || one.unit === unit) &&
-            (one.table === "any" || one.table === table) &&
-            address <= one.last &&
-            address + count > one.first,
+        (fault) =>
+            (fault.unit < 0 || fault.unit === unit) &&
+            (fault.table === "any" || fault.table === table) &&
+            address <= fault.last &&
+            address + count > fault.first,
     );
     if (met) throw Object.assign(new Error("refused"), { modbusErrorCode: met.code });
     if (!units.has(unit)) throw Object.assign(new Error("no such unit"), { modbusErrorCode: 11 });

@@ -47,7 +47,9 @@ async def test_a_silent_unit_is_asked_once() -> None:
     wanted = [register(0), register(500), register(900), register(0, unit_id=2)]
     answers = await read_registers(device.line, SETTINGS, wanted)
     assert device.reads == [(1, 0), (2, 0)]
-    assert {one.register: "does not answer" in one.why for one in answers} == {one: one.unit_id == 1 for one in wanted}
+    assert {answer.register: "does not answer" in answer.why for answer in answers} == {
+        value: value.unit_id == 1 for value in wanted
+    }
 
 
 async def test_a_refused_value_costs_its_neighbours_nothing() -> None:

@@ -41,8 +41,8 @@ def test_every_type_and_order_is_found(name: str, order: str) -> None:
     """A value held in any type and order is among the exact candidates, and the row that is printed for it reads it."""
     value = -12.5 if name.startswith("float") else 12_345
     words = at(100, *words_of(name, order, value))
-    found = [one for one in candidates(words, Table.HOLDING, 100, 1, parse_wanted(str(value))) if one.is_exact]
-    fitting = [one for one in found if name in (one.found.kind.name, *one.also) and one.found.kind.order_name == order]
+    found = [hit for hit in candidates(words, Table.HOLDING, 100, 1, parse_wanted(str(value))) if hit.is_exact]
+    fitting = [hit for hit in found if name in (hit.found.kind.name, *hit.also) and hit.found.kind.order_name == order]
     assert fitting, found
     row = tag_row(fitting[0].found, 1, 0, "meter")
     assert (row["register"], row["scale"]) == ("100", "")
@@ -61,9 +61,9 @@ def test_a_scaled_value_is_found_with_its_scale(kind: tuple[str, str], raw: int,
     words = at(7, *words_of(name, order, raw))
     met = candidates(words, Table.INPUT, 7, 1, parse_wanted(repr(wanted)))
     scales = {
-        one.found.kind.scale: one.found.value
-        for one in met
-        if name in (one.found.kind.name, *one.also) and one.found.kind.order_name == order
+        hit.found.kind.scale: hit.found.value
+        for hit in met
+        if name in (hit.found.kind.name, *hit.also) and hit.found.kind.order_name == order
     }
     assert scales[10**power] == wanted
 
@@ -74,7 +74,7 @@ def test_one_off_with_the_wrong_word_order_is_recognised() -> None:
     voltages = (231.4, 229.8, 233.1)
     words = at(100, *(word for volts in voltages for word in words_of("float32", "CDAB", volts)))
     found = ranked(candidates(words, Table.INPUT, 101, 1, parse_wanted("231.4")))
-    readings = [(one.found.address, one.found.kind.order_name, one.is_asked) for one in found[:2]]
+    readings = [(hit.found.address, hit.found.kind.order_name, hit.is_asked) for hit in found[:2]]
     assert readings == [(100, "CDAB", False), (101, "ABCD", True)]
     assert 0.0001 < found[1].error < 0.01
     remarks = doubts(found, parse_wanted("231.4"))
@@ -85,7 +85,7 @@ def test_one_off_with_the_wrong_word_order_is_recognised() -> None:
     assert len(apart) > 1
     assert not any("share a register" in remark for remark in doubts(apart, parse_wanted("231.4")))
     tight = ranked(candidates(words, Table.INPUT, 101, 1, parse_wanted("231.4", "0.1%")))
-    assert [one.found.address for one in tight] == [100]
+    assert [hit.found.address for hit in tight] == [100]
     assert doubts(tight, parse_wanted("231.4", "0.1%")) == []
 
 
@@ -93,8 +93,8 @@ def test_a_rare_type_does_not_come_first_by_chance() -> None:
     """A word whose bytes, turned around, are decimal digits that show the very value stays behind a plain reading that
     is within the tolerance."""
     found = ranked(candidates(at(0, 2_339), Table.INPUT, 0, 1, parse_wanted("231", "3%")))
-    assert [one.is_exact for one in found] == [False, True]
-    assert [one.found.kind.name for one in found] == ["uint16", "bcd16"]
+    assert [hit.is_exact for hit in found] == [False, True]
+    assert [hit.found.kind.name for hit in found] == ["uint16", "bcd16"]
     assert found[0].also == ("int16",)
 
 
@@ -110,7 +110,7 @@ def test_zero_is_no_evidence() -> None:
     """A panel that shows 0 is met by many readings, which is told; no scale is made up for 0."""
     wanted = parse_wanted("0")
     found = ranked(candidates(at(0, 0, 0, 0, 0), Table.INPUT, 0, 1, wanted))
-    assert {one.found.kind.scale for one in found} == {1}
+    assert {hit.found.kind.scale for hit in found} == {1}
     assert "shows another value" in doubts(found, wanted)[0]
 
 
@@ -120,7 +120,7 @@ def test_a_text_is_found_in_both_orders() -> None:
         words = at(50, int.from_bytes(data[:2], "big"), int.from_bytes(data[2:], "big"))
         for asked in (50, 51):
             found = list(candidates(words, Table.HOLDING, asked, 1, parse_wanted("PM-1")))
-            assert [(one.found.address, one.found.kind.order_name) for one in found] == [(50, order)]
+            assert [(hit.found.address, hit.found.kind.order_name) for hit in found] == [(50, order)]
 
 
 @pytest.mark.parametrize("text, tolerance", [("231,4", "1%"), ("1 234", "1%"), ("nan", "1%"), ("2", "a"), ("2", "-1")])
@@ -146,7 +146,7 @@ def test_the_reads_of_a_probe_cover_what_it_interprets(address: int, count: int)
 def test_movement_distinguishes_constant_words_from_live_ones() -> None:
     """Over several looks the values of a reading, and which of its addresses changed."""
     looks = [at(5, 0x4000 + seconds, 7, seconds) for seconds in range(3)]
-    found = next(one for one in interpretations(looks[0], Table.INPUT, 5) if one.kind.name == "uint32")
+    found = next(reading for reading in interpretations(looks[0], Table.INPUT, 5) if reading.kind.name == "uint32")
     values, changed = moved(looks, found)
     assert values == [(0x4000 + seconds) << 16 | 7 for seconds in range(3)]
     assert changed == {5}

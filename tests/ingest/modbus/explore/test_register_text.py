@@ -30,7 +30,7 @@ def test_what_is_printed_is_read_back(table: Table, address: int, base: int) -> 
 def test_without_a_table_both_register_tables_are_meant() -> None:
     """A manual that says only a number leaves two tables to look at; in base 40001 the digit says it."""
     found = parse_ranges("100-103", SETTINGS[1])
-    assert [(one.table, one.address, one.count, one.number) for one in found] == [
+    assert [(part.table, part.address, part.count, part.number) for part in found] == [
         (Table.INPUT, 99, 4, 100),
         (Table.HOLDING, 99, 4, 100),
     ]
@@ -41,7 +41,9 @@ def test_without_a_table_both_register_tables_are_meant() -> None:
 def test_a_range_holds_as_many_values_as_fit() -> None:
     """Of registers 10 to 15 there are three floats, in the order that was given; bits need no type."""
     found = parse_registers("holding:10-15:float32:CDAB", SETTINGS[0])
-    assert [(one.address, one.count, one.kind.order_name) for one in found] == [(n, 2, "CDAB") for n in (10, 12, 14)]
+    assert [(value.address, value.count, value.kind.order_name) for value in found] == [
+        (n, 2, "CDAB") for n in (10, 12, 14)
+    ]
     assert len(parse_registers("00001-00008", SETTINGS[40_001])) == 8
     assert len(parse_registers("input:3:float64", SETTINGS[0])) == 1
 

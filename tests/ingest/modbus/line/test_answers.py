@@ -238,7 +238,7 @@ class RandomDevice:
         elif fate == "late":
             self.late.append((unit_id, pdu, self._number(asked) or 0))
         if self.numbers == "rtu":
-            answers = [self.random.choice([b"", b"", b"\0", request, request + request]) + one for one in answers]
+            answers = [self.random.choice([b"", b"", b"\0", request, request + request]) + frame for frame in answers]
         return self.deliver(b"".join(answers))
 
     def due(self, unit_id: int, asked: int, *, is_all: bool) -> list[bytes]:

@@ -106,7 +106,7 @@ class Server:
         return [SimpleNamespace(StatusCode=ua.StatusCode(self.refresh_status))]  # type: ignore[arg-type]
 
     async def read(self, parameters: ua.ReadParameters) -> list[ua.DataValue]:
-        self.types_read += [one.NodeId.to_string() for one in parameters.NodesToRead]
+        self.types_read += [node.NodeId.to_string() for node in parameters.NodesToRead]
         return [ua.DataValue(ua.Variant(ua.QualifiedName("PumpEventType", 1))) for _ in parameters.NodesToRead]
 
     def begin_subscription(self, number: int, route: Route) -> None:
@@ -173,7 +173,7 @@ class Collecting:
         """Reason, count and first time of each loss that was declared."""
         found = self.store.told()
         assert all(m.fact.predicate == "events_lost" for m in self.store.messages.values())
-        return [(one["reason"], one["count"], one["first_time"]) for one in found]
+        return [(gap["reason"], gap["count"], gap["first_time"]) for gap in found]
 
 
 def of(*events: Event, unreadable: int = 0, status: int | None = None) -> EventPublication:

@@ -197,8 +197,8 @@ async def test_a_condition_that_a_refresh_does_not_name_is_absent() -> None:
         await run.server.publish(of(event(REFRESH_START, 10), event(REFRESH_END, 11)))
         await wait_until_async(lambda: len(run.store.events) == 4, "two refreshes and two states")
     changes = [m.fact for m in run.store.events.values() if m.fact.predicate == "condition_changed"]
-    found = [json.loads(one.object_json) for one in changes]
-    assert [(one["retain"], one.get("reason")) for one in found] == [(True, None), (False, "absent_at_refresh")]
+    found = [json.loads(fact.object_json) for fact in changes]
+    assert [(state["retain"], state.get("reason")) for state in found] == [(True, None), (False, "absent_at_refresh")]
 
 
 async def test_types_are_named() -> None:

@@ -32,7 +32,7 @@ def known(*events: Event) -> RetainedConditions:
 
 def names(events: object) -> list[object]:
     """The conditions of events."""
-    return [one.fields["condition_id"] for one in events]  # type: ignore[attr-defined]
+    return [reported.fields["condition_id"] for reported in events]  # type: ignore[attr-defined]
 
 
 def test_live_events_pass() -> None:

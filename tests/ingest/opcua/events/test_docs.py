@@ -56,8 +56,8 @@ def test_the_example_is_the_message() -> None:
         "acked_state": Text("Unacknowledged"),
     }
     time_ns = 1_767_323_045_678_000_000
-    one = Event(1, fields, time_ns, time_ns + 100)
-    message = event_message.event_message(one, "plc", "plant-a", {"i=9341": "ExclusiveLimitAlarmType"}, 0)
+    alarm = Event(1, fields, time_ns, time_ns + 100)
+    message = event_message.event_message(alarm, "plc", "plant-a", {"i=9341": "ExclusiveLimitAlarmType"}, 0)
     (shown,) = re.findall(r"^    (\{.*\})$", REFERENCE, re.MULTILINE)
     assert json.loads(shown) == json.loads(message.fact.object_json)
     assert shown.encode() == message.fact.object_json
@@ -83,8 +83,8 @@ def test_the_questions_are_answered(tmp_path: Path) -> None:
     ]
     file = tmp_path / "facts.db"
     with FactStore.open(file, "plant-a") as store:
-        for one in events:
-            message = event_message.event_message(one, "plc", "plant-a", {}, S)
+        for change in events:
+            message = event_message.event_message(change, "plc", "plant-a", {}, S)
             store.appends.append_message("events", message).result()
         gap = Gap("plc", SERVER_QUEUE_OVERFLOW, S, 2 * S, 0, count_exact=False)
         store.appends.append_message("facts.operational", gap_message(gap, "plant-a", 1, EVENTS_LOST)).result()

@@ -10,9 +10,9 @@ from tests.ingest.opcua.events.events import S, condition, event
 NAMES = {"i=2041": "BaseEventType", "i=2915": "AlarmConditionType"}
 
 
-def made(one: Event, *, is_refreshed: bool = False) -> Message:
+def made(reported: Event, *, is_refreshed: bool = False) -> Message:
     """The message of an event, which the store would take."""
-    message = event_message(one, "plc", "plant-a", NAMES, 9 * S, is_refreshed=is_refreshed)
+    message = event_message(reported, "plc", "plant-a", NAMES, 9 * S, is_refreshed=is_refreshed)
     check_message(message)
     return message
 
@@ -26,9 +26,9 @@ def content(message: Message) -> dict[str, object]:
 
 def test_a_condition_as_a_message() -> None:
     """Its states as truth and as text, its quality as a name, a comment with its locale."""
-    one = condition("High", active=True, active_state="Active", quality=0x8000_0000)
-    one = Event(1, {**one.fields, "comment": Text("gesehen", "de")}, one.time_ns)
-    found = made(one)
+    high = condition("High", active=True, active_state="Active", quality=0x8000_0000)
+    high = Event(1, {**high.fields, "comment": Text("gesehen", "de")}, high.time_ns)
+    found = made(high)
     assert (found.fact.subject, found.fact.predicate) == ("condition:plc/Tank/High", "condition_changed")
     said = content(found)
     assert (said["active"], said["active_state"], said["quality"]) == (True, "Active", "Bad")
@@ -38,15 +38,15 @@ def test_a_condition_as_a_message() -> None:
 def test_the_same_event_is_the_same_message() -> None:
     """Also by another item, with another time of receipt, by a refresh, or before the name of its type is known. Any
     other difference makes another message, even under one EventId."""
-    one = condition("High", active=True)
-    again = Event(2, one.fields, one.time_ns, receive_time_ns=7 * S)
-    same = {made(one).envelope.message_id, made(again, is_refreshed=True).envelope.message_id}
-    same.add(event_message(one, "plc", "plant-a", {}, 9 * S).envelope.message_id)
+    high = condition("High", active=True)
+    again = Event(2, high.fields, high.time_ns, receive_time_ns=7 * S)
+    same = {made(high).envelope.message_id, made(again, is_refreshed=True).envelope.message_id}
+    same.add(event_message(high, "plc", "plant-a", {}, 9 * S).envelope.message_id)
     assert len(same) == 1
     others = [
-        Event(1, {**one.fields, "active": False}, one.time_ns),
-        Event(1, {**one.fields, "event_id": b"other"}, one.time_ns),
-        Event(1, one.fields, one.time_ns + 100),
+        Event(1, {**high.fields, "active": False}, high.time_ns),
+        Event(1, {**high.fields, "event_id": b"other"}, high.time_ns),
+        Event(1, high.fields, high.time_ns + 100),
     ]
     assert len({made(other).envelope.message_id for other in others} - same) == 3
 
@@ -70,16 +70,16 @@ def test_an_event_longer_than_a_fact_is_shortened_and_says_so() -> None:
 def test_what_a_refresh_says_besides() -> None:
     """An absent condition is not retained any more, and nothing else is claimed; the fact about the refresh names what
     is retained."""
-    one = condition("High", active=True, acked=False, event_id=b"1")
-    absent = absent_message(one, "plc", "plant-a", NAMES, 9 * S)
+    high = condition("High", active=True, acked=False, event_id=b"1")
+    absent = absent_message(high, "plc", "plant-a", NAMES, 9 * S)
     check_message(absent)
     said = content(absent)
     assert said["retain"] is False
     assert (said["reason"], said["time"]) == ("absent_at_refresh", "1970-01-01T00:00:09Z")
     assert not {"active", "acked", "event_id"} & said.keys()
-    assert absent.fact.subject == made(one).fact.subject
+    assert absent.fact.subject == made(high).fact.subject
     nameless = Event(1, {"retain": True, "source_name": Text("Tank"), "condition_name": Text("Low")})
-    names = condition_names([one, one, nameless])
+    names = condition_names([high, high, nameless])
     refreshed = refresh_message(names, "plc", "plant-a", 9 * S)
     check_message(refreshed)
     assert refreshed.fact.subject == "source:plc"

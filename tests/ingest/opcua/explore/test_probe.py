@@ -45,11 +45,11 @@ async def test_the_section_that_is_printed_passes_the_check(
     modes: list[str], user: dict[str, object], chosen: str
 ) -> None:
     """A server that only signs serves any user; the token policy encrypts a password, or it is not sent."""
-    one = probe(modes, **user)
-    step = await one._choose()
+    server_probe = probe(modes, **user)
+    step = await server_probe._choose()
     assert step.outcome is Outcome.OK
-    assert one.settings.security_mode == chosen
-    assert not list(one.settings.problems())
+    assert server_probe.settings.security_mode == chosen
+    assert not list(server_probe.settings.problems())
 
 
 @pytest.mark.parametrize(

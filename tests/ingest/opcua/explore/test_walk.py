@@ -35,18 +35,18 @@ def walked(space: Space, *, depth: int = 20, nodes: int = 1000, **more: object) 
     """A walk to its end, two nodes a call; a node that is not in the space is refused."""
     walk = Walk(node("root"), depth, nodes, **more)  # type: ignore[arg-type]
     while batch := walk.next_nodes(2):
-        for one in batch:
-            name = str(one.identifier)
+        for node_id in batch:
+            name = str(node_id.identifier)
             if name in space:
-                walk.found(one, space[name])
+                walk.found(node_id, space[name])
             else:
-                walk.failed(one, "BadUserAccessDenied")
+                walk.failed(node_id, "BadUserAccessDenied")
     return walk
 
 
 def paths(walk: Walk) -> list[str]:
     """The paths of what was found."""
-    return [one.path_text for one in walk.variables()]
+    return [place.path_text for place in walk.variables()]
 
 
 def test_loops_end_and_the_shortest_path_wins() -> None:

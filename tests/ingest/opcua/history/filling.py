@@ -91,7 +91,9 @@ class FakeHistory:
     async def read_history(
         self, ranges: Sequence[HistoryRange], nodes: Sequence[tuple[Reading, int]], values_max: int
     ) -> list[HistoryPage]:
-        assert [str(one.address.identifier)[:1] for one, _ in nodes] == [self.names[one.tag - 1] for one in ranges]
+        assert [str(reading.address.identifier)[:1] for reading, _ in nodes] == [
+            self.names[part.tag - 1] for part in ranges
+        ]
         self.calls.append((len(ranges), values_max))
         await (self.answers.acquire() if self.answers else asyncio.sleep(0))
         if self.refusal is not None and self.refusals_left:
@@ -143,8 +145,8 @@ class Filling:
 
     def fills(self) -> list[dict[str, Any]]:
         """What the facts of filled gaps say."""
-        facts = [one.fact for one in self.store.messages.values()]
-        return [json.loads(one.object_json) for one in facts if one.predicate == "history_backfilled"]
+        facts = [message.fact for message in self.store.messages.values()]
+        return [json.loads(fact.object_json) for fact in facts if fact.predicate == "history_backfilled"]
 
     async def filled(self, gaps: int = 1) -> None:
         """So many facts are there."""
@@ -152,7 +154,7 @@ class Filling:
 
     def times(self, name: str = "a") -> list[int]:
         """The times of a tag's good samples in seconds, live and from history, in order."""
-        return sorted(one.source_time_ns // S for one in self.store.good(name))
+        return sorted(sample.source_time_ns // S for sample in self.store.good(name))
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[None]:
@@ -177,7 +179,7 @@ async def prepared(
 ) -> Filling:
     """A backfill of the tags of these names, `other` of them in another stream, that does not run yet."""
     store, stored = store or FakeStore(), stored or FakeStored()
-    tags = [dataclasses.replace(tag(one), stream="facts.other") if one in other else tag(one) for one in names]
+    tags = [dataclasses.replace(tag(name), stream="facts.other") if name in other else tag(name) for name in names]
     delivery = await made(store, *tags)
     recorder = Recorder("plc", "plant-a", store, (Busy,), "facts.operational")
     fill = HistoryBackfill(delivery, recorder, stored, values_per_s)

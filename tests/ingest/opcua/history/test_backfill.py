@@ -32,10 +32,10 @@ async def test_an_outage_is_filled_between_the_last_value_and_the_first() -> Non
     assert it.times("b") == [98, *range(101, 111)]
     (said,) = it.fills()
     assert (said["cause"], said["outages"], said["values"]) == ("gap", ["1970-01-01T00:01:41Z"], 18)
-    marked = [n for n, one in enumerate(it.store.definitions, 1) if one.acquisition == "history"]
-    assert {
-        one.tag for _, one in it.store.samples if one.source_time_ns // S in range(101, 110) and one.quality == 0
-    } == (set(marked))
+    marked = [n for n, definition in enumerate(it.store.definitions, 1) if definition.acquisition == "history"]
+    assert {s.tag for _, s in it.store.samples if s.source_time_ns // S in range(101, 110) and s.quality == 0} == (
+        set(marked)
+    )
 
 
 async def test_outages_of_an_earlier_process_are_filled_with_what_the_store_lacks() -> None:
@@ -143,7 +143,7 @@ async def test_a_node_that_stays_away_is_asked_about_once_for_each_gap() -> None
             await it.outage(lost_s, lost_s + 9)
             await it.filled(gaps)
         await wait_until_async(lambda: not it.fill.gaps_open, "the end of the reading")
-    assert [one["tags_gone"] for one in it.fills()] == [2, 2]
+    assert [fill["tags_gone"] for fill in it.fills()] == [2, 2]
     assert len(it.history.calls) == 3
 
 
@@ -158,6 +158,6 @@ async def test_a_gap_that_was_read_while_its_node_was_gone_is_read_when_it_is_ba
         await it.filled()
         it.history.is_gone = False
         await it.filled(3)
-    assert [one["tags_gone"] for one in it.fills()] == [2, 0, 0]
+    assert [fill["tags_gone"] for fill in it.fills()] == [2, 0, 0]
     assert it.times() == [*range(101, 111), *range(150, 156)]
     assert it.times("b") == [110]

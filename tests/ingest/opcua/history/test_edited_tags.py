@@ -28,7 +28,7 @@ async def test_a_gap_is_filled_of_a_tag_that_is_edited_meanwhile() -> None:
         await it.value(115)
         await it.filled()
     assert it.times() == [*range(100, 114), 115]
-    assert {json.dumps(one["tags"]) for one in it.fills()} == {"[]"}
+    assert {json.dumps(fill["tags"]) for fill in it.fills()} == {"[]"}
 
 
 async def test_an_outage_is_filled_of_a_tag_that_is_edited_in_it() -> None:
@@ -60,8 +60,8 @@ async def test_a_tag_that_is_edited_while_its_history_is_on_its_way(monkeypatch:
         await it.filled(2)
     assert len(it.history.calls) > 2
     assert it.times() == [20, 21, 22, *range(100, 901)]
-    (number,) = (n for n, one in enumerate(it.store.definitions, 1) if one.unit and one.acquisition)
-    assert {one.tag for one in it.store.of("a")} == {1, number}
+    (number,) = (n for n, known in enumerate(it.store.definitions, 1) if known.unit and known.acquisition)
+    assert {sample.tag for sample in it.store.of("a")} == {1, number}
 
 
 async def test_a_node_that_was_gone_is_read_under_its_new_number() -> None:

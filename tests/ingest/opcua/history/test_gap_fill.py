@@ -44,8 +44,8 @@ class HistoryServer:
 
     def read(self, ranges: list[HistoryRange], values_max: int) -> list[HistoryPage]:
         """Answers as HistoryRead does: one start and one end for all nodes of a call."""
-        start_ns, end_ns = min(one.start_ns for one in ranges), max(one.end_ns for one in ranges)
-        return [self._page(one, start_ns, end_ns, min(values_max, self.values_max)) for one in ranges]
+        start_ns, end_ns = min(part.start_ns for part in ranges), max(part.end_ns for part in ranges)
+        return [self._page(part, start_ns, end_ns, min(values_max, self.values_max)) for part in ranges]
 
     def _page(self, asked: HistoryRange, start_ns: int, end_ns: int, limit: int) -> HistoryPage:
         if asked.continuation_point is not None:
@@ -102,7 +102,7 @@ def fill(gap: GapFill, server: HistoryServer) -> list[tuple[int, HistoryValue]]:
         if not call:
             return found
         samples = gap.answered(call, server.read(call, gap.values_max))
-        found += [(one.tag, HistoryValue(one.source_time_ns, one.value, one.quality)) for one in samples]
+        found += [(sample.tag, HistoryValue(sample.source_time_ns, sample.value, sample.quality)) for sample in samples]
     pytest.fail("the gap is not filled after 10,000 calls")
 
 
@@ -158,7 +158,7 @@ def test_each_missing_value_is_returned_once(
         if not (call := gap.next_call()):
             break
         samples = gap.answered(call, server.read(call, gap.values_max))
-        found += [(one.tag, HistoryValue(one.source_time_ns, one.value, one.quality)) for one in samples]
+        found += [(sample.tag, HistoryValue(sample.source_time_ns, sample.value, sample.quality)) for sample in samples]
     for tag in times:
         wanted = [v for v in history[tag] if after * S < v.source_time_ns < (after + length) * S]
         assert [value for number, value in found if number == tag] == wanted
@@ -176,7 +176,7 @@ def test_a_reading_in_the_order_of_recording_begins_again_where_it_is_cut(values
     found: list[int] = []
     while not any(a > b for a, b in pairwise(found)) and len(found) < 5:
         call = gap.next_call()
-        found += [one.source_time_ns for one in gap.answered(call, server.read(call, values_max))]
+        found += [sample.source_time_ns for sample in gap.answered(call, server.read(call, values_max))]
     if is_refused:
         gap.answered(gap.next_call(), [HistoryPage(POINT_INVALID)])
     else:
@@ -271,7 +271,7 @@ def test_a_node_that_fails_between_its_pages_is_read_to_the_end() -> None:
     while call := gap.next_call():
         gap.answered(call, [HistoryPage(BUSY)])
         if call := gap.next_call():
-            found += [float(str(one.value)) for one in gap.answered(call, server.read(call, gap.values_max))]
+            found += [float(str(sample.value)) for sample in gap.answered(call, server.read(call, gap.values_max))]
     assert gap.outcomes == {1: Outcome.FILLED}
     assert found == [float(t) for t in range(1, 21)]
 
@@ -305,4 +305,4 @@ def test_a_history_that_never_ends_is_given_up(pages: list[HistoryPage]) -> None
         calls += 1
     assert fill.outcomes == {1: Outcome.ENDLESS, 2: Outcome.FILLED}
     assert calls <= PAGES_STILL_MAX + len(pages)
-    assert len(taken) == len({one.source_time_ns for one in taken})
+    assert len(taken) == len({sample.source_time_ns for sample in taken})

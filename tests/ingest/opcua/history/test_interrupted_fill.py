@@ -67,7 +67,7 @@ async def test_a_new_session_continues_no_page_of_the_one_before() -> None:
 
     class Paging(FakeHistory):
         async def read_history(self, ranges: Any, nodes: Any, values_max: int) -> list[HistoryPage]:
-            continued.extend(one.continuation_point for one in ranges)
+            continued.extend(part.continuation_point for part in ranges)
             if ranges[0].continuation_point is not None:
                 await asyncio.Event().wait()
             (page,) = await super().read_history(ranges, nodes, 3 if len(continued) == 1 else values_max)

@@ -59,7 +59,7 @@ def test_processes_that_ask_at_once_get_one_pair(tmp_path: Path) -> None:
     command = [sys.executable, "-c", PROCESS]
     processes = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     with ThreadPoolExecutor(len(processes)) as pool:
-        outputs = [one.result()[0] for one in [pool.submit(process.communicate, folders) for process in processes]]
+        outputs = [job.result()[0] for job in [pool.submit(process.communicate, folders) for process in processes]]
     assert [process.returncode for process in processes] == [0, 0, 0]
     first, *others = [json.loads(output) for output in outputs]
     assert len(first) == 100

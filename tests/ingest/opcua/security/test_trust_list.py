@@ -21,9 +21,9 @@ def shown(*chain: x509.Certificate, uri: str = URI, host: str = "plc") -> Presen
     return Presented(tuple(der(each) for each in chain), uri, host)
 
 
-def trusting(one: x509.Certificate) -> TrustList:
+def trusting(peer: x509.Certificate) -> TrustList:
     """A trust list with one certificate in trusted/."""
-    return TrustList(trusted=frozenset({facts_of(der(one)).sha256}))
+    return TrustList(trusted=frozenset({facts_of(der(peer)).sha256}))
 
 
 def issuing(*lists: x509.CertificateRevocationList, issuer: x509.Certificate = AUTHORITY, **more: bool) -> TrustList:
@@ -149,11 +149,11 @@ def test_an_intermediate_authority_needs_its_own_list() -> None:
 
 def test_a_chain_that_leads_in_a_circle_ends() -> None:
     """Two authorities that issue each other, shown by a server, lead nowhere and do not hold us up."""
-    one = certificate("one", issuer="two", is_authority=True)
+    first = certificate("one", issuer="two", is_authority=True)
     two = certificate("two", issuer="one", is_authority=True)
     leaf = certificate(issuer="one")
     lists = TrustList(revocation_lists=(revocation_list("one"), revocation_list("two")))
-    assert judge(shown(leaf, one, two, one, two), lists, NOW).is_unknown
+    assert judge(shown(leaf, first, two, first, two), lists, NOW).is_unknown
 
 
 def test_a_clock_that_was_never_set_is_reported_as_that() -> None:

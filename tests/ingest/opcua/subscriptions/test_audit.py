@@ -40,7 +40,7 @@ class Readable:
         return ["urn:x"]
 
     async def read_values(self, readings: Sequence[Reading], _: Sequence[str]) -> list[Change]:
-        nodes: list[Any] = [one.address.identifier for one in readings]
+        nodes: list[Any] = [reading.address.identifier for reading in readings]
         self.reads.append([*nodes])
         if len(nodes) > self.nodes_max or not self.too_large.isdisjoint(nodes):
             raise self.refusal
@@ -58,10 +58,10 @@ async def audited(
     monkeypatch.setattr(audit_module, "ARRIVES_S", 0.0)
     points = {n: replace(tag(n).point, monitoring=monitoring) for n in values}
     source, _ = await made(FakeStore(), [tag(n, point) for n, point in points.items()], sampling_interval_ms=0)
-    (one,) = source._subscriptions
-    one.silence_max_s = one.publishing_ms = 0.0
-    one.plan.want(values)
-    one.plan.answered([*values], [Created(0, 10 + n) for n in values], 0)
+    (subscription,) = source._subscriptions
+    subscription.silence_max_s = subscription.publishing_ms = 0.0
+    subscription.plan.want(values)
+    subscription.plan.answered([*values], [Created(0, 10 + n) for n in values], 0)
     await take(source, *(Change(n, published, 0, S, S) for n in values))
     await source._deliver(source._buffer.get_nowait())
     server = Readable(values)
@@ -93,14 +93,14 @@ async def test_values_that_are_too_large_are_found_and_parked(monkeypatch: pytes
     request."""
     source, audit, server = await audited(monkeypatch, dict.fromkeys(range(1, 8), (1.0, 0)))
     server.too_large, server.values[6] = {2, 3}, (None, BAD_ENCODING_LIMITS_EXCEEDED)
-    (one,) = source._subscriptions
-    found = await audit.too_large(one, source._delivery.points)
+    (subscription,) = source._subscriptions
+    found = await audit.too_large(subscription, source._delivery.points)
     assert sorted(found) == [2, 3, 6]
-    source._subscriptions.park_too_large(one, found)
-    assert one.plan.parked == {2, 3, 6}
-    assert not one.plan.next_call(2**63 - 1)
-    one.plan.retry()
-    assert sorted(one.plan.next_call(0)) == [2, 3, 6]
+    source._subscriptions.park_too_large(subscription, found)
+    assert subscription.plan.parked == {2, 3, 6}
+    assert not subscription.plan.next_call(2**63 - 1)
+    subscription.plan.retry()
+    assert sorted(subscription.plan.next_call(0)) == [2, 3, 6]
 
 
 async def test_the_last_sign_of_life_of_an_item(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,10 +160,10 @@ async def test_an_item_that_is_created_again_while_it_is_suspected_is_no_finding
     """An edit of the tag map had its item created anew between the two Reads: the first value of that may be on its
     way."""
     source, audit, _ = await audited(monkeypatch, {1: (2.0, 0), 2: (2.0, 0)})
-    (one,) = source._subscriptions
+    (subscription,) = source._subscriptions
     await looks(source, audit, 1)
-    one.plan.renew([1])
-    one.plan.answered([1], [Created(0, 99)], 0)
+    subscription.plan.renew([1])
+    subscription.plan.answered([1], [Created(0, 99)], 0)
     assert [found.dead for found in await looks(source, audit, 3)] == [[2], [], [1, 2]]
 
 

@@ -29,17 +29,17 @@ def complete_ns(life: Liveness) -> int:
 def test_a_clock_that_never_moves_is_given_up() -> None:
     """It came once: after some time any answer counts, and dates a loss. One that never came, or has moved, proves
     something by its silence."""
-    one = Liveness(0.0)
-    answer(one, 1.0, 10 * S, None, is_proof=False, more=False)
-    assert not one.give_up_clock(20.0, 15.0)
-    assert one.note_clock("a")
-    answer(one, 2.0, 11 * S, 11 * S, is_proof=True, more=False)
-    assert not one.give_up_clock(14.0, 15.0)
-    answer(one, 19.0, 28 * S, None, is_proof=False, more=False)
-    assert (one.silent_s(20.0), one.give_up_clock(20.0, 15.0), one.silent_s(20.0)) == (18.0, True, 1.0)
-    answer(one, 21.0, 30 * S, None, is_proof=False, more=False)
-    answer(one, 22.0, 31 * S, None, is_proof=False, more=False)
-    assert (one.alive_s, complete_ns(one), one.proven_s) == (22.0, 30 * S, 2.0)
+    life = Liveness(0.0)
+    answer(life, 1.0, 10 * S, None, is_proof=False, more=False)
+    assert not life.give_up_clock(20.0, 15.0)
+    assert life.note_clock("a")
+    answer(life, 2.0, 11 * S, 11 * S, is_proof=True, more=False)
+    assert not life.give_up_clock(14.0, 15.0)
+    answer(life, 19.0, 28 * S, None, is_proof=False, more=False)
+    assert (life.silent_s(20.0), life.give_up_clock(20.0, 15.0), life.silent_s(20.0)) == (18.0, True, 1.0)
+    answer(life, 21.0, 30 * S, None, is_proof=False, more=False)
+    answer(life, 22.0, 31 * S, None, is_proof=False, more=False)
+    assert (life.alive_s, complete_ns(life), life.proven_s) == (22.0, 30 * S, 2.0)
     moving = Liveness(0.0)
     assert moving.note_clock("a")
     assert moving.note_clock("b")
@@ -142,7 +142,7 @@ class Server:
 
     def collect(self) -> None:
         """Make messages of what is queued, in the order of the items."""
-        content = [one for queue in self.queues.values() for one in queue]
+        content = [value for queue in self.queues.values() for value in queue]
         for queue in self.queues.values():
             queue.clear()
         self.ready += [content[at : at + self.chunk] for at in range(0, len(content), self.chunk)]

@@ -45,7 +45,7 @@ def points(found: TagMap) -> dict[str, tuple[object, ...]]:
 
 def refused(found: Translation) -> dict[int, str]:
     """Why each refused row was refused."""
-    return {one.row: one.why for one in found.refused}
+    return {refusal.row: refusal.why for refusal in found.refused}
 
 
 def test_kepware() -> None:
@@ -111,8 +111,8 @@ def test_ignition_json() -> None:
     whys = [("M2", "Elsewhere"), ("Zero", "--zero-based"), ("Other", "--device Press"), ("Odd", "HRX"), ("Sum", "OPC")]
     whys += [("Off", "disabled"), ("Speed", "--protocol opcua"), ("Named", "--protocol opcua")]
     assert len(found.refused) == len(whys)
-    for one, (name, why) in zip(sorted(found.refused, key=lambda one: one.row), whys, strict=True):
-        assert (one.name, why in one.why) == (f"Hall 1/{name}", True)
+    for refusal, (name, why) in zip(sorted(found.refused, key=lambda refusal: refusal.row), whys, strict=True):
+        assert (refusal.name, why in refusal.why) == (f"Hall 1/{name}", True)
 
 
 def test_ignition_udts_in_udts() -> None:
@@ -144,8 +144,8 @@ def test_ignition_udts_in_udts() -> None:
     ]
     whys += [("S2/Axes/1", "is disabled")]
     assert len(found.refused) == len(whys)
-    for one, (name, why) in zip(found.refused, whys, strict=True):
-        assert (one.name, why in one.why) == (f"Hall/{name}", True)
+    for refusal, (name, why) in zip(found.refused, whys, strict=True):
+        assert (refusal.name, why in refusal.why) == (f"Hall/{name}", True)
 
 
 def instance(binding: str, **parameters: object) -> bytes:
@@ -225,7 +225,7 @@ def test_an_export_of_an_instance_alone() -> None:
     """Lacks its type, which is said; a type that inherits from itself is refused."""
     alone = {"name": "I", "tagType": "UdtInstance", "typeId": "T", "tags": []}
     found = ignition.translate("list.json", json.dumps(alone).encode(), Options("modbus", 1))
-    assert [(one.name, "is not in this file" in one.why) for one in found.refused] == [("I", True)]
+    assert [(refusal.name, "is not in this file" in refusal.why) for refusal in found.refused] == [("I", True)]
     root = {"tags": [{"name": "T", "tagType": "UdtType", "typeId": "T"}, alone]}
     found = ignition.translate("list.json", json.dumps(root).encode(), Options("modbus", 1))
     assert "from itself" in found.refused[0].why
@@ -299,7 +299,7 @@ def udt(depth: int, width: int) -> bytes:
     """UDTs in UDTs that would be width to the power of depth tags."""
     member = [{"name": f"m{n}", "tagType": "UdtInstance"} for n in range(width)]
     types = [
-        {"name": f"T{d}", "tagType": "UdtType", "tags": [{**one, "typeId": f"T{d + 1}"} for one in member]}
+        {"name": f"T{d}", "tagType": "UdtType", "tags": [{**inner, "typeId": f"T{d + 1}"} for inner in member]}
         for d in range(depth)
     ]
     types.append({"name": f"T{depth}", "tagType": "UdtType", "tags": []})
@@ -360,5 +360,5 @@ def test_cells_that_are_no_numbers() -> None:
     rows = "A,40001,Word,Linear,0,1e999999999,0,1\nB,40002,Word,Linear,5,5,0,1\nC,40003,Word,Linear,0,,0,1\n"
     options = Options("modbus", 40_001)
     found = kepware.translate("list.csv", (head + rows).encode(), options)
-    assert [one.row for one in found.refused] == [2, 3, 4]
+    assert [refusal.row for refusal in found.refused] == [2, 3, 4]
     assert "tag" in tag_file(found, dialect(options)).decode()
