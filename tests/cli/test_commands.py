@@ -104,14 +104,6 @@ def test_a_consumer_may_start_at_the_end(node: Bsfg) -> None:
     assert json.loads(node("fetch", "--consumer", "local.late").stdout)["offset"] == 2
 
 
-def test_the_same_command_twice_is_one_fact(node: Bsfg) -> None:
-    """Without --message-id the id follows from the fact, so a repeated command changes nothing."""
-    first = json.loads(node("append", "batch:1", "done", '{"a":1}', "--json").stdout)
-    again = json.loads(node("append", "batch:1", "done", '{ "a": 1 }', "--json").stdout)
-    assert (first["outcome"], again["outcome"]) == ("applied", "noop_already_applied")
-    assert first["offset"] == again["offset"] == 1
-
-
 def test_a_lease_from_the_command_line_fences(node: Bsfg) -> None:
     """`bsfg lease` prints the next life; an append with an older one stores nothing, names the life in force, and
     fails."""

@@ -76,9 +76,10 @@ def test_a_peer_with_one_connected_stream_is_connected(place: int | None, monkey
 
 
 def test_facts_that_differ_in_their_object_are_two() -> None:
-    """Without --message-id, a repeated command stores its fact once, and one with another object a second fact."""
+    """Without --message-id, a repeated command stores its fact once, however its object is spaced, and one with another
+    object a second fact."""
     words = ["append", "--stream", "facts.a", "--json", "batch:1", "done"]
-    stored = [json.loads(typed(*words, sent).output) for sent in ('{"n":1}', '{"n":2}', '{"n":1}')]
+    stored = [json.loads(typed(*words, sent).output) for sent in ('{"n":1}', '{"n":2}', '{ "n": 1 }')]
     assert [(row["outcome"], row["offset"]) for row in stored] == [
         ("applied", 1),
         ("applied", 2),
