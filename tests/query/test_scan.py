@@ -15,7 +15,7 @@ from agent.columns import FACTS_MAX
 from agent.fact_store import FactStore, StoreReader
 from agent.fact_store.log.errors import StoreDamaged, StoreUnusable
 from agent.fact_store.log.records import BatchSummary
-from agent.message import Json, Sample, Value
+from agent.message import Sample, Value
 from agent.pages import Hole, Page, StoredBatch
 from agent.query.latest.latest_query import AbsentTags, find_latest, find_latest_in_stream
 from agent.query.scan.bounds import Bounds
@@ -25,7 +25,7 @@ from agent.query.scan.scanner import Scanner
 from tests.batch.making import bits
 from tests.fact_store.making import AT_ONCE, OPERATIONAL, TELEMETRY, done
 from tests.query.exact import exact_value
-from tests.query.making import BASE_NS, SECOND_NS, TAGS, VALUES, damage, everything, naive
+from tests.query.making import BASE_NS, SECOND_NS, TAGS, damage, everything, naive
 
 NAMES = (
     "stream", "offset", "zone", "life", "sequence", "kind", "subject", "predicate", "tag", "unit", "quality",
@@ -251,12 +251,6 @@ def test_messages_are_presented_as_rows_are(file: Path, facts: list[dict[str, An
                 if fact["kind"] == "sample":
                     assert row["fact"]["object"]["value"] == fact["json"]
                     assert row["fact"]["object"]["source_time"] == fact["source_time"]
-
-
-def test_every_type_of_value_is_in_the_store(facts: list[dict[str, Any]]) -> None:
-    """The data these tests rest on holds what it says."""
-    assert {fact["exact"] for fact in facts} >= set(map(bits, VALUES))
-    assert Json(b"[]") in VALUES
 
 
 def test_released_facts_are_invisible_before_their_rows_are_deleted(tmp_path: Path) -> None:
