@@ -159,14 +159,21 @@ class PlantPull(Pull):
     recorded: RecordedHealth | None = None
     """Outlives the process; a restored disk brings back an older one."""
     has_answered = False
+    _life = -1
+    """Of the process that has started it: none after one that began when its peer was gone."""
 
     def start(self) -> None:
         super().start()
+        self._life = self.node.life
+        self.begin_lag()
+        self.node.after(1_000, self._record)
+
+    def begin_lag(self) -> None:
+        """With what an earlier process has recorded of it."""
         now_ms = time.time_ns() // 1_000_000
         has_read = self._runner is not None and self._runner.core.place.offset
         behind_s = self.recorded.behind_s(self.peer.name, STREAM, now_ms) if self.recorded and has_read else 0.0
         self.lag, self.has_answered = PullLag(time.monotonic(), behind_s), False
-        self.node.after(1_000, self._record)
 
     def happened(self, event: Event) -> None:
         self.has_answered = self.has_answered or isinstance(event, PageArrived)
@@ -175,7 +182,7 @@ class PlantPull(Pull):
     def unseen_s(self) -> float:
         """As `StatusCollector.unseen_s`."""
         assert self._runner is not None
-        level_ms = self._runner.core.level_ms
+        level_ms = self._runner.core.level_ms if self._life == self.node.life else None
         return self.lag.unseen_s(time.monotonic(), None if level_ms is None else level_ms / 1_000)
 
     def _lag_s(self) -> float:
@@ -200,6 +207,8 @@ class PlantNode(Node):
     runner: PairRunner | None = None
     ingest: Ingest | None = None
     frozen_until_ms = 0
+    pull_of_gone: PlantPull | None = None
+    """From the partner that is dead for ever."""
     copied_ms = 0
     """When the copy was made to which its disk is put back."""
 
@@ -221,7 +230,10 @@ class PlantNode(Node):
 
     async def _live(self, partner: str) -> None:
         world, store, maps = self.world, self.running, self.world.tag_maps
-        (of_partner,) = [pull for pull in self.pulls if pull.peer.name == partner] or [None]
+        if self.pull_of_gone is not None:
+            self.pull_of_gone.begin_lag()
+        (of_partner,) = [pull for pull in self.pulls if pull.peer.name == partner] or [self.pull_of_gone]
+        assert of_partner is not None, "a gateway pulls from the other one"
         settings = world.source_of(self)
         self.ingest = Ingest(
             *("mill", [settings], maps, store.appends, RETRIES, STREAM),
@@ -238,7 +250,7 @@ class PlantNode(Node):
             *(world.check.watch_lead(self), self.ingest, peers.get),  # type: ignore[arg-type]
             accepts=lambda: not store.refuses_appends,
             lacks=lacks,
-            unseen_s=lambda: of_partner.unseen_s() if of_partner else 0.0,
+            unseen_s=of_partner.unseen_s,
             store_errors=(*RETRIES, TermRefused),
             zone_term=_zone_term(store),
         )
@@ -571,6 +583,7 @@ def _dead(of: PlantWorld, name: str = "") -> Heal:
     of.check.destroyed(box.name, -1)
     of.nodes.remove(box)
     for node in of.nodes:
+        (node.pull_of_gone,) = [pull for pull in node.pulls if pull.peer is box] or [None]
         node.pulls = [pull for pull in node.pulls if pull.peer is not box]
     return lambda: None
 
