@@ -22,6 +22,7 @@ from agent.demo.mosquitto import Mosquitto
 from agent.demo.processes import Child, free_port
 from agent.fact_store import StoreReader
 from agent.local_socket import LocalError
+from agent.pair import LEASE_MS
 from agent.query.scan import Bounds, Scanner
 from tests.foreign.modbus.device import ModbusDevice, words_map
 from tests.foreign.plant import QUICK as QUICK_OPCUA
@@ -74,13 +75,16 @@ class PairSite:
         """A client at a node's socket."""
         return Client(self.folder / name / "state")
 
+    def pair_status(self, name: str) -> dict[str, Any]:
+        """What a box says of the pair; empty if it does not answer."""
+        try:
+            return self.client(name).status().get("pair") or {}
+        except (NodeSilent, LocalError):
+            return {}
+
     def pair_state(self, name: str) -> str:
         """What a box says of itself: leads, follows, alone; empty if it does not answer."""
-        try:
-            status = self.client(name).status()
-        except (NodeSilent, LocalError):
-            return ""
-        return str((status.get("pair") or {}).get("role", ""))
+        return str(self.pair_status(name).get("role", ""))
 
     def leaders(self) -> list[str]:
         """The boxes that record now, by their own word."""
@@ -96,13 +100,16 @@ class PairSite:
         ]
 
     def wait_settled(self) -> str:
-        """Wait until one box leads and the other follows; the leader's name."""
+        """Wait until one box leads and the other follows, and both have heard the witness, which may have lent the lead
+        to the other one of them; the leader's name."""
         states = dict[str, str]()
 
         def is_settled() -> bool:
+            found = {name: self.pair_status(name) for name in BOXES}
             states.clear()
-            states.update({self.pair_state(name): name for name in BOXES})
-            return states.keys() == {"follows", "leads"}
+            states.update({str(status.get("role")): name for name, status in found.items()})
+            heard_ms = [status.get("witness_heard_ms") for status in found.values()]
+            return states.keys() == {"follows", "leads"} and all(ms is not None and ms < LEASE_MS for ms in heard_ms)
 
         wait_until(is_settled, "one box to lead and the other to follow", TELLS_S)
         return states["leads"]
