@@ -73,6 +73,8 @@ class Device:
         self.changes = list[int]()
         """When each number began, from 0."""
         self.cut_off = set[str]()
+        self.slow_ms = 0
+        """By what it answers later than at once."""
         self._count()
 
     def _count(self) -> None:
@@ -111,7 +113,8 @@ class DeviceLine:
 
     async def _travel(self) -> None:
         world = self._node.world
-        await asyncio.sleep((SLOT_MS - world.now_ms % SLOT_MS) / 1_000)  # tidy: the way there and back
+        slot_ms = SLOT_MS - world.now_ms % SLOT_MS
+        await asyncio.sleep((slot_ms + world.device.slow_ms) / 1_000)  # tidy: the way there and back
         self.is_open = self._node.name not in world.device.cut_off
         if not self.is_open:
             raise SourceLost("the device does not answer")
@@ -598,13 +601,17 @@ def _cut_and_dead(of: PlantWorld, cut: Callable[[PlantWorld], Heal]) -> Heal:
 
 
 def _dead_at_begin(of: PlantWorld) -> Heal:
-    """The leader dies; soon after the other one has begun it is dead, too, for a while or for ever."""
+    """The leader dies; soon after the other one has begun, while the device is slow, it is dead, too, for a while or for
+    ever."""
     leaders = [box.name for box in of.boxes if box.is_recording]
 
     def begun(node: PlantNode) -> None:
-        of.check.on_begin = lambda _: None
-        die = of.chance.choice((lambda: _crash(of, node.name), lambda: _dead(of, node.name)))
-        of.at(of.chance.randint(0, 600), die)
+        of.device.slow_ms, of.check.on_begin = of.chance.choice((0, 3_000)), lambda _: None
+        of.at(of.chance.randint(0, 600 + 2 * of.device.slow_ms), lambda: die(node))
+
+    def die(node: PlantNode) -> None:
+        of.device.slow_ms = 0
+        of.chance.choice((_crash, _dead))(of, node.name)
 
     def heal() -> None:
         of.check.on_begin = lambda _: None
