@@ -549,10 +549,10 @@ def _freeze(of: PlantWorld) -> Heal:
     return lambda: None
 
 
-def _crash(of: PlantWorld, *names: str) -> Heal:
+def _crash(of: PlantWorld, *names: str, down_ms: int = 0) -> Heal:
     nodes = [node for node in of.nodes if node.name in names] or [of.chance.choice(of.nodes)]
     for node in nodes:
-        node.down_ms_max = of.chance.choice((300, 3_000, 6_000))
+        node.down_ms_max = down_ms or of.chance.choice((300, 3_000, 6_000))
         how: Literal["committed", "torn"] = of.chance.choice(("committed", "torn"))
         of.say(f"{node.name} dies, {how}")
         node.kill(how)
@@ -601,12 +601,15 @@ def _cut_and_dead(of: PlantWorld, cut: Callable[[PlantWorld], Heal]) -> Heal:
 
 
 def _dead_at_begin(of: PlantWorld) -> Heal:
-    """The leader dies; soon after the other one has begun, while the device is slow, it is dead, too, for a while or for
-    ever."""
+    """The leader dies for a moment. Soon after the other one has begun, while the device is slow, it is dead, too, for
+    a while or for ever."""
     leaders = [box.name for box in of.boxes if box.is_recording]
 
     def begun(node: PlantNode) -> None:
-        of.device.slow_ms, of.check.on_begin = of.chance.choice((0, 3_000)), lambda _: None
+        of.check.on_begin = lambda _: None
+        if len(of.boxes) < 2:
+            return
+        of.device.slow_ms = of.chance.choice((0, 3_000))
         of.at(of.chance.randint(0, 600 + 2 * of.device.slow_ms), lambda: die(node))
 
     def die(node: PlantNode) -> None:
@@ -619,7 +622,7 @@ def _dead_at_begin(of: PlantWorld) -> Heal:
     if len(leaders) != 1 or len(of.boxes) < 2:
         return None
     of.check.on_begin = begun
-    _crash(of, *leaders)
+    _crash(of, *leaders, down_ms=300)
     return heal
 
 

@@ -100,7 +100,7 @@ def _impatient(patch: pytest.MonkeyPatch) -> None:
         (_hasty_quorum, "quorum", ("alone and dead",), 0),
         (_no_gap, "hole", ("crash",), 4),
         (_loss_forgotten, "hole", ("device away",), 2),
-        (_boastful, "hole", ("dead at begin",), 31),
+        (_boastful, "hole", ("dead at begin",), 25),
         (_latest_by_arrival, "latest", ("split brain",), 2),
         (_impatient, "converges", ("one way",), 0),
     ],
