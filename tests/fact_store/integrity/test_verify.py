@@ -52,6 +52,9 @@ def test_a_whole_store_has_no_damage(tmp_path: Path) -> None:
     assert (counted.batches, counted.facts, counted.streams, counted.definitions) == (12, 64, 3, 5)
 
 
+AT_11 = "WHERE stream = 1 AND first_offset = 11"
+
+
 @pytest.mark.parametrize(
     "statement, named",
     [
@@ -60,12 +63,9 @@ def test_a_whole_store_has_no_damage(tmp_path: Path) -> None:
         ("UPDATE batch SET time_max_ns = time_max_ns + 1 WHERE id = 1", "column time_max_ns"),
         ("UPDATE batch SET kind = 2 WHERE id = 1", "column kind"),
         ("UPDATE batch SET bytes_total = bytes_total + 1 WHERE id = 1", "column bytes_total"),
-        (
-            "UPDATE batch SET previous_digest = zeroblob(16) WHERE stream = 1 AND first_offset = 11",
-            "column previous_digest",
-        ),
+        (f"UPDATE batch SET previous_digest = zeroblob(16) {AT_11}", "column previous_digest"),
         ("UPDATE batch SET origin = 2 WHERE id = 1", "column origin"),
-        ("DELETE FROM batch WHERE stream = 1 AND first_offset = 11", "facts.telemetry 11 to 20: the rows are missing"),
+        (f"DELETE FROM batch {AT_11}", "facts.telemetry 11 to 20: the rows are missing"),
         ("DELETE FROM batch WHERE stream = 1 AND first_offset = 31", "facts.telemetry 31 to 40: the rows end at 30"),
         ("UPDATE stream SET name = 'facts.elsewhere' WHERE id = 1", "column stream is facts.elsewhere"),
         (
@@ -78,14 +78,8 @@ def test_a_whole_store_has_no_damage(tmp_path: Path) -> None:
             "UPDATE held SET last_sequence = last_sequence - 5 WHERE origin = 1 AND stream = 1",
             "facts.telemetry 36 to 40: the rows end at 40, the held ranges end at 35",
         ),
-        (
-            "UPDATE batch SET last_offset = 5 WHERE stream = 1 AND first_offset = 11",
-            "facts.telemetry 11 to 20 (sequence 11 of plant",
-        ),
-        (
-            "UPDATE batch SET last_offset = 5, body = x'00' WHERE stream = 1 AND first_offset = 11",
-            "facts.telemetry 11 to 11 (sequence 11 of plant",
-        ),
+        (f"UPDATE batch SET last_offset = 5 {AT_11}", "facts.telemetry 11 to 20 (sequence 11 of plant"),
+        (f"UPDATE batch SET last_offset = 5, body = x'00' {AT_11}", "facts.telemetry 11 to 11 (sequence 11 of plant"),
         ("UPDATE held SET last_digest = zeroblob(16) WHERE origin = 2", "another digest than the held range"),
         ("UPDATE consumer SET frontier = 99", "consumer idmz confirmed 99"),
         ("UPDATE confirmed SET first_offset = 9", "consumer idmz confirmed 9 to 30"),
