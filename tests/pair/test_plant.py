@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent.fact_store.append import acks
+from agent.health.consumer_lag import PullLag
 from agent.ingest import Ingest
 from agent.ingest.supervisor import SourceSupervisor
 from agent.message import SampleRank
@@ -82,6 +83,10 @@ def _boastful(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Ingest, "gaps_stored", lambda self: self._is_recording)
 
 
+def _always_level(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(PullLag, "unseen_s", lambda *_: 0.0)
+
+
 def _latest_by_arrival(patch: pytest.MonkeyPatch) -> None:
     rank = property(lambda self: SampleRank(self.source_time_ns, bytes(16), self.arrival.offset))
     patch.setattr(LatestValue, "rank", rank)
@@ -100,6 +105,7 @@ def _impatient(patch: pytest.MonkeyPatch) -> None:
         (_hasty_quorum, "quorum", ("alone and dead",), 0),
         (_no_gap, "hole", ("crash",), 4),
         (_loss_forgotten, "hole", ("device away",), 2),
+        (_always_level, "hole", ("apart and dead", "delay", "loss"), 37),
         (_boastful, "hole", ("dead at begin",), 25),
         (_latest_by_arrival, "latest", ("split brain",), 2),
         (_impatient, "converges", ("one way",), 0),
