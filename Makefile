@@ -130,7 +130,7 @@ format: venv
 
 # Drains a tenth of a day; NAME=drain drains a whole day.
 bench: system
-	for name in $(or $(NAME),append replicate lag fetch 'drain --facts 8640000' hostile growth ids producers retention sql wear ingest 'ingest --source modbus' spark stream); do \
+	for name in $(or $(NAME),append replicate lag pair fetch 'drain --facts 8640000' hostile growth ids producers retention sql wear ingest 'ingest --source modbus' spark stream); do \
 		$(VENV)/bsfg bench $$name --json || exit 1; \
 	done
 

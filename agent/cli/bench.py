@@ -99,6 +99,11 @@ _benchmark(
     ],
 )
 _benchmark(
+    "replication.pair",
+    "Two gateways of a zone: a message until both have it, compared with one of them, and what the second one costs.",
+    [_seconds(10.0)],
+)
+_benchmark(
     "replication.fleet",
     "A node that pulls from many plants over one broker: memory, processor idle and loaded, lag, and times.",
     [_option("--plants", click.IntRange(2, 4000), 100, "Number of plants."), _seconds(10.0)],

@@ -45,10 +45,10 @@ def run(seconds: float, seed: int, below: Path | None) -> Report:
         fsyncs_ns: list[int] = []
         found: dict[int, dict[str, Any]] = {}
         count = max(20, int(seconds / 3 / BARE_INTERVAL_S))
-        _limit(testbed, count, round_trips_ns, fsyncs_ns)
+        measure_limit(testbed, count, round_trips_ns, fsyncs_ns)
         for load in (0, LOAD_FACTS_PER_S):
             found[load] = _probe(testbed, load, seconds, seed)
-            _limit(testbed, count, round_trips_ns, fsyncs_ns)
+            measure_limit(testbed, count, round_trips_ns, fsyncs_ns)
     alone, loaded = (Latency.of(measured["lags_ns"]) for measured in found.values())
     round_trip, fsync = Latency.of(round_trips_ns), Latency.of(fsyncs_ns)
     limit_p50_ms, limit_p99_ms = (
@@ -122,7 +122,7 @@ def _idle(seconds: float, **parts: Worker) -> dict[str, float]:
     return {name: rounded((process_cpu_ns(part.pid) - before[name]) / 1e9 / seconds) for name, part in parts.items()}
 
 
-def _limit(testbed: Testbed, count: int, round_trips_ns: list[int], fsyncs_ns: list[int]) -> None:
+def measure_limit(testbed: Testbed, count: int, round_trips_ns: list[int], fsyncs_ns: list[int]) -> None:
     """Bare round trips and fsyncs, in turns."""
     with (
         preallocated_file(testbed.folder / "page") as file,

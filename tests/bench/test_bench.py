@@ -76,7 +76,7 @@ def test_each_result_describes_itself(result: dict[str, Any]) -> None:
     assert ("facts_per_s" in result) != ("p50_ms" in result)
     assert result["limit"]["what"]
     assert result["ratio"] > 0
-    few = result["name"] == "page"  # a handful of samples of health
+    few = result["name"] in {"page", "pair"}  # a handful of samples of health, or of messages
     assert 0 < result["bytes_per_fact"] < (500_000 if few else 10_000)  # with the files of an empty store
     assert result["machine"]["cores"] >= 1
     assert re.fullmatch(r"3\.\d+\.\d+", result["machine"]["sqlite"])
