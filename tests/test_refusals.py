@@ -1,6 +1,6 @@
 """The table from the store's errors to the protocol's codes, which joins two packages that do not import each other."""
 
-from agent.fact_store.log import errors
+from agent.fact_store.core import errors
 from agent.local_socket.serving.store_errors import REFUSAL_CODES
 from agent.replication.protocol.errors import ERRORS
 

@@ -29,7 +29,7 @@ GROUND = (
     "__version__ append_contract appliance batch columns concurrency counter errors escaping file_replace file_watch "
     "lease message pages pair positions status_codes telemetry"
 )
-STORE = ("log", "sqlite", "read", "append", "consumers", "retention", "writer", "artifacts", "integrity", "divergence")
+STORE = ("core", "sqlite", "read", "append", "consumers", "retention", "writer", "artifacts", "integrity", "divergence")
 LAYERS: dict[str, tuple[str, ...]] = {
     "agent": (
         GROUND,
@@ -72,7 +72,7 @@ CORES = tuple(
         "agent/config": "sections_text start_settings",
         "agent/fact_store/append": "acks admission checkpoint group_commit",
         "agent/fact_store/integrity": "row_checks",
-        "agent/fact_store/log": (
+        "agent/fact_store/core": (
             "artifact_reference catalog frontier held_ranges lifecycle operational_facts page_assembly records store_age"
         ),
         "agent/fact_store/read": "forecast",
@@ -556,11 +556,11 @@ BAD: list[tuple[Rule, str, str]] = [
     (imports_run_downwards, "agent/health/verdict.py", "from agent import fact_store"),
     (imports_run_downwards, "spark/pyspark_bsfg/source.py", "from agent.node import compare_alone"),
     (imports_run_downwards, "agent/node/node.py", "import bench.lag"),
-    (imports_run_downwards, "agent/fact_store/log/x.py", "from agent.fact_store.writer import Writer"),
+    (imports_run_downwards, "agent/fact_store/core/x.py", "from agent.fact_store.writer import Writer"),
     (imports_run_downwards, "agent/fact_store/writer/x.py", "from agent.fact_store.store import FactStore"),
     (imports_run_downwards, "agent/replication/serving/x.py", "from agent.replication.pulling import Puller"),
     (faces_are_respected, "agent/node/x.py", "from agent.fact_store.writer.writer import Writer"),
-    (faces_are_respected, "agent/fact_store/store.py", "from agent.fact_store.log.records import BatchSummary"),
+    (faces_are_respected, "agent/fact_store/store.py", "from agent.fact_store.core.records import BatchSummary"),
     (faces_are_respected, "agent/node/x.py", "from agent.fact_store import Secret"),
     (queues_are_bounded, "agent/x.py", "import queue\nq = queue.Queue()"),
     (queues_are_bounded, "agent/x.py", "q = asyncio.Queue(maxsize=0)"),
@@ -584,9 +584,9 @@ BAD: list[tuple[Rule, str, str]] = [
 GOOD: list[tuple[Rule, str, str]] = [
     (imports_run_downwards, "agent/batch.py", "from agent.message import Sample\nimport zstandard"),
     (imports_run_downwards, "agent/fact_store/writer/writer.py", "from . import reader\nfrom agent import batch"),
-    (imports_run_downwards, "agent/fact_store/writer/x.py", "from agent.fact_store.log import Catalog"),
+    (imports_run_downwards, "agent/fact_store/writer/x.py", "from agent.fact_store.core import Catalog"),
     (imports_run_downwards, "agent/fact_store/store.py", "from agent.fact_store.other import f"),
-    (faces_are_respected, "agent/fact_store/log/x.py", "from agent.fact_store.log.records import BatchSummary"),
+    (faces_are_respected, "agent/fact_store/core/x.py", "from agent.fact_store.core.records import BatchSummary"),
     (faces_are_respected, "agent/node/x.py", "from agent.replication.pulling import Puller"),
     (queues_are_bounded, "agent/x.py", "q = queue.Queue(QUEUE_MAX)\nd = deque([], 5)\ne = deque(maxlen=N)"),
     (queues_are_bounded, "agent/x.py", "d = deque()  # bounded by PEERS_MAX"),

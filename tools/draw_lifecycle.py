@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from agent.fact_store.log.lifecycle import TRANSITIONS, Lifecycle
+from agent.fact_store.core.lifecycle import TRANSITIONS, Lifecycle
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/operate/consumers.md"
-_MARKED = re.compile(r"(<!-- lifecycle: from agent/fact_store/log/lifecycle.py -->\n).*?(<!-- end -->)", re.DOTALL)
+_MARKED = re.compile(r"(<!-- lifecycle: from agent/fact_store/core/lifecycle.py -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def diagram() -> str:

@@ -6,9 +6,7 @@ DESIGN.md has the reasons. `FactStore` is for the process that owns the store, `
 
 from agent.fact_store.append import is_in_sync
 from agent.fact_store.artifacts import ARTIFACTS_FOLDER, ArtifactFiles
-from agent.fact_store.divergence import migrate_store
-from agent.fact_store.integrity import Damage, VerifyCounts, verify_store
-from agent.fact_store.log import (
+from agent.fact_store.core import (
     CHUNK_BYTES_MAX,
     AcksRefused,
     ArtifactMismatch,
@@ -40,6 +38,8 @@ from agent.fact_store.log import (
     UnknownConsumer,
     check_digest,
 )
+from agent.fact_store.divergence import migrate_store
+from agent.fact_store.integrity import Damage, VerifyCounts, verify_store
 from agent.fact_store.read import INCIDENTS_MAX, ConsumerSpace, StoreReader, StoreSpace, Verified
 from agent.fact_store.sqlite import FILES, check_known, connect_reader, named_statements, private_files
 from agent.fact_store.store import FactStore

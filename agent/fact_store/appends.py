@@ -25,7 +25,7 @@ from agent.fact_store.append import (
     message_key,
 )
 from agent.fact_store.artifacts import Artifacts
-from agent.fact_store.log import AcksRefused, Appended, FactsRefused
+from agent.fact_store.core import AcksRefused, Appended, FactsRefused
 from agent.fact_store.writer import Writer
 from agent.message import (
     PRODUCER,

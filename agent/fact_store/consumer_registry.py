@@ -12,7 +12,7 @@ from functools import partial
 
 from agent.fact_store import consumers
 from agent.fact_store.append import Follower
-from agent.fact_store.log import ConsumerState, Event, Lifecycle, StoreError, next_state
+from agent.fact_store.core import ConsumerState, Event, Lifecycle, StoreError, next_state
 from agent.fact_store.writer import Writer
 from agent.lease import LEASE_EPOCH_MAX, Lease, LeaseClaim
 from agent.message import CONSUMER, STREAM, ZONE, MessageError, check_name

@@ -27,10 +27,7 @@ from agent.fact_store.append import append_checkpoint
 from agent.fact_store.appends import Appends
 from agent.fact_store.artifacts import Artifacts
 from agent.fact_store.consumer_registry import ConsumerRegistry
-from agent.fact_store.divergence import IntegrityWatch, Scrubber, open_writer
-from agent.fact_store.inbound import Inbound
-from agent.fact_store.integrity import DamageRegistry
-from agent.fact_store.log import (
+from agent.fact_store.core import (
     Integrity,
     StoreError,
     StoreLimits,
@@ -40,6 +37,9 @@ from agent.fact_store.log import (
     StreamState,
     TailCache,
 )
+from agent.fact_store.divergence import IntegrityWatch, Scrubber, open_writer
+from agent.fact_store.inbound import Inbound
+from agent.fact_store.integrity import DamageRegistry
 from agent.fact_store.read import StoreReader, StoreSpace
 from agent.fact_store.retention import Ballast
 from agent.fact_store.sqlite import (

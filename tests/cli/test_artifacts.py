@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.fact_store.log.errors import ArtifactMismatch
+from agent.fact_store.core.errors import ArtifactMismatch
 from tests.cli.conftest import typed
 from tests.replication.nodes import STREAM, Node, run_commands, write_node_toml
 from tests.support.mosquitto import Mosquitto

@@ -9,7 +9,7 @@ import pytest
 
 from agent import local_socket
 from agent.fact_store import FactStore, StoreReader
-from agent.fact_store.log.errors import UnknownConsumer
+from agent.fact_store.core.errors import UnknownConsumer
 from agent.ingest import TagReading
 from agent.local_socket.serving import RequestHandler
 from agent.message import Fact

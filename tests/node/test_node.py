@@ -14,7 +14,7 @@ from agent import local_socket
 from agent.cli.local_node import answer_from_store, ask
 from agent.config import ConfigFile
 from agent.fact_store import FactStore, StoreFull
-from agent.fact_store.log.errors import StoreFailed
+from agent.fact_store.core.errors import StoreFailed
 from agent.local_socket.serving import RequestHandler, open_store, serve
 from agent.node.node import Node, _first_assertion
 from agent.node.start import Start

@@ -16,8 +16,8 @@ import pytest
 
 from agent.config import ConfigFile
 from agent.fact_store import FactStore
-from agent.fact_store.log.errors import ArtifactsFull, StoreUnusable
-from agent.fact_store.log.records import Incident
+from agent.fact_store.core.errors import ArtifactsFull, StoreUnusable
+from agent.fact_store.core.records import Incident
 from agent.fact_store.read.forecast import ConsumerSpace, StoreSpace
 from agent.health.consumer_lag import NOTICED_S
 from agent.health.samples import health_samples

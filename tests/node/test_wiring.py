@@ -14,8 +14,8 @@ from agent.concurrency import TaskGroup
 from agent.config import ConfigFile
 from agent.config.in_force import load_kept
 from agent.fact_store import FactStore
-from agent.fact_store.log import errors
-from agent.fact_store.log.errors import StoreBusy, StoreFull
+from agent.fact_store.core import errors
+from agent.fact_store.core.errors import StoreBusy, StoreFull
 from agent.local_socket import ComparePeer
 from agent.node import compare
 from agent.node.latest import save_peer_latest

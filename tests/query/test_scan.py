@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from agent.columns import FACTS_MAX
 from agent.fact_store import FactStore, StoreReader
-from agent.fact_store.log.errors import StoreDamaged, StoreUnusable
-from agent.fact_store.log.records import BatchSummary
+from agent.fact_store.core.errors import StoreDamaged, StoreUnusable
+from agent.fact_store.core.records import BatchSummary
 from agent.message import Sample, Value
 from agent.pages import Hole, Page, StoredBatch
 from agent.query.latest.latest_query import AbsentTags, find_latest, find_latest_in_stream

@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 
 from agent.batch import Origin
 from agent.fact_store import FactStore, StoreReader
-from agent.fact_store.log.errors import StoreDamaged
+from agent.fact_store.core.errors import StoreDamaged
 from agent.message import Sample
 from agent.pages import Hole
 from agent.settings.store import StreamSettings

@@ -26,7 +26,7 @@ from agent.fact_store.append.acks import (
     out_of_sync_ns,
 )
 from agent.fact_store.append.queue import AppendMessages
-from agent.fact_store.log import NEVER_NS, Catalog
+from agent.fact_store.core import NEVER_NS, Catalog
 
 WAITING_MAX = 10_000
 """Appends of one stream that may wait at once: ten times the number of producers that one gateway is measured with."""

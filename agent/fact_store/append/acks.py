@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from agent.fact_store.log import AcksRefused
+from agent.fact_store.core import AcksRefused
 from agent.settings.store import Acks, StreamSettings
 
 Promise = Literal["quorum", "all"]

@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 
 from agent.append_contract import AppendOutcome, Precondition
-from agent.fact_store.log import FactsRefused
+from agent.fact_store.core import FactsRefused
 from agent.lease import LEASE_EPOCH_MAX
 from agent.message import PRODUCER, MessageError, check_name
 

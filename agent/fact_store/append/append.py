@@ -21,7 +21,7 @@ from agent.fact_store.append.checkpoint import PREDICATE, checkpoint_objects
 from agent.fact_store.append.group_commit import batch_sizes
 from agent.fact_store.append.message_plan import digest, plan_messages
 from agent.fact_store.append.queue import AppendMessages, AppendSamples
-from agent.fact_store.log import (
+from agent.fact_store.core import (
     OPERATIONAL_STREAM,
     Appended,
     Branch,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import reduce
 
 from agent.batch import Definitions
-from agent.fact_store.log import FactsRefused, StoreDamaged
+from agent.fact_store.core import FactsRefused, StoreDamaged
 from agent.fact_store.sqlite import Transaction
 from agent.message import MessageError, TagDefinition
 from agent.pages import DefinitionChain, LackingDefinitions

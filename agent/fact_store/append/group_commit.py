@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from agent.fact_store.log import NEVER_NS
+from agent.fact_store.core import NEVER_NS
 
 ENOUGH_FACTS = 2000
 """A burst of one stream that is worth a commit of its own: 6 to 15 kB sealed."""

@@ -15,7 +15,7 @@ from agent.append_contract import NO_PRECONDITION, AppendOutcome, Precondition
 from agent.batch import DIGEST_BYTES
 from agent.fact_store.append.admission import decide, lease_limit_reached, next_lease_epoch
 from agent.fact_store.append.queue import AppendMessages
-from agent.fact_store.log import FactsRefused, Refused
+from agent.fact_store.core import FactsRefused, Refused
 from agent.fact_store.sqlite import Transaction
 from agent.message import Message
 

@@ -2,7 +2,7 @@
 
 A page is always stored, with its position, once the tag definitions of its batches are held. A batch that is held
 already is a duplicate. One that overlaps other facts of the same life is refused by name: a life that ran twice, or a
-zone that lies (log/held_ranges.py). Where the history of a zone divides, or facts before a batch are missing, both
+zone that lies (core/held_ranges.py). Where the history of a zone divides, or facts before a batch are missing, both
 sides are stored and an incident says so.
 
 A zone of which this store keeps no more (lives, definitions, ranges) loses what is beyond, by name: facts of other
@@ -23,7 +23,7 @@ from agent.batch import Batch, Definitions, Kind, Origin, open_messages
 from agent.fact_store.append.append import append_notice, content_digest, message_key, report_branch
 from agent.fact_store.append.definitions import HELD_NAMED_MAX, lacking_definitions
 from agent.fact_store.append.message_plan import digest
-from agent.fact_store.log import (
+from agent.fact_store.core import (
     Branch,
     DefinitionsMissing,
     Duplicate,

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from agent.fact_store.log import (
+from agent.fact_store.core import (
     CHUNK_BYTES_MAX,
     ArtifactLimits,
     ArtifactMismatch,

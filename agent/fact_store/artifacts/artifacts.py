@@ -12,7 +12,7 @@ from pathlib import Path
 
 from agent.batch import Batch
 from agent.fact_store.artifacts.artifact_files import ArtifactFiles
-from agent.fact_store.log import ArtifactLimits, checked_references, messages_in, references_in
+from agent.fact_store.core import ArtifactLimits, checked_references, messages_in, references_in
 from agent.fact_store.read import StoreReader
 from agent.fact_store.sqlite import Transaction
 from agent.fact_store.writer import Writer

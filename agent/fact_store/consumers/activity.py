@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from agent.fact_store.append import Follower
-from agent.fact_store.log import Catalog, Lifecycle
+from agent.fact_store.core import Catalog, Lifecycle
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from agent.fact_store.log import (
+from agent.fact_store.core import (
     ACTIVE_STATES,
     TRANSITIONS,
     Catalog,

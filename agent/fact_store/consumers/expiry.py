@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from agent.fact_store.consumers.activity import ConsumerActivity
-from agent.fact_store.log import NEVER_NS, Catalog, Event, Lifecycle, next_timeout
+from agent.fact_store.core import NEVER_NS, Catalog, Event, Lifecycle, next_timeout
 
 RETRY_NS = 1_000_000_000  # an event that could not be committed (a full disk) is due again after this
 

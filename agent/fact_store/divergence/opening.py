@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent.fact_store.append import append_notice
+from agent.fact_store.core import Catalog, StoreDamaged, StoreError, StoreNames, StoreUnusable
 from agent.fact_store.divergence.quarantine import (
     QuarantinedFile,
     forget_lost_log,
@@ -30,7 +31,6 @@ from agent.fact_store.divergence.quarantine import (
     suspect_reason,
 )
 from agent.fact_store.divergence.witness import LiveWitness, Witness, read_witness
-from agent.fact_store.log import Catalog, StoreDamaged, StoreError, StoreNames, StoreUnusable
 from agent.fact_store.sqlite import (
     NO_LOG,
     QUERIES,

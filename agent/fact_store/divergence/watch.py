@@ -7,10 +7,10 @@ import time
 from concurrent.futures import Future
 from pathlib import Path
 
+from agent.fact_store.core import Integrity, StoreDamaged, StoreError
 from agent.fact_store.divergence.quarantine import mark_suspect, quarantined_files
 from agent.fact_store.divergence.scrubber import Scrubber
 from agent.fact_store.integrity import DamageRegistry
-from agent.fact_store.log import Integrity, StoreDamaged, StoreError
 from agent.fact_store.read import StoreReader
 
 LOSSES = ("missing", "restored", "log_lost")  # incidents that say that less is here than was acknowledged

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from agent.batch import Batch
 from agent.fact_store.append import append_notice
-from agent.fact_store.log import FactsRefused, ForkError, parse_row
+from agent.fact_store.core import FactsRefused, ForkError, parse_row
 from agent.fact_store.sqlite import Transaction, is_damage
 from agent.pages import OriginRange, RepairedRange
 

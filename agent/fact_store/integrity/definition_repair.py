@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlite3
 
 from agent.fact_store.append import store_definitions
-from agent.fact_store.log import FactsRefused
+from agent.fact_store.core import FactsRefused
 from agent.fact_store.sqlite import Transaction, is_damage
 from agent.pages import DefinitionChain
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from agent.batch import Definitions, Origin
+from agent.fact_store.core import StoreDamaged, parse_row
 from agent.fact_store.integrity.row_checks import BatchRow, Damage, StreamCheck, definitions_damage
-from agent.fact_store.log import StoreDamaged, parse_row
 from agent.fact_store.sqlite import QUERIES, check_known, connect_reader, identity, is_damage, one_state, reading_tables
 from agent.pages import HeldRange
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
-from agent.fact_store.log import HOUR_MS, MARK_EVERY_MS
+from agent.fact_store.core import HOUR_MS, MARK_EVERY_MS
 from agent.settings.store import ZoneLimit
 
 INFLOW_MS = HOUR_MS  # the inflow of this time is the forecast of later inflow

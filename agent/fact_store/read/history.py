@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple
 
-from agent.fact_store.log import PageAssembly
+from agent.fact_store.core import PageAssembly
 from agent.fact_store.sqlite import QUERIES, held_of, is_damage
 from agent.pages import BatchEnd, Hole, Page, Span, intersect, subtract
 

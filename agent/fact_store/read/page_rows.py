@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 
-from agent.fact_store.log import PageAssembly
+from agent.fact_store.core import PageAssembly
 from agent.fact_store.sqlite import QUERIES, is_damage
 from agent.pages import Hole, OriginRange
 

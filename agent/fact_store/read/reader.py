@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.batch import Definitions, Origin
-from agent.fact_store.log import (
+from agent.fact_store.core import (
     BatchSummary,
     Catalog,
     ConsumerState,

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from agent.batch import DIGEST_BYTES
-from agent.fact_store.log import MARK_EVERY_MS, Catalog, StreamState
+from agent.fact_store.core import MARK_EVERY_MS, Catalog, StreamState
 from agent.fact_store.read.forecast import (
     INFLOW_MS,
     ConsumerLag,

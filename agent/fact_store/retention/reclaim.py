@@ -11,7 +11,7 @@ import sqlite3
 from collections import Counter
 from dataclasses import dataclass
 
-from agent.fact_store.log import StreamState
+from agent.fact_store.core import StreamState
 from agent.fact_store.sqlite import QUERIES, Transaction
 
 MESSAGE_ROWS_WITH_COMMIT = 64

@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Callable, Mapping
 
 from agent.fact_store.append import append_notice
-from agent.fact_store.log import HOUR_MS, NEVER_NS, Catalog, StoreLimits, StreamState, last_offset_before
+from agent.fact_store.core import HOUR_MS, NEVER_NS, Catalog, StoreLimits, StreamState, last_offset_before
 from agent.fact_store.read import bytes_up_to
 from agent.fact_store.retention.fullness import Limit, piece_bytes
 from agent.fact_store.retention.holding import Backlog, alone_forfeited, bytes_forfeited

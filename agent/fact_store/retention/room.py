@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-from agent.fact_store.log import NEVER_NS, Catalog, StoreLimits, StreamState
+from agent.fact_store.core import NEVER_NS, Catalog, StoreLimits, StreamState
 from agent.fact_store.retention.fullness import WARN_PERCENT, Limit, Share, Space, Write, fullest, limits
 from agent.fact_store.retention.reclaim import Reclaimer
 from agent.fact_store.retention.shares import file_bytes_of, limit_for, reserved_bytes, shares_of

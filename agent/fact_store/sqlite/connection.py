@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
-from agent.fact_store.log import (
+from agent.fact_store.core import (
     StoreBusy,
     StoreDamaged,
     StoreError,

@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Callable, Collection
 
 from agent.batch import Definitions, extended_digest
-from agent.fact_store.log import StoreDamaged
+from agent.fact_store.core import StoreDamaged
 from agent.fact_store.sqlite.queries import QUERIES
 from agent.fact_store.sqlite.typed_rows import ImpossibleValue
 from agent.pages import DefinitionChain

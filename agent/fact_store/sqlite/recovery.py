@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.batch import Definitions
-from agent.fact_store.log import (
+from agent.fact_store.core import (
     ACTIVE_STATES,
     Catalog,
     Confirmed,

@@ -18,7 +18,7 @@ from typing import Any
 
 from agent.batch import DIGEST_BYTES, Batch, Definitions, Link, Origin, Sign, parse
 from agent.columns import BatchError
-from agent.fact_store.log import (
+from agent.fact_store.core import (
     Catalog,
     ConsumerState,
     OwnDefinitions,

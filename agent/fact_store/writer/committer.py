@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from agent.fact_store.append import Call, CommitGroup, Work, append_messages, append_samples
-from agent.fact_store.log import (
+from agent.fact_store.core import (
     AgeClock,
     Catalog,
     ForkError,

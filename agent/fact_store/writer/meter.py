@@ -10,7 +10,7 @@ from typing import Any
 
 from agent.append_contract import AppendOutcome
 from agent.fact_store.append import AppendMessages, AppendSamples, Call, Work
-from agent.fact_store.log import Histogram, StoreError, StoreFull
+from agent.fact_store.core import Histogram, StoreError, StoreFull
 from agent.pages import PutResult
 from agent.telemetry import BOUNDS_S
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from agent.fact_store.append import AppendMessages, AppendSamples, Work
-from agent.fact_store.log import Refusal, ShareFull, StoreError, StoreFull
+from agent.fact_store.core import Refusal, ShareFull, StoreError, StoreFull
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from typing import Any
 from agent.fact_store import consumers
 from agent.fact_store.append import AckWaiters, AppendMessages, Call, CommitGroup, CommitPace, Work, WriteQueue
 from agent.fact_store.consumers import ConsumerActivity, ConsumerExpiry
-from agent.fact_store.log import (
+from agent.fact_store.core import (
     Catalog,
     StoreBusy,
     StoreClosed,

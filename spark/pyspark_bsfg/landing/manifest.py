@@ -17,7 +17,7 @@ from pyspark_bsfg.ranges import OffsetRange
 Format = Literal["delta", "parquet"]
 """The format of a table."""
 
-# Facts by which a node declares that facts are lost, or were recovered (agent/fact_store/log, agent/ingest).
+# Facts by which a node declares that facts are lost, or were recovered (agent/fact_store/core, agent/ingest).
 DECLARING = frozenset({
     "facts_expired",
     "facts_damaged",

@@ -15,10 +15,10 @@ from agent.fact_store.append.ack_waiters import AckWaiters
 from agent.fact_store.append.acks import ack_terms
 from agent.fact_store.append.queue import AppendMessages
 from agent.fact_store.consumers.activity import ConsumerActivity
-from agent.fact_store.log.catalog import Catalog, StoreNames, StreamState
-from agent.fact_store.log.frontier import Confirmed
-from agent.fact_store.log.lifecycle import Lifecycle
-from agent.fact_store.log.records import ConsumerState
+from agent.fact_store.core.catalog import Catalog, StoreNames, StreamState
+from agent.fact_store.core.frontier import Confirmed
+from agent.fact_store.core.lifecycle import Lifecycle
+from agent.fact_store.core.records import ConsumerState
 from agent.settings.store import StreamSettings
 from tests.fact_store.making import AT_ONCE, OPERATIONAL, TELEMETRY, done, ids_in, message, samples, tag
 from tests.waiting import wait_until

@@ -20,7 +20,7 @@ from agent.fact_store.append.acks import (
     is_in_sync,
     out_of_sync_ns,
 )
-from agent.fact_store.log.errors import AcksRefused
+from agent.fact_store.core.errors import AcksRefused
 from agent.settings.store import Acks, StreamSettings, WriteClass
 
 S = 1_000_000_000

@@ -13,7 +13,7 @@ from agent.append_contract import NO_PRECONDITION, AppendOutcome, Precondition
 from agent.fact_store import FactStore
 from agent.fact_store.append import admission
 from agent.fact_store.append.admission import check_precondition, decide, next_lease_epoch
-from agent.fact_store.log.errors import AcksRefused, FactsRefused
+from agent.fact_store.core.errors import AcksRefused, FactsRefused
 from agent.lease import LEASE_EPOCH_MAX
 from agent.message import Envelope, Fact, Message, MessageError
 from agent.settings.store import StreamSettings

@@ -11,8 +11,8 @@ import pytest
 from agent.append_contract import AppendOutcome
 from agent.fact_store import FactStore
 from agent.fact_store.append.append import content_digest
-from agent.fact_store.log.errors import FactsRefused, StoreBusy, StoreClosed
-from agent.fact_store.log.records import Appended
+from agent.fact_store.core.errors import FactsRefused, StoreBusy, StoreClosed
+from agent.fact_store.core.records import Appended
 from agent.fact_store.sqlite import recovery
 from agent.message import Json, Message, Sample, Value
 from agent.settings.store import StoreSettings

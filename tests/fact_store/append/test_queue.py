@@ -5,7 +5,7 @@ import pytest
 from agent.columns import SampleColumns
 from agent.fact_store.append.group_commit import CommitPace
 from agent.fact_store.append.queue import AppendSamples, Call, WriteQueue
-from agent.fact_store.log.errors import FactsRefused
+from agent.fact_store.core.errors import FactsRefused
 from tests.fact_store.making import TELEMETRY, samples
 
 

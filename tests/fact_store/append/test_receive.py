@@ -13,7 +13,7 @@ import pytest
 from agent import batch
 from agent.fact_store import FactStore
 from agent.fact_store.append import definitions, receive
-from agent.fact_store.log.errors import DefinitionsMissing, FactsRefused
+from agent.fact_store.core.errors import DefinitionsMissing, FactsRefused
 from agent.fact_store.sqlite.transaction import INCIDENTS_FIRST, INCIDENTS_OF_KIND_MAX
 from agent.message import Sample
 from agent.pages import OriginRange, PutResult

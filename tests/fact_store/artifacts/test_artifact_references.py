@@ -12,7 +12,7 @@ import pytest
 from agent import batch
 from agent.append_contract import AppendOutcome
 from agent.fact_store import FactStore
-from agent.fact_store.log.errors import ArtifactMissing, ArtifactRefused
+from agent.fact_store.core.errors import ArtifactMissing, ArtifactRefused
 from agent.fact_store.read import reader
 from agent.message import Envelope, Fact, Message, canonical_json
 from agent.positions import Position

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from agent.fact_store.artifacts import artifact_files
 from agent.fact_store.artifacts.artifact_files import ArtifactFiles
-from agent.fact_store.log.artifact_reference import (
+from agent.fact_store.core.artifact_reference import (
     CHARGE_BYTES_MIN,
     CHUNK_BYTES_MAX,
     REFERENCES_MAX,
@@ -23,7 +23,7 @@ from agent.fact_store.log.artifact_reference import (
     decide_chunk,
     references_in,
 )
-from agent.fact_store.log.errors import (
+from agent.fact_store.core.errors import (
     ArtifactMismatch,
     ArtifactMissing,
     ArtifactQuota,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent.fact_store import FactStore
-from agent.fact_store.log.errors import (
+from agent.fact_store.core.errors import (
     ConsumerFenced,
     ConsumerNotYours,
     LeaseUnknown,

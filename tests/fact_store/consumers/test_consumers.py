@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from agent.fact_store.log.errors import (
+from agent.fact_store.core.errors import (
     ConsumerNotYours,
     ConsumerStreamMismatch,
     UnknownConsumer,
 )
-from agent.fact_store.log.frontier import Confirmed
-from agent.fact_store.log.lifecycle import Lifecycle
+from agent.fact_store.core.frontier import Confirmed
+from agent.fact_store.core.lifecycle import Lifecycle
 from agent.lease import LeaseClaim
 from agent.message import MessageError
 from tests.fact_store.making import OPERATIONAL, TELEMETRY, done, failed, plant, samples

@@ -13,12 +13,12 @@ from agent.fact_store import FactStore
 from agent.fact_store.consumers.activity import ConsumerActivity
 from agent.fact_store.consumers.consumers import apply_events
 from agent.fact_store.consumers.expiry import ConsumerExpiry
-from agent.fact_store.log import lifecycle
-from agent.fact_store.log.catalog import Catalog, StoreNames
-from agent.fact_store.log.errors import ConfirmBeyondLog, ConsumerInUse, StoreBusy, StreamIsLocal, UnknownConsumer
-from agent.fact_store.log.frontier import Confirmed
-from agent.fact_store.log.lifecycle import Event, Lifecycle
-from agent.fact_store.log.records import ConsumerState
+from agent.fact_store.core import lifecycle
+from agent.fact_store.core.catalog import Catalog, StoreNames
+from agent.fact_store.core.errors import ConfirmBeyondLog, ConsumerInUse, StoreBusy, StreamIsLocal, UnknownConsumer
+from agent.fact_store.core.frontier import Confirmed
+from agent.fact_store.core.lifecycle import Event, Lifecycle
+from agent.fact_store.core.records import ConsumerState
 from agent.settings.store import StreamSettings
 from tests.fact_store.making import AT_ONCE, TELEMETRY, done, failed, samples, tag
 from tests.support.relay_store import FRONTIERS, opened, relay_store

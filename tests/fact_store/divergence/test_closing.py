@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from agent.fact_store import FactStore, StoreReader
+from agent.fact_store.core.errors import StoreError, StoreForeign, StoreLocked, StoreMissing, StoreUnusable
 from agent.fact_store.divergence import scrubber
-from agent.fact_store.log.errors import StoreError, StoreForeign, StoreLocked, StoreMissing, StoreUnusable
 from tests.fact_store.making import AT_ONCE, TELEMETRY, done, samples, tag
 from tests.support.disk_calls import DiskCalls
 from tests.waiting import wait_until

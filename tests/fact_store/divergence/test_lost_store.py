@@ -15,10 +15,10 @@ from click.testing import CliRunner
 from agent.batch import open_messages, parse
 from agent.cli import bsfg
 from agent.fact_store import FactStore
+from agent.fact_store.core.errors import StoreDamaged, StoreError
 from agent.fact_store.divergence import watch
 from agent.fact_store.divergence.quarantine import mark_suspect, quarantined_files
 from agent.fact_store.divergence.witness import read_witness
-from agent.fact_store.log.errors import StoreDamaged, StoreError
 from agent.fact_store.sqlite.connection import connect
 from agent.fact_store.sqlite.queries import QUERIES
 from agent.fact_store.sqlite.wal_file import HEADER_BYTES, read_header

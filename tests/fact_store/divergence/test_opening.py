@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from agent.fact_store import FactStore, StoreReader
-from agent.fact_store.log.errors import (
+from agent.fact_store.core.errors import (
     StoreDamaged,
     StoreForeign,
     StoreLocked,

@@ -11,10 +11,10 @@ import pytest
 
 from agent.batch import open_messages, parse
 from agent.fact_store import FactStore
+from agent.fact_store.core.errors import StoreDamaged, StoreForeign, StoreFull
 from agent.fact_store.divergence import witness
 from agent.fact_store.divergence.quarantine import mark_suspect, quarantine, quarantined_files
 from agent.fact_store.divergence.witness import LiveWitness, Witness, read_witness
-from agent.fact_store.log.errors import StoreDamaged, StoreForeign, StoreFull
 from agent.fact_store.sqlite import NO_LOG, LogEnd, read_header
 from agent.pages import Page
 from agent.positions import Position

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from agent import batch
 from agent.fact_store import FactStore, StoreDamaged
-from agent.fact_store.log.records import ConsumerState
+from agent.fact_store.core.records import ConsumerState
 from agent.settings.store import StreamSettings
 from tests.fact_store.making import EVERYTHING, OPERATIONAL, TELEMETRY, Elsewhere, tag
 from tests.support.received import chains_in

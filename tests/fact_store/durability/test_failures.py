@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from agent.fact_store import FactStore
-from agent.fact_store.log.errors import StoreBusy, StoreClosed, StoreDamaged, StoreError, StoreFailed, StoreFull
-from agent.fact_store.log.records import Appended
+from agent.fact_store.core.errors import StoreBusy, StoreClosed, StoreDamaged, StoreError, StoreFailed, StoreFull
+from agent.fact_store.core.records import Appended
 from agent.fact_store.sqlite.connection import connect
 from agent.settings.store import StoreSettings
 from tests.fact_store.durability.faults import Faults, broken_error, busy_error, disk_error, full_error

@@ -32,8 +32,8 @@ from hypothesis.stateful import (
 from agent import batch
 from agent.append_contract import AppendOutcome
 from agent.fact_store import FactStore
+from agent.fact_store.core.errors import ConfirmBeyondLog, DefinitionsMissing, StoreFull
 from agent.fact_store.integrity.verify import VerifyCounts, verify_store
-from agent.fact_store.log.errors import ConfirmBeyondLog, DefinitionsMissing, StoreFull
 from agent.fact_store.retention.housekeeping import Housekeeping
 from agent.fact_store.sqlite.connection import connect
 from agent.fact_store.writer.committer import Committer

@@ -10,8 +10,8 @@ import pytest
 
 from agent.batch import cut, open_samples, parse, seal_columns
 from agent.fact_store import FactStore
+from agent.fact_store.core.errors import FactsRefused, ForkError
 from agent.fact_store.integrity.verify import VerifyCounts, verify_store
-from agent.fact_store.log.errors import FactsRefused, ForkError
 from agent.fact_store.retention.reclaim import Reclaimer
 from agent.pages import BatchEnd, Hole, OriginRange
 from agent.settings.store import StreamSettings

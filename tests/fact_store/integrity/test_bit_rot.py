@@ -23,8 +23,8 @@ import pytest
 
 from agent.batch import DIGEST_BYTES, Kind, Origin, open_messages, parse
 from agent.fact_store import FactStore, StoreReader
+from agent.fact_store.core.errors import StoreDamaged, StoreError, StoreUnusable
 from agent.fact_store.integrity.verify import VerifyCounts, verify_store
-from agent.fact_store.log.errors import StoreDamaged, StoreError, StoreUnusable
 from agent.fact_store.sqlite import Transaction
 from agent.pages import ComparedSums, HeldSum, Hole, Page, SignerCertificate, StoredBatch
 from agent.positions import Position

@@ -6,9 +6,9 @@ import pytest
 
 from agent.fact_store import FactStore, StoreReader
 from agent.fact_store.append.queue import WriteQueue
+from agent.fact_store.core.errors import StoreBusy
+from agent.fact_store.core.page_assembly import PageAssembly, parse_row
 from agent.fact_store.integrity import damage_registry
-from agent.fact_store.log.errors import StoreBusy
-from agent.fact_store.log.page_assembly import PageAssembly, parse_row
 from agent.pages import Hole, OriginRange
 from tests.fact_store.durability.faults import Faults, full_error
 from tests.fact_store.making import AT_ONCE, EVERYTHING, TELEMETRY, Elsewhere, done, plant, samples, tag

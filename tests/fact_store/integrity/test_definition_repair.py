@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from agent.fact_store import FactStore
+from agent.fact_store.core.errors import FactsRefused, StoreDamaged
 from agent.fact_store.integrity.verify import VerifyCounts, verify_store
-from agent.fact_store.log.errors import FactsRefused, StoreDamaged
 from tests.fact_store.making import TELEMETRY, Elsewhere, done, failed, past_the_triggers, tag
 
 TAGS = 4

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from agent.fact_store.log.store_age import HOUR_MS
+from agent.fact_store.core.store_age import HOUR_MS
 from agent.fact_store.read.forecast import ConsumerLag, Inflow, Mark, StreamUse, forecast, inflow_of
 from agent.settings.store import ZoneLimit
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from agent.fact_store import StoreReader
-from agent.fact_store.log import catalog, page_assembly
-from agent.fact_store.log.errors import StoreClosed, StoreDamaged, StoreForeign, StoreMissing, StoreUnusable
-from agent.fact_store.log.records import StreamInfo
+from agent.fact_store.core import catalog, page_assembly
+from agent.fact_store.core.errors import StoreClosed, StoreDamaged, StoreForeign, StoreMissing, StoreUnusable
+from agent.fact_store.core.records import StreamInfo
 from agent.fact_store.writer import committer
 from agent.pages import HeldSum, Hole
 from agent.positions import Position

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from agent.fact_store import FactStore, StoreReader
+from agent.fact_store.core.catalog import StreamState
 from agent.fact_store.integrity.verify import VerifyCounts, verify_store
-from agent.fact_store.log.catalog import StreamState
 from agent.fact_store.retention import housekeeping as housekeeping_module
 from agent.fact_store.retention.reclaim import Reclaimer
 from agent.pages import Hole

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from agent.fact_store.log.frontier import Confirmed, skip_released
-from agent.fact_store.log.store_age import is_mark_due, last_offset_before
+from agent.fact_store.core.frontier import Confirmed, skip_released
+from agent.fact_store.core.store_age import is_mark_due, last_offset_before
 from agent.fact_store.retention.fullness import PIECE_BYTES_MAX, Limit, Space, fullest, limits, piece_bytes
 from agent.fact_store.retention.retention import Reason, Release, StreamOffsets, decide_release
 

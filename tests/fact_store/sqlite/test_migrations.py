@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from agent.fact_store import FactStore, StoreReader
+from agent.fact_store.core.errors import StoreForeign, StoreTooNew
 from agent.fact_store.integrity.verify import VerifyCounts, verify_store
-from agent.fact_store.log.errors import StoreForeign, StoreTooNew
 from agent.fact_store.sqlite import migrations
 from agent.fact_store.sqlite.recovery import FORMAT
 from tests.fact_store.making import AT_ONCE, OPERATIONAL, TELEMETRY, done, ids_in, message, plant, samples, values_in

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent.fact_store import FactStore
-from agent.fact_store.log.errors import ArtifactMissing
+from agent.fact_store.core.errors import ArtifactMissing
 from agent.local_socket.serving.store_errors import COMPARISON_ERRORS
 from agent.message import Envelope, Fact, Message, canonical_json
 from agent.replication.protocol.errors import PeerRefused

@@ -19,8 +19,8 @@ import pytest
 
 from agent.batch import Origin
 from agent.fact_store import FactStore, StoreDamaged
+from agent.fact_store.core.errors import StoreBusy
 from agent.fact_store.integrity.verify import VerifyCounts, verify_store
-from agent.fact_store.log.errors import StoreBusy
 from agent.local_socket.serving.store_errors import COMPARISON_ERRORS, REFUSAL_CODES, STORE_ERRORS
 from agent.pages import Declined, OriginRange, ReceivedPage
 from agent.positions import Position

@@ -20,7 +20,7 @@ import pytest
 
 from agent import batch
 from agent.batch import Batch, Origin, parse
-from agent.fact_store.log.errors import DefinitionsMissing, FactsRefused, StoreError, StoreFull
+from agent.fact_store.core.errors import DefinitionsMissing, FactsRefused, StoreError, StoreFull
 from agent.local_socket.serving.store_errors import STORE_ERRORS
 from agent.pages import (
     ArtifactProgress,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agent.batch import DIGEST_BYTES, Batch, Codec, Definitions, Header, Kind, Origin
 from agent.fact_store import StoreError
-from agent.fact_store.log import Insert, decide_insert
+from agent.fact_store.core import Insert, decide_insert
 from agent.pages import BatchEnd, HeldRange, Page, StoredBatch
 from agent.replication.protocol.messages import HELD_RUNS_MAX, HeldRun
 from agent.replication.pulling.shared_zones import SharedZones

@@ -9,7 +9,7 @@ import pytest
 
 from agent.append_contract import AppendOutcome
 from agent.fact_store.append.acks import is_in_sync
-from agent.fact_store.log.lifecycle import Lifecycle
+from agent.fact_store.core.lifecycle import Lifecycle
 from agent.message import Envelope, Fact, Message
 from tests.replication.nodes import STREAM, Node, define
 from tests.support.mosquitto import Mosquitto

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from agent.batch import open_samples, parse
-from agent.fact_store.log.errors import StoreBusy, UnknownConsumer
+from agent.fact_store.core.errors import StoreBusy, UnknownConsumer
 from agent.message import Sample
 from agent.pages import HeldSum
 from agent.replication.protocol.codec import encode_request

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agent.fact_store import FactStore
-from agent.fact_store.log import catalog
+from agent.fact_store.core import catalog
 from agent.positions import Position, Resolved
 from agent.replication.protocol.messages import FetchFacts, FetchRange, LogPosition
 from agent.replication.serving.reading import INLINE_FACTS_MAX

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
-from agent.fact_store.log.errors import StoreError
+from agent.fact_store.core.errors import StoreError
 from agent.local_socket.serving.store_errors import COMPARISON_ERRORS
 from agent.replication.mqtt.requester import Reply, peer_refused
 from agent.replication.protocol.codec import ArrivedAnswer, encode_request

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Literal
 
 from agent.batch import Origin
 from agent.fact_store import FactStore
-from agent.fact_store.log.errors import StoreError
-from agent.fact_store.log.records import Appended
+from agent.fact_store.core.errors import StoreError
+from agent.fact_store.core.records import Appended
 from agent.message import Sample
 from agent.settings.store import StreamSettings
 from tests.replication.simulation import stepped

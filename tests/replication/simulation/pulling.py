@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from agent.batch import Batch
-from agent.fact_store.log.errors import StoreError
+from agent.fact_store.core.errors import StoreError
 from agent.local_socket.serving.store_errors import STORE_ERRORS
 from agent.pages import PutResult, ReceivedPage
 from agent.positions import Position, furthest

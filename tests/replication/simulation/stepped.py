@@ -22,8 +22,8 @@ import pytest
 from agent.fact_store import FactStore, appends, consumer_registry
 from agent.fact_store import store as store_module
 from agent.fact_store.append import CommitGroup, queue
+from agent.fact_store.core import StoreClosed
 from agent.fact_store.divergence import watch
-from agent.fact_store.log import StoreClosed
 from agent.fact_store.retention import room
 from agent.fact_store.sqlite import transaction
 from agent.fact_store.writer import committer, refusals, writer

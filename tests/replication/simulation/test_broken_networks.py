@@ -14,10 +14,10 @@ import pytest
 from agent.batch import Header
 from agent.fact_store import FactStore
 from agent.fact_store.append import receive
+from agent.fact_store.core.errors import FactsRefused
+from agent.fact_store.core.held_ranges import Insert
+from agent.fact_store.core.held_ranges import decide_insert as decide_held
 from agent.fact_store.integrity.damage_registry import DamageRegistry
-from agent.fact_store.log.errors import FactsRefused
-from agent.fact_store.log.held_ranges import Insert
-from agent.fact_store.log.held_ranges import decide_insert as decide_held
 from agent.fact_store.sqlite import recovery, transaction
 from agent.lease import Lease, LeaseClaim
 from agent.pages import Hole, Page

@@ -20,7 +20,7 @@ from pyspark.sql.types import DoubleType, StructField, StructType
 
 from agent.batch import Origin
 from agent.fact_store import FactStore
-from agent.fact_store.log.operational_facts import operational_fact
+from agent.fact_store.core.operational_facts import operational_fact
 from agent.message import Envelope, Fact, Message, Sample, TagDefinition, canonical_json
 from pyspark_bsfg.__main__ import run
 from pyspark_bsfg.errors import JobRefused

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from agent.batch import Origin
 from agent.fact_store import FactStore
-from agent.fact_store.log import operational_facts
+from agent.fact_store.core import operational_facts
 from agent.ingest import gap
 from agent.message import Sample
 from pyspark_bsfg.errors import JobRefused

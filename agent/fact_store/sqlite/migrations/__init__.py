@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from importlib.resources import files
 from typing import TYPE_CHECKING, NamedTuple
 
-from agent.fact_store.log import StoreForeign, StoreTooNew
+from agent.fact_store.core import StoreForeign, StoreTooNew
 from agent.fact_store.sqlite.queries import QUERIES, statements
 
 if TYPE_CHECKING:

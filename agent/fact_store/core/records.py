@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from agent.batch import Origin
-from agent.fact_store.log.frontier import Confirmed
-from agent.fact_store.log.lifecycle import Lifecycle
+from agent.fact_store.core.frontier import Confirmed
+from agent.fact_store.core.lifecycle import Lifecycle
 from agent.lease import NO_LEASE, Lease
 
 

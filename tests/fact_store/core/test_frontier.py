@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.fact_store.log.errors import ConfirmBeyondLog, ConfirmRefused
-from agent.fact_store.log.frontier import RANGES_MAX, Confirmed, confirm_range
+from agent.fact_store.core.errors import ConfirmBeyondLog, ConfirmRefused
+from agent.fact_store.core.frontier import RANGES_MAX, Confirmed, confirm_range
 
 END = 40
 

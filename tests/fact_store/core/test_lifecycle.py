@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from agent.fact_store.log import lifecycle
-from agent.fact_store.log.lifecycle import REMOVAL_NS, TRANSITIONS, Event, Lifecycle, next_timeout
+from agent.fact_store.core import lifecycle
+from agent.fact_store.core.lifecycle import REMOVAL_NS, TRANSITIONS, Event, Lifecycle, next_timeout
 from tools.draw_lifecycle import PAGE, diagram, drawn
 
 

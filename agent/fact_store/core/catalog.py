@@ -17,7 +17,7 @@ from itertools import chain, islice
 from typing import NamedTuple, TypeVar
 
 from agent.batch import NO_DIGEST, Batch, Definitions, Link, Origin
-from agent.fact_store.log.records import ConsumerState, StreamInfo
+from agent.fact_store.core.records import ConsumerState, StreamInfo
 from agent.message import HEALTH_STREAM
 from agent.pages import BatchEnd, Page, StoredBatch
 from agent.positions import LifeRow, LifeRows, LogLives, Trail

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agent.fact_store.log.errors import ConfirmBeyondLog, ConfirmRefused
+from agent.fact_store.core.errors import ConfirmBeyondLog, ConfirmRefused
 
 RANGES_MAX = 10_000  # separate ranges beyond the frontier; parallel work makes tens, so more is a consumer's fault
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from agent.batch import Batch, Kind, open_messages
-from agent.fact_store.log.errors import ArtifactQuota, ArtifactRefused, ArtifactsFull, ArtifactTooLarge
+from agent.fact_store.core.errors import ArtifactQuota, ArtifactRefused, ArtifactsFull, ArtifactTooLarge
 from agent.message import JSON_INTEGER_MAX, Message, parse_json
 from agent.pages import ArtifactProgress, ArtifactReference
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.batch import NO_DIGEST
-from agent.fact_store.log.held_ranges import (
+from agent.fact_store.core.held_ranges import (
     RANGES_MAX,
     Branch,
     Duplicate,

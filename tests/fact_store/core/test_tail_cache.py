@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from agent import batch
 from agent.fact_store import FactStore, StoreReader
-from agent.fact_store.log.catalog import TailCache
-from agent.fact_store.log.errors import StoreClosed
+from agent.fact_store.core.catalog import TailCache
+from agent.fact_store.core.errors import StoreClosed
 from agent.pages import StoredBatch
 from tests.fact_store.making import EVERYTHING, TELEMETRY, done, plant, samples
 

@@ -1,6 +1,6 @@
 """Operational facts are valid and canonical messages, stored once however often they are recorded."""
 
-from agent.fact_store.log.operational_facts import operational_fact
+from agent.fact_store.core.operational_facts import operational_fact
 from agent.message import check_message
 
 ZONE = "plant-a"

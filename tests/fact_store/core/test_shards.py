@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.fact_store.log.catalog import Shards
+from agent.fact_store.core.catalog import Shards
 
 CHANGES = st.lists(st.tuples(st.integers(0, 200), st.none() | st.integers()))
 

@@ -4,7 +4,7 @@ states.
 It uses no SQLite and no threads. All other folders of the store build on these modules.
 """
 
-from agent.fact_store.log.artifact_reference import (
+from agent.fact_store.core.artifact_reference import (
     CHUNK_BYTES_MAX,
     ArtifactLimits,
     FinishArtifact,
@@ -20,8 +20,8 @@ from agent.fact_store.log.artifact_reference import (
     quota_charge,
     references_in,
 )
-from agent.fact_store.log.catalog import Catalog, OwnDefinitions, StoreNames, StreamState, TailCache, Tip
-from agent.fact_store.log.errors import (
+from agent.fact_store.core.catalog import Catalog, OwnDefinitions, StoreNames, StreamState, TailCache, Tip
+from agent.fact_store.core.errors import (
     AcksRefused,
     ArtifactMismatch,
     ArtifactMissing,
@@ -59,8 +59,8 @@ from agent.fact_store.log.errors import (
     UnknownConsumer,
     copy_error,
 )
-from agent.fact_store.log.frontier import Confirmed, confirm_range, skip_released
-from agent.fact_store.log.held_ranges import (
+from agent.fact_store.core.frontier import Confirmed, confirm_range, skip_released
+from agent.fact_store.core.held_ranges import (
     Branch,
     Duplicate,
     Gap,
@@ -71,10 +71,10 @@ from agent.fact_store.log.held_ranges import (
     find_predecessor,
     is_followed,
 )
-from agent.fact_store.log.lifecycle import ACTIVE_STATES, TRANSITIONS, Event, Lifecycle, next_state, next_timeout
-from agent.fact_store.log.operational_facts import OPERATIONAL_STREAM, operational_fact
-from agent.fact_store.log.page_assembly import PageAssembly, PageRow, parse_row
-from agent.fact_store.log.records import (
+from agent.fact_store.core.lifecycle import ACTIVE_STATES, TRANSITIONS, Event, Lifecycle, next_state, next_timeout
+from agent.fact_store.core.operational_facts import OPERATIONAL_STREAM, operational_fact
+from agent.fact_store.core.page_assembly import PageAssembly, PageRow, parse_row
+from agent.fact_store.core.records import (
     Appended,
     BatchSummary,
     ConsumerState,
@@ -85,7 +85,7 @@ from agent.fact_store.log.records import (
     StoreStatistics,
     StreamInfo,
 )
-from agent.fact_store.log.store_age import (
+from agent.fact_store.core.store_age import (
     HOUR_MS,
     MARK_EVERY_MS,
     NEVER_NS,
@@ -94,4 +94,4 @@ from agent.fact_store.log.store_age import (
     is_mark_due,
     last_offset_before,
 )
-from agent.fact_store.log.store_limits import StoreLimits
+from agent.fact_store.core.store_limits import StoreLimits
