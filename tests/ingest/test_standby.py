@@ -354,6 +354,7 @@ async def test_a_source_that_is_away_when_recording_begins_is_recorded_as_bad(
         await run.wait_bad("plant/x", BAD_COMMUNICATION_ERROR)
         assert store.of("plant/x")[0].source_time_ns == 2 * S
         await wait_until_async(run.ingest.gaps_stored, "its word that this is stored")
+        assert run.ingest._by_name["meter"]._failures.count == 1, "those of the standby do not delay it"
     assert len(tries) == 2
 
 
