@@ -142,14 +142,16 @@ async def test_each_of_two_brokers_has_its_own_peers_and_the_status_all(tmp_path
 
 async def test_each_part_goes_by_the_settings_of_its_peer(store: FactStore) -> None:
     """Requests, answers and pages are judged by the signers that this node trusts, and a peer has the limits
-    that are set for it, on both sides, which all its requests share. It is known by its name, not by its zone."""
+    that are set for it, on both sides, which all its requests share, also one that only appends. It is known by its
+    name, not by its zone."""
     limits = {"consumers_max": 3, "bytes_per_second_max": 100_000}
     peer = peer_of("plant-a", "site", node="plant-a-2", exports=(TELEMETRY,), pulls=(TELEMETRY,), **limits)
-    node = made(store, peer)
+    node = made(store, peer, peer_of("plant-b", "site", appends=("orders",), requests_per_second_max=7))
     runtime, judge = node._runtimes["site"], node._trust.judge
     server, (puller,), comparer = runtime.server, runtime.pullers, runtime.comparers["plant-a-2"]
     assert server._refuses_request == judge.messages.refuses_request
     assert server._context.limits_of("plant-a-2").consumers_max == 3
+    assert server._context.limits_of("plant-b").requests_per_second_max == 7
     assert puller._requester._refuses_answer == judge.messages.refuses_answer
     assert puller._runner._judge is comparer._tools.judge is judge
     bandwidth = runtime.bandwidths["plant-a-2"]
