@@ -631,10 +631,15 @@ async def test_a_repair_does_not_move_the_position_back(tmp_path: Path) -> None:
 
 
 async def scheduled(
-    monkeypatch: pytest.MonkeyPatch, chance: float, until_s: float, *failing: str, times_restored: int = 0
+    monkeypatch: pytest.MonkeyPatch,
+    chance: float,
+    until_s: float,
+    *failing: str,
+    times_restored: int = 0,
+    is_shown_again: bool = False,
 ) -> list[tuple[float, str]]:
     """When each of two streams is compared in the time after a start. The first comparison of those that are `failing`
-    fails."""
+    fails. `is_shown_again`: during the first one of all, a peer shows that the store was put back."""
     store: Any = SimpleNamespace(zone="idmz", times_restored=times_restored, artifacts=None, inbound=None)
     requester: Any = Mock(peer_node="plant-a")
     settings = AntiEntropySettings("plant-a", ("one", "two"), frozenset({"plant-a"}), every_hours=24)
@@ -643,6 +648,7 @@ async def scheduled(
 
     async def compare(stream: str, *, repair: bool) -> None:
         assert repair
+        store.times_restored += is_shown_again and not compared
         compared.append((now_s, stream))
         if stream in failures:
             failures.remove(stream)
@@ -667,10 +673,12 @@ async def test_facts_that_a_restore_lost_are_asked_for_until_every_stream_is_com
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A stream that cannot be compared keeps no other from it. All are compared again ten minutes later, and once they
-    are equal, no more before the next day."""
+    are equal, no more before the next day, unless a peer shows another restore, even during a comparison."""
     compared = await scheduled(monkeypatch, 0.5, 20 * RETRY_S, "one", times_restored=1)
     assert [stream for _, stream in compared] == ["one", "two"] * 2
     assert [at_s for at_s, _ in compared[::2]] == [RESTORED_CHECK_S / 2, RESTORED_CHECK_S / 2 + RETRY_S]
+    compared = await scheduled(monkeypatch, 0.5, 20 * RETRY_S, times_restored=1, is_shown_again=True)
+    assert [at_s for at_s, _ in compared[::2]] == [RESTORED_CHECK_S / 2, 3 * RESTORED_CHECK_S / 2]
 
 
 @pytest.mark.parametrize("chance, due_s", [(0.0, 60.0), (0.5, 330.0), (1.0, 600.0)])

@@ -369,7 +369,7 @@ async def test_a_newer_fetch_takes_the_place_of_the_parked_one() -> None:
         store.futures["hold_lease"].set_exception(FencedError())
         with pytest.raises(FencedError):
             await later
-        assert consumers.parked() == 0
+        assert (consumers.parked(), consumers._waiters.count("idmz")) == (0, 0)
 
 
 async def test_a_cancelled_fetch_leaves_no_waiter() -> None:
