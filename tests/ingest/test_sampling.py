@@ -112,10 +112,13 @@ def test_a_value_that_changed_during_a_loss_keeps_its_time() -> None:
 
 
 def test_what_was_held_back_is_recorded_before_a_loss() -> None:
-    """A minimum interval does not swallow the last value before the line went."""
-    sampler = sampler_of(SamplingRule(min_interval_ns=10 * S))
-    assert fed(sampler, 1, 2) == [1]
-    assert sampler.lose(BAD, 3 * S) == [Sample(TAG, 2 * S, 2), Sample(TAG, 3 * S, None, BAD)]
+    """A minimum interval does not swallow the last value before the line went, and the loss is newer, although the
+    source was complete only up to an earlier time."""
+    for since_ns, lost_ns in ((None, 3 * S), (S, 2 * S + 1)):
+        sampler = sampler_of(SamplingRule(min_interval_ns=10 * S))
+        assert fed(sampler, 1, 2) == [1]
+        lost = sampler.lose(BAD, 3 * S, since_ns=since_ns)
+        assert lost == [Sample(TAG, 2 * S, 2), Sample(TAG, lost_ns, None, BAD)]
 
 
 @given(

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Self
 
 import pytest
@@ -19,7 +19,7 @@ from agent.ingest.errors import SourceLost
 from agent.ingest.modbus.address import Register, Table
 from agent.ingest.modbus.decode import value_type
 from agent.ingest.modbus.line import Endpoints, ReadRefused, UnitSilent
-from agent.ingest.modbus.poll_grid import Missed, PollGrid
+from agent.ingest.modbus.poll_grid import Missed, PollGrid, Slot
 from agent.ingest.modbus.read_plan import Read
 from agent.ingest.modbus.source import ModbusSource
 from agent.ingest.quality import BAD_COMMUNICATION_ERROR, BAD_DEVICE_FAILURE, BAD_NODE_ID_UNKNOWN, BAD_TIMEOUT
@@ -249,6 +249,25 @@ async def test_missed_polls_are_counted_and_a_fact() -> None:
     (content,) = store.told()
     assert (content["reason"], content["count"], content["tags"]) == ("polls_missed", 6, ["tag:a/1", "tag:a/third"])
     assert content["first_time"].startswith("2001-09-09T01:46:40")
+
+
+async def test_each_gap_says_why_its_polls_were_missed() -> None:
+    """The store has refused values before the second of three polls; the gap before the third has another reason."""
+    store, turns = FakeStore(), list[Slot]()
+    source = await made(store)
+
+    def take_slot(_: int) -> Slot:
+        source._delivery.recorder.refused_total += len(turns) == 1
+        turns.append(Slot(frozenset(), 0, (Missed(1_000, 1, 0, 0),) if turns else ()))
+        if len(turns) > 3:
+            raise SourceLost("enough")
+        return turns[-1]
+
+    grid = SimpleNamespace(next_ns=lambda: 0, take_slot=take_slot)
+    with pytest.raises(SourceLost, match="enough"):
+        await source._poll(Device(), grid)  # type: ignore[arg-type]
+    await source._delivery.recorder.drain()
+    assert [content["reason"] for content in store.told()] == ["store_refused", "polls_missed"]
 
 
 async def test_a_poll_reads_the_intervals_that_are_due() -> None:
