@@ -56,7 +56,7 @@ def test_latest_values_of_a_stream_from_peers() -> None:
 
 def test_latest_values_of_a_zone_from_a_peer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what a relay sends of three zones, the tags of the named one are printed; of one that it does not name, none:
-    a bad result."""
+    a bad result. The command that a summary names asks the same."""
     zones = ("plant-b", "plant-c", "plant-d")
     sent = [record_of(msgspec.structs.replace(value(n), zone=zone), "facts.a") for n, zone in enumerate(zones, 1)]
     monkeypatch.setattr(peer_requests, "get_latest", lambda *_: sent)
@@ -64,6 +64,8 @@ def test_latest_values_of_a_zone_from_a_peer(monkeypatch: pytest.MonkeyPatch) ->
         found = typed("latest", "--from", "relay", "--json", *words)
         assert [json.loads(line)["zone"] for line in found.stdout.splitlines()] == [*shown]
         assert found.exit_code == (not shown)
+        summed = typed("latest", "--from", "relay", "--summary", *words).stdout.splitlines()[-1]
+        assert summed == " ".join(["every tag: bsfg latest --config node.toml", *words, "--from relay"])
 
 
 @pytest.mark.parametrize("place", [0, 1, 2, None])
