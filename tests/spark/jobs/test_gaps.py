@@ -138,10 +138,13 @@ def test_plants_with_equal_tags_have_their_own_gaps(spark: SparkSession) -> None
 def test_the_report_ends_at_the_newest_fact_that_is_not_of_the_future(
     tmp_path: Path, rows: list[tuple[str, int, int]], newest: int | None
 ) -> None:
-    """By the first and last facts of tags and by the ends of gaps; now is 900 s after noon."""
+    """By the first and last facts of tags and by the ends of gaps, whichever zone has them; now is 900 s after noon."""
     made = [{"kind": kind, "begin": {"ns": ns(begin)}, "end": {"ns": ns(end)}} for kind, begin, end in rows]
     span = pa.struct([("ns", pa.int64())])
-    path = str(tmp_path / "part.parquet")
-    pq.write_table(pa.Table.from_pylist(made, pa.schema([("kind", pa.string()), ("begin", span), ("end", span)])), path)
-    source = Source(tmp_path, {("2026-01-01", "plant-a"): Part(len(rows), len(rows), (path,), "")})
+    schema, parts = pa.schema([("kind", pa.string()), ("begin", span), ("end", span)]), {}
+    for zone, found in (("plant-a", []), ("plant-b", made), ("plant-c", [])):
+        path = str(tmp_path / f"{zone}.parquet")
+        pq.write_table(pa.Table.from_pylist(found, schema), path)
+        parts["2026-01-01", zone] = Part(len(found), len(found), (path,), "")
+    source = Source(tmp_path, parts)
     assert newest_ns(source, ns(900)) == (0 if newest is None else ns(newest))

@@ -124,14 +124,18 @@ def test_each_node_has_its_part_of_the_checkpoint(tmp_path: Path) -> None:
 
 
 def test_the_land_job_has_a_query_for_each_node() -> None:
-    """Each with a checkpoint of its own, into one table."""
+    """Each at its own address and with a checkpoint of its own, into one table."""
     source = "".join(f"{name} = '{value}'\n" for name, value in NODES.items())
     settings = Settings.of(f"[source]\n{source}[land]\ntable = '/t/facts'\ncheckpoint = '/t/cp'\n")
     orders = Order.all_of(settings, is_available_now=True)
     said = [
-        (order.options["peer"], order.options["host"], str(order.checkpoint), str(order.folder)) for order in orders
+        (*map(order.options.get, ("peer", "host", "port")), str(order.checkpoint), str(order.folder))
+        for order in orders
     ]
-    assert said == [("south", "b", "/t/cp_south", "/t/facts"), ("north", "a", "/t/cp_north", "/t/facts")]
+    assert said == [
+        ("south", "b", "1883", "/t/cp_south", "/t/facts"),
+        ("north", "a", "8883", "/t/cp_north", "/t/facts"),
+    ]
     assert all("nodes" not in order.options for order in orders)
 
 
