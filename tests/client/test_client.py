@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from agent.client import AsyncClient, Client, NodeSilent
+from agent.client.asynchronous import ACKS_WAIT_MS
 from agent.fact_store import FactStore
-from agent.local_socket import SOCKET, LocalError
+from agent.local_socket import SOCKET, AnyRequest, LocalError, Reply
 from agent.local_socket.client import KEPT_MAX
 from agent.local_socket.serving import RequestHandler, serve
 from agent.message import Sample, TagDefinition
@@ -92,6 +93,20 @@ async def test_a_fact_is_appended_fetched_and_confirmed(tmp_path: Path) -> None:
         await node.append("order:4", "released", 4, message_id="order:4")
         page = await node.fetch("local.other")
         assert page.position[:2] == (await node.position("local.other", 4))[:2]
+
+
+async def test_an_append_waits_as_long_as_its_acks_may_take(tmp_path: Path) -> None:
+    """The client gives up after the node, which waits for consumers; other requests are answered at once."""
+    waited = list[int]()
+    async with served_store(tmp_path):
+        node = AsyncClient(tmp_path)
+
+        async def ask_node(request: AnyRequest, waits_ms: int) -> Reply:
+            waited.append(waits_ms)
+            return await node._ask_socket(request, waits_ms)
+
+        await AsyncClient(tmp_path, ask_node=ask_node).append("order:1", "released", 1, message_id="1")
+    assert waited == [0, ACKS_WAIT_MS]
 
 
 async def test_a_fetch_waits_for_the_first_fact(tmp_path: Path) -> None:
