@@ -18,7 +18,7 @@ import pytest
 
 from agent.replication.pki.renewal import IdentityFiles
 from appliance.build import LINK, ROOT, copy_documents
-from appliance.installer import OMITTED, UNIT_FOLDERS, Refused, unpack
+from appliance.installer import OMITTED, UNIT_FOLDERS, Refused, back, unpack
 from appliance.packages import (
     OWN,
     TARGETS,
@@ -182,6 +182,22 @@ def test_the_version_in_use_is_never_written_to(tmp_path: Path) -> None:
     assert run_installer(folder, root, "x = 2", "--remove").returncode == 0
     assert list(opt.iterdir()) == []
     assert (folder / "program").is_dir()
+
+
+def test_the_version_before_comes_back_with_its_units(tmp_path: Path) -> None:
+    """Program and units are of one version; the version that it replaced is not known to it, and is not guessed."""
+    for name in ("bsfg-1", "bsfg-2"):
+        for kind in UNIT_FOLDERS:
+            folder = tmp_path / "opt" / name / "share" / "systemd" / kind
+            folder.mkdir(parents=True)
+            (folder / "bsfg.unit").write_text(name)
+    (tmp_path / "opt" / "bsfg-2" / "before").write_text("bsfg-1")
+    (tmp_path / "opt" / "bsfg").symlink_to("bsfg-2")
+    assert back(tmp_path).startswith("/opt/bsfg is bsfg-1 again")
+    placed = [tmp_path / "usr/local/lib" / place / "bsfg.unit" for place in UNIT_FOLDERS.values()]
+    assert [unit.read_text() for unit in placed] == ["bsfg-1"] * len(placed)
+    with pytest.raises(Refused, match="no previous version"):
+        back(tmp_path)
 
 
 def test_a_wheel_cannot_write_outside(tmp_path: Path) -> None:

@@ -223,14 +223,15 @@ def test_user_and_folders_come_to_be(tmp_path: Path) -> None:
 
 
 def test_users_folders_and_units_agree() -> None:
-    """The unit's user, configuration and state folders are those that sysusers and tmpfiles make, and no unit names a
-    page of documentation, because nothing installs one."""
+    """The unit's user, configuration and state folders are those that sysusers and tmpfiles make, the page is in the
+    group that may read them, and no unit names a page of documentation, because nothing installs one."""
     units = [path for path in SYSTEMD.rglob("*") if path.suffix in {".service", ".path", ".timer", ".conf"}]
     assert [path.name for path in units if "Documentation=" in path.read_text()] == []
     service = settings(SYSTEMD / "bsfg@.service")["Service"]
     users = re.findall(r"^u +([\w-]+)", (SYSTEMD / "sysusers.d" / "bsfg.conf").read_text(), re.MULTILINE)
     folders = re.findall(r"^d +(\S+)", (SYSTEMD / "tmpfiles.d" / "bsfg.conf").read_text(), re.MULTILINE)
-    assert [service["User"], settings(SYSTEMD / "bsfg-page@.service")["Service"]["User"]] == users
+    page = settings(SYSTEMD / "bsfg-page@.service")["Service"]
+    assert ([service["User"], page["User"]], page["SupplementaryGroups"]) == (users, service["Group"])
     assert "/var/lib/" + service["StateDirectory"].partition("/")[0] in folders
     assert str(Path(service["ExecStart"].split("--config ")[1]).parent) in folders
     examples = (SYSTEMD / "examples" / "credential.conf").read_text()
