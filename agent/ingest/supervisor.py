@@ -478,8 +478,8 @@ class SourceSupervisor:
             ahead_ns = own.ahead_ns
         if self._led_ns is not None:
             led_ns = self._led_ns + (ahead_ns or 0)
-            if not self._is_led_declared and newest_ns:
-                led_ns = min(led_ns, newest_ns)  # what it declares is stored before its first value
+            if not self._is_led_declared:  # what it declares is stored before its first value
+                led_ns = min(led_ns, newest_ns or (led_ns if own is None else own.complete_ns))
             if stored and all(newest.sample.quality == quality.BAD_COMMUNICATION_ERROR for newest in stored):
                 led_ns = min([led_ns, *(newest.sample.source_time_ns for newest in stored)])
         elif self._has_stood_by and newest_ns > (0 if own is None else own.complete_ns + OWN_LATE_NS):
@@ -516,6 +516,8 @@ class SourceSupervisor:
         if source is None or delivery is None or delivery.is_standby:
             return
         await source.finish()
+        if self._has_stood_by and self._gap_place is None and self._end_outage():
+            outage = self._outage = Outage()  # of its own: the values that came are stored after the gap
         delivery.has_outage = True
         if outage.since is None:  # not before `finish`, because it delivers signs of life
             outage.since = source.complete
@@ -636,6 +638,7 @@ class Ingest:
         self._find_removed, self._keep_files = find_removed, keep_files
         self._is_recording = is_recording
         self._led_ns: int | None = None  # until when another gateway recorded
+        self._is_led_declared, self._has_stood_by = True, not is_recording
         self._by_name = dict[str, SourceSupervisor]()
         self._by_name |= {s.name: self._supervisor(s, tag_maps[s.name]) for s in sources}
         for name, found in problems.items():
@@ -691,7 +694,7 @@ class Ingest:
         latest."""
         if self._is_recording:
             return
-        self._is_recording, self._led_ns = True, since_ns
+        self._is_recording, self._led_ns, self._is_led_declared = True, since_ns, is_declared
         for supervisor in self._by_name.values():
             supervisor.begin_recording(since_ns, is_declared=is_declared, has_stood_by=True)
         if self._group is not None:
@@ -769,7 +772,8 @@ class Ingest:
         recorder = self._recorder_of(settings.name)
         found = SourceSupervisor(settings, tags, recorder, self._stored, lambda: self._endpoints, self._search)
         if self._is_recording:
-            found.begin_recording(self._led_ns if settings.name in self._by_name else None)
+            led_ns = self._led_ns if settings.name in self._by_name else None
+            found.begin_recording(led_ns, is_declared=self._is_led_declared, has_stood_by=self._has_stood_by)
         return found
 
     def _offer(self, source: str, tags: TagMap) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from agent.columns import SampleColumns
 from agent.ingest import Ingest
-from agent.ingest.completeness import Stored
+from agent.ingest.completeness import Moment, Stored
 from agent.ingest.errors import Problem, SourceLost
 from agent.ingest.lifecycle import Newest, State
 from agent.ingest.modbus import source as modbus_source
@@ -26,7 +26,7 @@ from agent.ingest.tags.tag_map import TagMap
 from agent.message import Message, Sample
 from agent.settings.sources import SourceSettings
 from tests.ingest.fakes import Busy, FakeStore, Program, running
-from tests.ingest.lives import TAG, gaps, reasons
+from tests.ingest.lives import TAG, OrderedStore, gaps, reasons
 from tests.ingest.modbus.field import field_device
 from tests.ingest.plant import Running, ingesting, modbus, opcua
 from tests.waiting import wait_until_async
@@ -199,11 +199,12 @@ async def test_the_gap_begins_where_the_later_of_both_gateways_ended(
     assert list(zip(reasons(store), [first for first, *_ in gaps(store)], strict=True)) == expected
 
 
-@pytest.mark.parametrize("newest_ns, first", [(3 * S, 3), (12 * S, 9), (0, 9)])
+@pytest.mark.parametrize("newest_ns, first", [(3 * S, 3), (12 * S, 9), (0, 2)])
 async def test_the_gap_begins_at_the_newest_value_of_a_leader_that_has_declared_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, newest_ns: int, first: int
 ) -> None:
-    """It was heard to lead until second 9, but died before it could say what was missing when it began."""
+    """It was heard to lead until second 9, but died before it could say what was missing when it began. Without any
+    value here, the gap begins where this node was complete."""
     monkeypatch.setattr(ModbusSource, "run", obedient)
     store, stored = FakeStore(), before(2 * S, newest_ns)
     async with ingesting(modbus(1, tmp_path, TAG), store=store, stored=stored, is_recording=False) as run:
@@ -256,6 +257,31 @@ async def test_a_leader_stores_its_gap_before_its_first_value(
         assert store.gaps_first == gaps_first
         await run.ingest.end_recording()
         assert not run.ingest.gaps_stored()
+
+
+async def test_a_source_that_is_lost_before_it_comes_up_stores_its_gap(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It gave a value, and then its life ended: the gap is stored before that value, and before this gateway says
+    so."""
+    lost = asyncio.Event()
+
+    async def lost_at_once(self: ModbusSource, _: Callable[[], None]) -> None:
+        while self._delivery.is_standby:
+            await self._delivery.stand_by(0.01)
+        if lost.is_set():
+            await asyncio.Event().wait()
+        lost.set()
+        (tag,), self.complete = self._delivery.points, Moment(8 * S)
+        await self._delivery.deliver(SampleColumns.of([Sample(tag, 8 * S, 8.0)]), 8 * S)
+        raise SourceLost("away")
+
+    monkeypatch.setattr(ModbusSource, "run", lost_at_once)
+    store = OrderedStore()
+    async with ingesting(modbus(1, tmp_path, TAG), store=store, stored=before(S), is_recording=False) as run:
+        run.ingest.begin_recording(2 * S)
+        await wait_until_async(run.ingest.gaps_stored, "its word that the gap is stored")
+        assert (gaps(store)[0][0], store.gaps_before[0]) == ("1970-01-01T00:00:02Z", 1)
 
 
 def test_a_source_without_tags_has_no_gap(tmp_path: Path) -> None:
@@ -421,18 +447,51 @@ async def test_a_stop_during_the_end_of_recording(monkeypatch: pytest.MonkeyPatc
         run.ingest.stop()
 
 
+@pytest.mark.parametrize("is_declared, first", [(True, 7), (False, 3)])
 async def test_a_source_that_is_changed_before_its_first_value_keeps_its_gap(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_declared: bool, first: int
 ) -> None:
-    """The device was away since this gateway began to record, and a reload makes its source anew."""
+    """The device was away since this gateway began to record, and a reload makes its source anew: it begins where it
+    would have begun without the reload."""
     monkeypatch.setattr(ModbusSource, "run", obedient)
-    store, changed = FakeStore(), [modbus(1, tmp_path, TAG, timeout_ms=301)]
-    async with ingesting(modbus(1, tmp_path, TAG), store=store, is_recording=False) as run:
-        run.ingest.begin_recording(7 * S)
+    store, stored, changed = FakeStore(), before(2 * S, 3 * S), [modbus(1, tmp_path, TAG, timeout_ms=301)]
+    async with ingesting(modbus(1, tmp_path, TAG), store=store, stored=stored, is_recording=False) as run:
+        run.ingest.begin_recording(7 * S, is_declared=is_declared)
         await asyncio.sleep(0)  # until `run` has begun
         await run.ingest.change(changed, load_tag_maps(changed))
         await wait_until_async(lambda: store.messages, "the gap")
-    assert gaps(store)[0][0] == "1970-01-01T00:00:07Z"
+    assert gaps(store)[0][0] == f"1970-01-01T00:00:0{first}Z"
+
+
+async def test_a_source_that_was_changed_stores_its_gaps_before_its_values(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A reload has made it anew. When it is lost after that and gives a value, the value waits until it has come up."""
+    has_read, ends = asyncio.Event(), iter([None, SourceLost("away")])
+
+    async def lost_once(self: ModbusSource, on_up: Callable[[], None]) -> None:
+        while self._delivery.is_standby:
+            await self._delivery.stand_by(0.01)
+        (tag,) = self._delivery.points
+        end = next(ends, has_read)
+        if end is not has_read:
+            on_up()
+        self.complete = now = self.clock.now()
+        await self._delivery.deliver(SampleColumns.of([Sample(tag, now.time_ns, float(now.time_ns))]), now.time_ns)
+        if isinstance(end, SourceLost):
+            raise end
+        if end is has_read:
+            has_read.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(ModbusSource, "run", lost_once)
+    store, changed = FakeStore(), [modbus(1, tmp_path, TAG, timeout_ms=301)]
+    async with ingesting(modbus(1, tmp_path, TAG), store=store, is_recording=False) as run:
+        run.ingest.begin_recording(None)
+        await run.wait_good("plant/x")
+        await run.ingest.change(changed, load_tag_maps(changed))
+        await has_read.wait()
+        assert [sample.quality for sample in store.of("plant/x")] == [0, 0, BAD_COMMUNICATION_ERROR]
 
 
 async def test_the_problem_of_a_tag_file_outlives_the_lead(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
