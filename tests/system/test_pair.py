@@ -171,14 +171,21 @@ def percentiles(seconds: list[float]) -> str:
 @patient
 def test_killed_leaders(tmp_path: Path) -> None:
     """The leader is killed again and again under load: the other box records, no message that a quorum acknowledged is
-    missing, every value of the server is stored or its time declared, and the killed box returns as follower."""
+    missing, every value of the server is stored or its time declared, and the killed box returns as follower. Every
+    second time it returns at once, and the other one is killed soon after its begin, too."""
     dice = random.Random(first_seed())
     opcua_s, modbus_s = list[float](), list[float]()
     with plant(tmp_path) as site, Application(site).running() as application:
-        for _ in range(KILLS):
+        for number in range(KILLS):
             leader = site.wait_settled()
             wait_values_after(site, leader, time.time_ns())
             site.nodes[leader].kill()
+            if number % 2:
+                leader, before = site.other(leader), leader
+                site.nodes[before].start()
+                wait_until(lambda box=leader: box in site.leaders(), "the other box to begin", DRAINS_S)  # type: ignore[misc]
+                threading.Event().wait(dice.uniform(0, 1.5))
+                site.nodes[leader].kill()
             seen = wait_values_after(site, site.other(leader), time.time_ns())
             opcua_s.append(seen.opcua_s)
             modbus_s.append(seen.modbus_s)
