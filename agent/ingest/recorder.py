@@ -129,7 +129,7 @@ class Recorder:
         self._gaps = GapLog()
         self._gaps_due_s = 0.0
         self.taken_total = self.settled_total = 0  # flights
-        self._is_held = False
+        self._held_from: int | None = None  # behind so many flights that were taken
         self._complete = _Completeness()
         self.samples_total = 0
         self.lost_total = 0
@@ -175,8 +175,9 @@ class Recorder:
         self.hand_in_message(self._operational_stream, message, time_ns)
 
     def _take_over(self, flight: _Flight) -> None:
-        if self._is_held and flight.gap is not None:
-            self._flights.appendleft(flight)
+        if self._held_from is not None and flight.gap is not None:
+            self._flights.insert(self._held_from - self.settled_total, flight)
+            self._held_from += 1
         else:
             self._flights.append(flight)
         self.taken_total += 1
@@ -185,18 +186,18 @@ class Recorder:
     def hold(self) -> None:
         """Keep what is handed in, up to the limit of uncommitted samples, until `release`: the gap that is to be stored
         before it is not known yet."""
-        self._is_held = True
+        self._held_from = self.taken_total
 
     def release(self) -> None:
         """The next `settle` appends what was held, after the gaps."""
         self.hand_in_gaps(at_once=True)
-        self._is_held = False
+        self._held_from = None
 
     async def settle(self) -> None:
         """Append what was handed in. Returns when the number of uncommitted samples is within the limit."""
-        if self._is_held and self._in_flight <= IN_FLIGHT_SAMPLES_MAX:
+        if self._held_from is not None and self._in_flight <= IN_FLIGHT_SAMPLES_MAX:
             return
-        self._is_held = False
+        self._held_from = None
         await self._launch()
         while self._in_flight > IN_FLIGHT_SAMPLES_MAX:
             await self._settle_oldest()

@@ -132,6 +132,25 @@ async def test_a_gap_is_handed_in_ahead_of_what_follows_it() -> None:
     assert (recorder.samples_total, recorder.last_value_unix_ms) == (4, 0)
 
 
+async def test_a_gap_before_what_is_held_counts_for_no_earlier_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store refuses a value after all, and commits a gap that was handed in later: the source is not stored as
+    complete up to that value."""
+    monkeypatch.setattr(recorder_module, "REFUSED_WAIT_S", 0.0)
+    store = SlowStore()
+    store.define([DEFINITION])
+    recorder = made(store)
+    recorder.hand_in("facts.telemetry", SampleColumns.of([Sample(1, 5, 1)]))
+    await recorder.settle()
+    await recorder.note_complete({"": Stored(5)})
+    recorder.hold()
+    recorder.add_gap(Gap("plc", SOURCE_LOST, 5, 9, 0, count_exact=False))
+    recorder.release()
+    await recorder.settle()
+    store.waiting.pop().set_exception(Busy("after all"))
+    await recorder.note_complete({"": Stored(9)})
+    assert (len(store.messages), store.complete) == (1, {})
+
+
 async def test_what_is_held_follows_the_gap_that_was_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of it is stored before, unless it is too much to be held; nothing is held any more afterwards."""
     monkeypatch.setattr(recorder_module, "IN_FLIGHT_SAMPLES_MAX", 5)
