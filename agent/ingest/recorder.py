@@ -184,8 +184,8 @@ class Recorder:
         self._in_flight += flight.weight
 
     def hold(self) -> None:
-        """Keep what is handed in, up to the limit of uncommitted samples, until `release`: the gap that is to be stored
-        before it is not known yet."""
+        """Keep what is handed in, up to the limit of uncommitted samples, until `release`: the gap before it is not
+        known yet, and is to be stored first."""
         self._held_from = self.taken_total
 
     def release(self) -> None:
