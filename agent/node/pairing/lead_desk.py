@@ -94,8 +94,7 @@ def claim_of(entry: ClaimEntry) -> Claim:
     """A claim as a message has it."""
     state = ClaimState(entry.state)
     return Claim(
-        *(entry.node, entry.instance, state, entry.term, entry.highest, entry.fitness - 1),
-        gaps_stored=entry.gaps_stored,
+        entry.node, entry.instance, state, entry.term, entry.highest, entry.fitness - 1, gaps_stored=entry.gaps_stored
     )
 
 

@@ -179,9 +179,8 @@ class PairRunner:
             fitness = ports.sources.fitness() if ports.accepts() else -1
             was_recording = self._leadership.is_recording
             now_ns, unix_ms = time.monotonic_ns(), time.time_ns() // MS
-            decision = self._leadership.step(
-                *(now_ns, fitness, ports.store.next_life_number, unix_ms), gaps_stored=ports.sources.gaps_stored()
-            )
+            least, gaps_stored = ports.store.next_life_number, ports.sources.gaps_stored()
+            decision = self._leadership.step(now_ns, fitness, least, unix_ms, gaps_stored=gaps_stored)
             match decision:
                 case Begin():
                     if not await self._begin_lead(decision) and was_recording:
