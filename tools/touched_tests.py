@@ -40,15 +40,15 @@ def tests_of(file: str) -> list[str]:
     if folder is None:
         return []
 
-    def here(name: str) -> list[str]:
+    def here(name: str, folder: Path = folder) -> list[str]:
         return sorted(str(path.relative_to(ROOT)) for path in (ROOT / folder).glob(f"test_{name}*.py"))
 
-    own = here(Path(file).stem)
+    own = here(Path(file).stem) or here(Path(file).stem, folder.parent)  # the tests of all commands are in one folder
     if not file.endswith(".py"):  # SQL, pages
         return own or here("")
     users = sorted(_users(_module(file)), key=lambda test: (Path(test).parent != folder, test))
     found = list(dict.fromkeys([*own, *users])) or [test for user in _using(file) for test in tests_of(user)]
-    return found or here("") or sorted(str(path.relative_to(ROOT)) for path in (ROOT / folder.parent).glob("test_*.py"))
+    return found or here("") or here("", folder.parent)
 
 
 def _using(file: str) -> Iterator[str]:
