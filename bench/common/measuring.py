@@ -13,7 +13,7 @@ import sqlite3
 import struct
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -170,6 +170,14 @@ def process_cpu_ns(pid: int) -> int:
     """Processor time of the threads that a process has now."""
     stats = Path(f"/proc/{pid}/task").glob("*/schedstat")
     return sum(int(stat.read_text("ascii").split()[0]) for stat in stats)
+
+
+def cores_used(pids: Mapping[str, int], work: Callable[[], None]) -> dict[str, float]:
+    """How many cores each process uses during some work."""
+    before, begun_ns = {name: process_cpu_ns(pid) for name, pid in pids.items()}, time.monotonic_ns()
+    work()
+    elapsed_ns = time.monotonic_ns() - begun_ns
+    return {name: rounded((process_cpu_ns(pid) - before[name]) / elapsed_ns) for name, pid in pids.items()}
 
 
 def peak_rss_mib(pid: int | str = "self") -> float:

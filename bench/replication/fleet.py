@@ -15,13 +15,14 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from agent.client import Client, NodeSilent
 from agent.demo.mosquitto import Mosquitto
 from agent.demo.processes import Child, ProcessFailed
-from bench.common.measuring import Latency, Report, files_bytes, machine, process_cpu_ns, rounded, rss_mib
+from bench.common.measuring import Latency, Report, cores_used, files_bytes, machine, rounded, rss_mib
 from bench.common.testbed import ASKING, Testbed, Worker, scratch_folder
 from bench.replication.endpoints import STREAM
 
@@ -56,11 +57,12 @@ def _measure(bed: Testbed, zones: list[str], seconds: float) -> dict[str, Any]:
         node.wait_ready(lambda: counts(state).get("peers_connected") == 2 * len(zones), READY_S_MAX)
         found: dict[str, Any] = {"ready_s": rounded(time.monotonic() - begun)}
         time.sleep(settle_s)
-        found["idle_cores"] = _cores(seconds, node=node, broker=bed.broker)
+        pids = {"node": node.pid, "broker": bed.broker.pid}
+        found["idle_cores"] = cores_used(pids, partial(time.sleep, seconds))
         for worker in (*workers, alone):
             os.kill(worker.pid, signal.SIGUSR1)
         time.sleep(settle_s)
-        found["loaded_cores"] = _cores(seconds, node=node, broker=bed.broker)
+        found["loaded_cores"] = cores_used(pids, partial(time.sleep, seconds))
         begun = time.monotonic()
         Client(state).status()
         found["status_s"] = rounded(time.monotonic() - begun)
@@ -117,14 +119,6 @@ def _is_named(state: Path, zone: str) -> bool:
     return any(
         zone in reason["subject"] and "no answer" in reason["text"] for reason in Client(state).status()["reasons"]
     )
-
-
-def _cores(seconds: float, **parts: Child) -> dict[str, float]:
-    """How many cores each process uses."""
-    before, begun_ns = {name: process_cpu_ns(part.pid) for name, part in parts.items()}, time.monotonic_ns()
-    time.sleep(seconds)
-    elapsed_ns = time.monotonic_ns() - begun_ns
-    return {name: rounded((process_cpu_ns(part.pid) - before[name]) / elapsed_ns) for name, part in parts.items()}
 
 
 def _report(plants: int, found: dict[str, Any], described: dict[str, Any], seconds: float) -> Report:

@@ -13,20 +13,21 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bench.common.measuring import (
     Latency,
     Report,
+    cores_used,
     files_bytes,
     fsync_ns,
     machine,
     preallocated_file,
-    process_cpu_ns,
     rounded,
 )
-from bench.common.testbed import ASKING, BARE_SERVING, RESULT_S_MAX, SERVING, Testbed, Worker, open_testbed
+from bench.common.testbed import ASKING, BARE_SERVING, RESULT_S_MAX, SERVING, Testbed, open_testbed
 from bench.replication.bare_loop import BareRequester
 
 LOAD_FACTS_PER_S = 100_000
@@ -101,7 +102,8 @@ def _probe(testbed: Testbed, load_facts_per_s: int, seconds: float, seed: int) -
         testbed.worker(f"pull-{name}", "pull", ASKING, file=target / "facts.db") as pulling,
     ):
         sender = sending.result_with(pulling, RESULT_S_MAX + seconds)
-        idle = {} if load_facts_per_s else _idle(min(IDLE_S, seconds), sender=sending, receiver=pulling)
+        pids = {"sender": sending.pid, "receiver": pulling.pid}
+        idle = {} if load_facts_per_s else cores_used(pids, partial(time.sleep, min(IDLE_S, seconds)))
         receiver = pulling.ended()
     assert receiver["facts_stored"] == sender["facts"], (sender["facts"], receiver)
     share = {
@@ -113,13 +115,6 @@ def _probe(testbed: Testbed, load_facts_per_s: int, seconds: float, seed: int) -
         "idle_cpu_share": idle,
         "bytes_per_fact": rounded(files_bytes(source) / sender["facts"]),
     }
-
-
-def _idle(seconds: float, **parts: Worker) -> dict[str, float]:
-    """Processor time of each process while nothing happens, as a share of one core."""
-    before = {name: process_cpu_ns(part.pid) for name, part in parts.items()}
-    time.sleep(seconds)
-    return {name: rounded((process_cpu_ns(part.pid) - before[name]) / 1e9 / seconds) for name, part in parts.items()}
 
 
 def measure_limit(testbed: Testbed, count: int, round_trips_ns: list[int], fsyncs_ns: list[int]) -> None:

@@ -11,14 +11,14 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from agent.client import Client, NodeSilent
 from agent.demo.mosquitto import Mosquitto
 from agent.demo.processes import Child
-from bench.common.measuring import Latency, Report, files_bytes, machine, process_cpu_ns, rounded, rss_mib
+from bench.common.measuring import Latency, Report, cores_used, files_bytes, machine, rounded, rss_mib
 from bench.common.testbed import ASKING, BARE_SERVING, Testbed, scratch_folder
 from bench.replication.lag import measure_limit
 
@@ -56,8 +56,9 @@ def _measure(bed: Testbed, seconds: float) -> dict[str, Any]:
         (leader,) = _leaders(bed)
         (follower,) = set(BOXES) - {leader}
         parts = {"leader": nodes[leader], "follower": nodes[follower], "witness": nodes[WITNESS]}
+        pids = {name: part.pid for name, part in parts.items()}
         time.sleep(min(SETTLE_S, seconds))
-        idle = _cores(parts, lambda: time.sleep(seconds))
+        idle = cores_used(pids, partial(time.sleep, seconds))
         measure_limit(bed, count, round_trips_ns, fsyncs_ns)
         client = Client(_state(bed, leader))
 
@@ -71,14 +72,14 @@ def _measure(bed: Testbed, seconds: float) -> dict[str, Any]:
                     durations_ns.append(time.monotonic_ns() - begun_ns)
                     time.sleep(INTERVAL_S)
 
-        loaded = _cores(parts, append)
+        loaded = cores_used(pids, append)
         measure_limit(bed, count, round_trips_ns, fsyncs_ns)
         return {
             "taken_ns": taken_ns,
             "limit_ns": (round_trips_ns, fsyncs_ns),
             "idle_cores": idle,
             "loaded_cores": loaded,
-            "rss_mib": {name: rss_mib(part.pid) for name, part in parts.items()},
+            "rss_mib": {name: rss_mib(pid) for name, pid in pids.items()},
             "bytes_per_fact": files_bytes(_state(bed, leader)) / sum(map(len, taken_ns.values())),
         }
 
@@ -120,14 +121,6 @@ def _leaders(bed: Testbed) -> list[str]:
             return []
         roles[box] = pair["role"] if pair["witness_heard_ms"] is not None else ""
     return [box for box, role in roles.items() if role == "leads"] if "follows" in roles.values() else []
-
-
-def _cores(parts: Mapping[str, Child], work: Callable[[], None]) -> dict[str, float]:
-    """How many cores each process uses during some work."""
-    before, begun_ns = {name: process_cpu_ns(part.pid) for name, part in parts.items()}, time.monotonic_ns()
-    work()
-    elapsed_ns = time.monotonic_ns() - begun_ns
-    return {name: rounded((process_cpu_ns(part.pid) - before[name]) / elapsed_ns) for name, part in parts.items()}
 
 
 def _report(found: dict[str, Any], described: dict[str, Any], seconds: float) -> Report:

@@ -122,7 +122,7 @@ class ModbusSource:
                 raise SourceLost(self._silence_text(line, none, ""))
             self.read_tags = partial(read_tags_over, line, settings)
             on_up()
-            await self._delivery.deliver_due(self.clock.now_ns())
+            await self._delivery.deliver_due(self.clock.now_ns())  # the gap that ends now, not with the next poll
             async with TaskGroup() as group:
                 grid = PollGrid(self._intervals(), time.monotonic_ns())
                 group.create_permanent(self._poll(line, grid), name=f"{settings.name} poll")

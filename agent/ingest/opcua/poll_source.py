@@ -125,7 +125,7 @@ class OpcuaPollSource:
                 await self._delivery.note_complete({"": self.clock.stored(self.complete)})
             if not is_up:
                 on_up()
-                await self._delivery.deliver_due(self.clock.now_ns())
+                await self._delivery.deliver_due(self.clock.now_ns())  # the gap that ends now, not with the next poll
                 is_up = True
             missed = int((time.monotonic() - start_s) / interval_s) - slot
             if missed > 0:

@@ -891,7 +891,7 @@ class ClaimLead(RequestBody, frozen=True, tag="ClaimLead", tag_field="operation"
 
 
 class LeadAnswer(AnswerBody, frozen=True, tag="ClaimLead", tag_field="operation"):
-    """The witness names the leader (empty: nobody leads), its term and for how long it is lent, and what the other node
+    """The witness names the leader (empty: none leads), its term and for how long it is lent, and what the other node
     last told it. The other node answers with its own claim alone, and whom the witness names to it."""
 
     leader: NodeOrNone = ""
