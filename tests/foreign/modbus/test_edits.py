@@ -54,14 +54,15 @@ class Tally(FakeStore):
     def __init__(self) -> None:
         super().__init__()
         self._numbers: dict[TagDefinition, int] = {}
-        self._newest: dict[str, int] = {}
+        self._of_subject: dict[str, list[int]] = {}  # in the order of their definitions
         self.values: dict[int, array[int]] = {}
         self.bad_at: dict[int, list[int]] = {}  # how many values there were before
         self.times: dict[int, array[int]] = {}
 
     def define(self, definitions: Sequence[TagDefinition]) -> Future[list[int]]:
         numbers = [self._numbers.setdefault(definition, len(self._numbers) + 1) for definition in definitions]
-        self._newest |= {definition.subject: number for definition, number in zip(definitions, numbers, strict=True)}
+        for definition, number in zip(definitions, numbers, strict=True):
+            self._of_subject.setdefault(definition.subject, []).append(number)
         return done(numbers)
 
     def append_columns(self, _stream: str, columns: SampleColumns) -> Future[Any]:
@@ -77,7 +78,14 @@ class Tally(FakeStore):
 
     def number(self, tag: str) -> int:
         """The number of a tag by its scope/id; the newest, if its definition has changed."""
-        return self._newest.get(f"tag:{tag}", 0)
+        return self._of_subject.get(f"tag:{tag}", [0])[-1]
+
+    def is_told(self, tag: str) -> bool:
+        """Whether a tag has a sample. A loss stands once: of a tag that is refused and whose definition then changes,
+        it is under the number before."""
+        numbers = self._of_subject.get(f"tag:{tag}", [0])
+        told = next((number for number in reversed(numbers) if number in self.values), None)
+        return told is not None and (told == numbers[-1] or self.bad_at.get(told, [-1])[-1] == len(self.values[told]))
 
 
 @dataclass
@@ -302,7 +310,7 @@ async def settled(store: Tally, run: Running, files: list[Edited], dying: Modbus
         )
         for row in file.loose.values():
             tag = str(row[0])
-            await wait_until_async(lambda tag=tag: store.number(tag) in store.values, tag)
+            await wait_until_async(lambda tag=tag: store.is_told(tag), tag)
     before = {row[0]: len(store.values[store.number(str(row[0]))]) for row in files[1].kept[:5]}
     for tag, count in before.items():
         await wait_until_async(lambda t=tag, n=count: len(store.values[store.number(str(t))]) > n, str(tag))
