@@ -168,7 +168,7 @@ class Checkers:
         """By zone and last sequence of a batch, its digest, by life."""
 
     def failed(self, text: str) -> Violation:
-        """A violation to raise. It is also kept, because what a future's callback raises is lost."""
+        """A violation to raise. It is also kept, because a future only logs what its callback raises."""
         self.violation = self.violation or Violation(text)
         return self.violation
 
@@ -257,7 +257,7 @@ class Checkers:
     def lease_held(self, node: Node, consumer: str, lease: Lease) -> None:
         """The store granted a lease or found the shown one in force; called in the order of its decisions."""
         leases = self.logs[node.name].leases
-        leases[consumer] = max(lease, leases.get(consumer, NO_LEASE), key=lambda position: position.life)
+        leases[consumer] = max(lease, leases.get(consumer, NO_LEASE), key=lambda held: held.epoch)
 
     def confirmation_durable(self, node: Node, consumer: str, instance: str, lease: int | None) -> None:
         """A confirmation of an instance is durable at a peer. It was sent under this lease; 0 requests one. The holder

@@ -11,8 +11,10 @@ import heapq
 import itertools
 import random
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import _base as futures
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -160,6 +162,7 @@ class World:
             comparing.install(patch)
             serving.install(patch)
             trust.install(patch)
+            patch.setattr(futures.LOGGER, "exception", self._callback_failed)
             try:
                 for node in self.nodes:
                     node.make()
@@ -173,6 +176,10 @@ class World:
                 for node in self.nodes:
                     node.abandon()
                 shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _callback_failed(self, _: str, callback: object) -> None:
+        """A future logs what its callback raises: a checker that breaks is not one that finds nothing."""
+        self.check.failed(f"callback: {callback}: {sys.exc_info()[1]!r}")
 
     def _run(self) -> None:
         self.at(self.faults_end_ms, self._end_faults)
