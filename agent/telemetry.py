@@ -1,24 +1,14 @@
-"""Spans: counts and durations of the steps that carry facts from zone to zone.
+"""Spans: counts and durations of requests between nodes, by operation of the protocol.
 
-A span starts, and ends in one of three ways: it stops (the step succeeded), fails (it was refused, or timed out), or is
-discarded (its result was not used: a page that did not fit, a request replaced by a newer one). Starts and ends are
-counted, and the durations of stopped spans are recorded, without the time in which a step only waited for new facts if
-that is measured. Each start and end is also a debug log line with a constant event and its fields.
+A span starts, and ends in one of three ways: it stops (the request was answered), fails (it was refused, or timed out),
+or is discarded (a newer request replaced it, or the node is being stopped). Starts and ends are counted, and the
+durations of stopped spans are recorded, without the time in which a request only waited for new facts. Each start and
+end is also a debug log line with a constant event and its fields.
 
-    span            side      from                                          to
-    --------------  --------  --------------------------------------------  --------------------------------------------
-    fetch           asking    a request for a page is sent                  its page has come (waits there included)
-    append          asking    a page is passed to the store                 it is durable, or the store refused it
-    confirm         asking    a request that confirms is sent               the peer answers that its frontier is there
-    confirm         serving   a confirmation is passed to the store         it is durable
-    bootstrap       asking    a stream is read of which nothing is held     no fact is outstanding
-    bootstrap       serving   a consumer registers                          it has first reached the end of the log
-    anti_entropy    asking    a comparison of digests begins                it ends, divergent facts fetched again
-    ask             asking    any request but that of a page in a pull      its answer has come (no bandwidth waits)
-    serve           serving   a request has come                            its answer is sent (no waits for facts)
-
-`ask` and `serve` are counted for each operation of the protocol: a `fetch` is served by a `serve` of FetchFacts, an
-append of another zone by one of AppendFact, and `anti_entropy` by those of GetDigests and FetchSequences.
+    span    side      from                                       to
+    ------  --------  -----------------------------------------  ---------------------------------------------
+    ask     asking    any request but that of a page in a pull   its answer has come (no bandwidth waits)
+    serve   serving   a request has come                         its answer is sent (no waits for facts)
 
 One `Telemetry` belongs to one event loop and is used from no other thread. A span costs one to two microseconds.
 """
@@ -28,57 +18,36 @@ from __future__ import annotations
 import logging
 import time
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
 BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-"""Bounds of the durations of spans and appends, from a page served from memory, or a fast fsync, to a fetch from a peer
-in trouble. A fetch that waits at the peer lies between the last two."""
+"""Bounds of the durations of spans and appends, from a page served from memory, or a fast fsync, to a peer in
+trouble."""
 
 _log = logging.getLogger(__name__)
 
 
 class Span(StrEnum):
-    """The spans, by their names in logs and metrics. Strings have a cached hash, and each step looks one up."""
+    """The spans, by their names in logs and metrics. Strings have a cached hash, and each request looks one up."""
 
-    FETCH = "fetch"
-    APPEND = "append"
-    CONFIRM = "confirm"
-    BOOTSTRAP = "bootstrap"
-    ANTI_ENTROPY = "anti_entropy"
     ASK = "ask"
     SERVE = "serve"
 
-
-class Side(StrEnum):
-    """The node that takes the step: the one that sends the request, or the one that serves it."""
-
-    ASKING = "asking"
-    SERVING = "serving"
-
-
-STEPS: tuple[tuple[Span, Side], ...] = (
-    (Span.FETCH, Side.ASKING),
-    (Span.APPEND, Side.ASKING),
-    (Span.CONFIRM, Side.ASKING),
-    (Span.CONFIRM, Side.SERVING),
-    (Span.BOOTSTRAP, Side.ASKING),
-    (Span.BOOTSTRAP, Side.SERVING),
-    (Span.ANTI_ENTROPY, Side.ASKING),
-    (Span.ASK, Side.ASKING),
-    (Span.SERVE, Side.SERVING),
-)
-"""All spans and sides of the table above."""
+    @property
+    def side(self) -> str:
+        """Whether the node sends the request, or serves it."""
+        return "asking" if self is Span.ASK else "serving"
 
 
 class Step(NamedTuple):
-    """The key of a counter. `operation` is an operation of the protocol, "" for none, so there are few."""
+    """The key of a counter. `operation` is an operation of the protocol, "" for an unreadable request."""
 
     span: Span
-    side: Side
-    operation: str = ""
+    operation: str
 
 
 class Started(NamedTuple):
@@ -116,21 +85,18 @@ class Telemetry:
 
     def __init__(self, clock_ns: Callable[[], int] = time.perf_counter_ns) -> None:
         self._clock_ns = clock_ns
-        self._counted = {Step(*step): _Counted() for step in STEPS}
+        self._counted = defaultdict[Step, _Counted](_Counted)
 
-    def start(self, span: Span, side: Side = Side.ASKING, operation: str = "", **fields: object) -> Started:
+    def start(self, span: Span, operation: str, **fields: object) -> Started:
         """Start a span. The caller must end it exactly once, with `stop`, `fail` or `discard`."""
-        step = Step(span, side, operation)
-        if (counted := self._counted.get(step)) is None:
-            assert (span, side) in STEPS, step
-            counted = self._counted[step] = _Counted()
-        counted.started += 1
+        step = Step(span, operation)
+        self._counted[step].started += 1
         if _log.isEnabledFor(logging.DEBUG):
             _log.debug("span_start", extra={**_log_fields(step), **fields})
         return Started(step, self._clock_ns(), fields)
 
     def stop(self, started: Started, waited_ns: int = 0, **fields: object) -> None:
-        """The step succeeded; `waited_ns` of its time are not counted."""
+        """The request was answered; `waited_ns` of its time are not counted."""
         took_ns = self._clock_ns() - started.at_ns - waited_ns
         counted = self._counted[started.step]
         counted.counts[bisect_left(BOUNDS_S, took_ns / 1e9)] += 1
@@ -139,19 +105,19 @@ class Telemetry:
             self._log_end("span_stop", started, took_ns, fields)
 
     def fail(self, started: Started, reason: str) -> None:
-        """The step was refused, or timed out."""
+        """The request was refused, or timed out."""
         self._counted[started.step].failed += 1
         if _log.isEnabledFor(logging.DEBUG):
             self._log_end("span_exception", started, self._clock_ns() - started.at_ns, {"reason": reason})
 
     def discard(self, started: Started, reason: str) -> None:
-        """The step ended and its result was not used."""
+        """The request ended and has no answer."""
         self._counted[started.step].discarded += 1
         if _log.isEnabledFor(logging.DEBUG):
             self._log_end("span_discarded", started, self._clock_ns() - started.at_ns, {"reason": reason})
 
     def statistics(self) -> tuple[SpanStatistics, ...]:
-        """The counts of every step, in the order of `STEPS`; operations follow in the order of their first use."""
+        """The counts of each span and operation, in the order of their first use."""
         return tuple(
             SpanStatistics(
                 step, span.started, sum(span.counts), span.failed, span.discarded, tuple(span.counts), span.sum_ns / 1e9
@@ -167,5 +133,4 @@ class Telemetry:
 
 def _log_fields(step: Step) -> dict[str, object]:
     """The fields of a step in log lines."""
-    named: dict[str, object] = {"span": step.span, "side": step.side}
-    return named | {"operation": step.operation} if step.operation else named
+    return {"span": step.span, "side": step.span.side, "operation": step.operation}

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from agent.telemetry import BOUNDS_S, STEPS, Side, Span, SpanStatistics, Step, Telemetry
+from agent.telemetry import BOUNDS_S, Span, SpanStatistics, Telemetry
 
 MS = 1_000_000
 
@@ -19,38 +19,36 @@ class Clock:
         return self.now_ns
 
 
-def of(telemetry: Telemetry, span: Span) -> SpanStatistics:
-    """The counts of one span of the asking side."""
-    return next(counted for counted in telemetry.statistics() if counted.step == (span, Side.ASKING, ""))
+def only(telemetry: Telemetry) -> SpanStatistics:
+    """The counts of the one step that has any."""
+    (counted,) = telemetry.statistics()
+    return counted
 
 
 def test_ends_of_spans_are_counted_separately_and_only_stops_are_timed() -> None:
     """Each start ends in its own column or is still open; a duration without its waits is counted in its bucket."""
     clock = Clock()
     telemetry = Telemetry(clock)
-    spans = [telemetry.start(Span.FETCH) for _ in range(5)]
+    spans = [telemetry.start(Span.ASK, "GetLatest") for _ in range(5)]
     clock.now_ns += 300 * MS
     telemetry.stop(spans[0])
     telemetry.stop(spans[1], waited_ns=297 * MS)
     telemetry.fail(spans[2], "busy")
     telemetry.discard(spans[3], "too late")
-    fetches = of(telemetry, Span.FETCH)
-    assert (fetches.started, fetches.stopped, fetches.failed, fetches.discarded) == (5, 2, 1, 1)
-    assert {BOUNDS_S[at]: count for at, count in enumerate(fetches.counts) if count} == {0.5: 1, 0.005: 1}
-    assert fetches.sum_s == pytest.approx(0.303)
-    assert of(telemetry, Span.APPEND) == SpanStatistics(
-        Step(Span.APPEND, Side.ASKING), 0, 0, 0, 0, (0,) * (len(BOUNDS_S) + 1), 0.0
-    )
+    asked = only(telemetry)
+    assert (asked.started, asked.stopped, asked.failed, asked.discarded) == (5, 2, 1, 1)
+    assert {BOUNDS_S[at]: count for at, count in enumerate(asked.counts) if count} == {0.5: 1, 0.005: 1}
+    assert asked.sum_s == pytest.approx(0.303)
 
 
 def test_a_duration_beyond_every_bound_is_counted() -> None:
     """The last bucket counts longer durations."""
     clock = Clock()
     telemetry = Telemetry(clock)
-    started = telemetry.start(Span.BOOTSTRAP)
+    started = telemetry.start(Span.SERVE, "GetObject")
     clock.now_ns += 3_600_000 * MS
     telemetry.stop(started)
-    assert of(telemetry, Span.BOOTSTRAP).counts[-1] == 1
+    assert only(telemetry).counts[-1] == 1
 
 
 def test_the_log_has_each_event_at_debug_only(caplog: pytest.LogCaptureFixture) -> None:
@@ -64,7 +62,7 @@ def test_the_log_has_each_event_at_debug_only(caplog: pytest.LogCaptureFixture) 
             lambda started: telemetry.fail(started, "busy"),
             lambda started: telemetry.discard(started, "late"),
         ):
-            started = telemetry.start(Span.SERVE, Side.SERVING, "GetLatest", peer="idmz")
+            started = telemetry.start(Span.SERVE, "GetLatest", peer="idmz")
             clock.now_ns += 2 * MS
             end(started)
 
@@ -89,13 +87,13 @@ def test_the_log_has_each_event_at_debug_only(caplog: pytest.LogCaptureFixture) 
 
 
 def test_sides_and_operations_are_counted_separately() -> None:
-    """Every step of the table is there from the start with zero counts, an operation from its first use, and no other
-    step."""
+    """Each from its first use, in that order."""
     telemetry = Telemetry()
-    assert [counted.step[:2] for counted in telemetry.statistics()] == list(STEPS)
-    telemetry.stop(telemetry.start(Span.CONFIRM, Side.SERVING))
-    telemetry.stop(telemetry.start(Span.SERVE, Side.SERVING, "GetLatest"))
-    counted = {counted.step: counted.stopped for counted in telemetry.statistics() if counted.started}
-    assert counted == {("confirm", "serving", ""): 1, ("serve", "serving", "GetLatest"): 1}
-    with pytest.raises(AssertionError):
-        telemetry.start(Span.FETCH, Side.SERVING)
+    for step in ((Span.SERVE, "GetLatest"), (Span.ASK, "GetLatest"), (Span.SERVE, ""), (Span.SERVE, "GetLatest")):
+        telemetry.stop(telemetry.start(*step))
+    counted = [(counted.step, counted.step.span.side, counted.stopped) for counted in telemetry.statistics()]
+    assert counted == [
+        (("serve", "GetLatest"), "serving", 2),
+        (("ask", "GetLatest"), "asking", 1),
+        (("serve", ""), "serving", 1),
+    ]

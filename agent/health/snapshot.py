@@ -526,21 +526,23 @@ class StoreStatus:
 
 @dataclass(frozen=True, slots=True)
 class SpanStatus:
-    """One kind of step of replication (agent/telemetry.py). `stopped` are the durations of those that succeeded."""
+    """Requests of one operation (agent/telemetry.py). `stopped` are the durations of those that were answered."""
 
     name: Annotated[str, Label("span")]
     side: Annotated[str, Label("side")]
     operation: Annotated[str, Label("operation")] = ""
-    """Of the protocol, for spans that are counted by operation."""
-    started_total: Annotated[int, Counter("bsfg_spans_total", "Steps of replication, by event.", event="start")] = 0
-    failed_total: Annotated[int, Counter("bsfg_spans_total", "Steps of replication, by event.", event="exception")] = 0
+    """Of the protocol; empty for unreadable requests."""
+    started_total: Annotated[int, Counter("bsfg_spans_total", "Requests between nodes, by event.", event="start")] = 0
+    failed_total: Annotated[
+        int, Counter("bsfg_spans_total", "Requests between nodes, by event.", event="exception")
+    ] = 0
     discarded_total: Annotated[
-        int, Counter("bsfg_spans_total", "Steps of replication, by event.", event="discarded")
+        int, Counter("bsfg_spans_total", "Requests between nodes, by event.", event="discarded")
     ] = 0
     stopped: Annotated[
         Latency,
-        Counter("bsfg_spans_total", "Steps of replication, by event.", event="stop"),
-        Histogram("bsfg_span_seconds", "Durations of spans that stopped."),
+        Counter("bsfg_spans_total", "Requests between nodes, by event.", event="stop"),
+        Histogram("bsfg_span_seconds", "Durations of requests that were answered."),
     ] = Latency()
 
 

@@ -68,7 +68,7 @@ def comparers(
                 *(peer.node, peer.pulls, origins, late, peer.anti_entropy_hours, settings.pair_zones)
             )
             requester = ThrottledRequester(requesters[peer.node], limits.get(peer.node), Priority.REPAIR, telemetry)
-            found[peer.node] = AntiEntropy(requester, store, what, COMPARISON_ERRORS, telemetry=telemetry, judge=judge)
+            found[peer.node] = AntiEntropy(requester, store, what, COMPARISON_ERRORS, judge=judge)
     return found
 
 

@@ -196,6 +196,7 @@ class StatusCollector:
                     measured.step,
                     measured,
                     name=measured.step.span,
+                    side=measured.step.span.side,
                     stopped=Latency(measured.counts, measured.sum_s, BOUNDS_S),
                 )
                 for measured in self._telemetry.statistics()

@@ -27,7 +27,7 @@ from agent.health.snapshot import (
 )
 from agent.page.fleet import ZoneRow
 from agent.page.plants import Gateway
-from agent.telemetry import STEPS
+from agent.telemetry import Span
 
 PAGE = Path(__file__).parents[2] / "docs/reference/metrics.md"
 
@@ -69,7 +69,7 @@ def everything() -> NodeSnapshot:
             sources=(known(SourceStatus("o", "opcua", True, events=EventStatus(1, 1, 1))),),
             serving=ServingStatus({"FetchFacts": 1}, {"busy": 1}, {"bad_topic": 1}),
             store=known(StoreStatus(artifact_unreferenced=(UnreferencedStatus("z", 1),))),
-            spans=tuple(SpanStatus(span, side, "GetLatest") for span, side in STEPS),
+            spans=tuple(SpanStatus(span, span.side, "GetLatest") for span in Span),
             pair=known(PairSnapshot("z", "leads", 1, "a", "b", 0)),
         )
     )
@@ -90,4 +90,6 @@ def test_the_page_names_metrics_that_there_are() -> None:
 def test_every_span_is_on_the_page() -> None:
     """The table of spans has those of the code, in its order."""
     section = PAGE.read_text("utf-8").split("## Spans")[1]
-    assert re.findall(r"^\| `([a-z_]+)` \| `([a-z]+)` \|", section, re.MULTILINE) == list(STEPS)
+    assert re.findall(r"^\| `([a-z_]+)` \| `([a-z]+)` \|", section, re.MULTILINE) == [
+        (span, span.side) for span in Span
+    ]

@@ -26,7 +26,6 @@ from agent.replication.pulling.comparing.repair import Repair, RepairTools
 from agent.replication.pulling.definition_pull import DefinitionPull
 from agent.replication.pulling.page_judge import PageJudge
 from agent.replication.pulling.throttled_requester import ThrottledRequester
-from agent.telemetry import Side, Span, Telemetry
 
 SCAN_FACTS, SCAN_BYTES = 65_536, 8 * 1024 * 1024
 HOUR_S = 3600.0
@@ -92,10 +91,8 @@ class AntiEntropy:
         store_errors: tuple[type[Exception], ...],
         *,
         chance: Callable[[], float] = random.random,
-        telemetry: Telemetry | None = None,
         judge: PageJudge | None = None,
     ) -> None:
-        self._telemetry = telemetry or Telemetry()
         self._requester, self._store, self._settings = requester, store, settings
         self._expected: tuple[type[Exception], ...] = (ReplicationError, *store_errors)
         self._chance = chance
@@ -151,18 +148,12 @@ class AntiEntropy:
         Raises PeerRefused, MalformedMessage, PageRefused, TransportError, or an error of the store.
         """
         async with self._turn:
-            span = self._telemetry.start(Span.ANTI_ENTROPY, Side.ASKING, "", **self._about(stream))
             try:
                 found = await self._compare_one_copy(_Task(stream, repair, scan, is_commanded))
-            except asyncio.CancelledError:
-                self._telemetry.discard(span, "the node is being stopped")
-                raise
-            except self._expected as error:
-                self._telemetry.fail(span, str(error))
+            except self._expected:
                 before = self._counted[stream]
                 self._counted[stream] = replace(before, failures=before.failures + 1)
                 raise
-            self._telemetry.stop(span, divergent_ranges=found.divergent_ranges, repaired_facts=found.repaired_facts)
             self._count(stream, found)
             return found
 

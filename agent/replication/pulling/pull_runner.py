@@ -30,7 +30,6 @@ from agent.replication.pulling.catch_up import CatchUpTracker
 from agent.replication.pulling.definition_pull import DefinitionPull
 from agent.replication.pulling.page_check import PageContent, read_page
 from agent.replication.pulling.page_judge import PageJudge
-from agent.replication.pulling.pull_spans import PullSpans
 from agent.replication.pulling.receiving.pull_events import (
     Append,
     Appended,
@@ -47,7 +46,6 @@ from agent.replication.pulling.receiving.pull_events import (
 from agent.replication.pulling.receiving.receiver import Receiver
 from agent.replication.pulling.shared_zones import SharedZones
 from agent.replication.pulling.throttled_requester import ThrottledRequester
-from agent.telemetry import Telemetry
 
 _log = logging.getLogger(__name__)
 _INFORMATIVE = {NoteKind.PEER_RETURNED, NoteKind.STORE_ACCEPTS}
@@ -85,7 +83,6 @@ class PullRunner:
         requester: ThrottledRequester,
         start_check: StartCheck,
         bandwidth: TokenBucket | None = None,
-        telemetry: Telemetry | None = None,
         make_receiver: type[Receiver] = Receiver,
         judge: PageJudge | None = None,
     ) -> None:
@@ -98,7 +95,6 @@ class PullRunner:
         at = settings.peer_node, settings.stream
         trail = store.inbound.trail(*at)
         self.core = make_receiver(settings.receiver, trail, bandwidth)
-        self.spans = PullSpans(telemetry or Telemetry(), *at, is_new=not trail)
         self.catch_up = CatchUpTracker()
         self.peer_end_offset = 0
 
@@ -118,7 +114,6 @@ class PullRunner:
         if isinstance(event, PageArrived):
             self.peer_end_offset = event.page.end_offset
         effects = self.core.handle(event, now_ms, chance)
-        self.spans.after(event, self.core, self.peer_end_offset)
         if isinstance(event, Appended | PageArrived):  # before the effects, which store a page as backlog or not
             noted = self.catch_up.update(now_ms, self.core.place.offset, self.peer_end_offset)
             if noted is not None:
@@ -126,7 +121,6 @@ class PullRunner:
                 fields = {**self._about(), "percent": round(progress.percent, 1), **asdict(progress)}
                 _log.info(noted[0].value, extra=fields)
         for effect in effects:
-            self.spans.carried_out(effect)
             match effect:
                 case Note():
                     self._record_note(effect)

@@ -109,7 +109,7 @@ class Puller:
         self._checks = ThreadPoolExecutor(1, "bsfg-check")  # its thread begins with the first large page
         throttled = ThrottledRequester(requester, bandwidth, telemetry=telemetry)
         self._runner = PullRunner(
-            *(store, settings, store_errors, throttled, self._start_check), bandwidth, telemetry, judge=judge
+            *(store, settings, store_errors, throttled, self._start_check), bandwidth, judge=judge
         )
         loop = asyncio.get_running_loop()
         self._alarm = Alarm(lambda delay_s, call: loop.call_later(delay_s, call).cancel, self._deadline_passed)
@@ -161,7 +161,6 @@ class Puller:
                                 self._send(effect)
                         self._alarm.set(runner.core.deadline_ms, _now_ms())
         finally:
-            runner.spans.stopped()
             self._alarm.cancel()
 
     async def _store(self, page: Append) -> None:

@@ -13,7 +13,7 @@ from agent.replication.mqtt import Reply, Requester
 from agent.replication.protocol.errors import ReplicationError
 from agent.replication.protocol.messages import Request, operation_of
 from agent.replication.protocol.token_bucket import Priority, TokenBucket
-from agent.telemetry import Side, Span, Telemetry
+from agent.telemetry import Span, Telemetry
 
 
 class ThrottledRequester:
@@ -52,7 +52,7 @@ class ThrottledRequester:
     async def ask(self, request: Request, timeout_s: float) -> Reply:
         """As `Requester.ask`; `timeout_s` starts after the wait for bandwidth."""
         await self._wait_for_bandwidth()
-        span = self._telemetry.start(Span.ASK, Side.ASKING, operation_of(request), peer=self.peer_node)
+        span = self._telemetry.start(Span.ASK, operation_of(request), peer=self.peer_node)
         try:
             reply = await self._requester.ask(request, timeout_s)
         except ReplicationError as error:

@@ -47,7 +47,7 @@ from agent.replication.serving.operations import (
 from agent.replication.serving.outcomes import Drop, DropReason, Outcome, Refuse
 from agent.settings.peers import PeerLimits
 from agent.signing.messages import MessagePlace, MessageProof, sign_answer, split_request
-from agent.telemetry import Side, Span, Telemetry
+from agent.telemetry import Span, Telemetry
 
 READER_THREADS = READS_MAX + 1
 """One for each page being read, with a connection of its own, and one for a search for latest values."""
@@ -103,7 +103,7 @@ class Server:
         self._telemetry = telemetry or Telemetry()
         exported = {node: exports.get(node, frozenset()) for node in {*exports, *(appends or {}), *claimants}}
         self._context = Context(
-            *(link, store, exported, self._telemetry, appends or {}, limits or {}, zones or {}),
+            *(link, store, exported, appends or {}, limits or {}, zones or {}),
             turns=turns or Turns(),
         )
         self._context.answers.on_lost = self._not_sent
@@ -168,7 +168,7 @@ class Server:
         request = _decoded(payload)
         operation = "" if isinstance(request, MalformedMessage) else operation_of(request)
         known: Sequence[str] = getattr(request, "signers_known", None) or ()
-        span = self._telemetry.start(Span.SERVE, Side.SERVING, operation, peer=caller.node)
+        span = self._telemetry.start(Span.SERVE, operation, peer=caller.node)
         try:
             if isinstance(request, MalformedMessage):
                 raise request

@@ -52,7 +52,6 @@ from agent.replication.pulling.receiving.pull_events import Asking, FetchFailed,
 from agent.settings.peers import BYTES_PER_SECOND_MIN
 from agent.signing.certificates import Refusal, RefusalReason
 from agent.signing.messages import MessagePlace
-from agent.telemetry import Span, Telemetry
 from tests.fact_store.making import TELEMETRY, Elsewhere, message
 from tests.replication.answers import encode_answer
 from tests.waiting import LIMIT_S, wait_until_async
@@ -160,12 +159,10 @@ class Scene:
     """A running puller, its peer and its store."""
 
     def __init__(self, store: HandStore, bandwidth: TokenBucket | None) -> None:
-        self.store, self.peer, self.telemetry = store, HandPeer(), Telemetry()
+        self.store, self.peer = store, HandPeer()
         asker: Any = self.peer
         port: Any = store
-        self.puller = Puller(
-            *(asker, port, PULL, STORE_ERRORS), chance=lambda: 0.0, bandwidth=bandwidth, telemetry=self.telemetry
-        )
+        self.puller = Puller(*(asker, port, PULL, STORE_ERRORS), chance=lambda: 0.0, bandwidth=bandwidth)
 
     async def answer(self, payload: bytes, number: int = -1, *, is_proven: bool = True) -> None:
         """Answer a request, by default the newest."""
@@ -684,18 +681,12 @@ async def test_answers_leave_room_for_all_other_events() -> None:
 
 
 async def test_a_pull_that_ends_leaves_nothing_open() -> None:
-    """Each span that began has an end, and no timer is left in the event loop."""
+    """No timer is left in the event loop."""
     async with pulling() as scene:
         await scene.answer(Peer().page(1, 10))
         timer: Any = scene.puller._alarm._cancel
         assert not timer.__self__.cancelled()
     assert timer.__self__.cancelled()
-    begun = {counted.step.span: counted for counted in scene.telemetry.statistics() if counted.started}
-    assert begun.keys() >= {Span.FETCH, Span.APPEND}
-    assert begun[Span.FETCH].stopped == 1
-    assert all(counted.started == counted.stopped + counted.failed + counted.discarded for counted in begun.values()), (
-        begun
-    )
 
 
 async def test_a_check_in_the_event_loop_fails_as_one_in_a_thread() -> None:

@@ -15,7 +15,6 @@ from typing import Any
 
 from agent.pages import Consumer
 from agent.replication.protocol.codec import encode_heartbeat
-from agent.replication.protocol.errors import ERRORS
 from agent.replication.protocol.messages import ConfirmReceipt, FetchFacts, GetCursor, UnregisterConsumer
 from agent.replication.protocol.pacing import HEARTBEAT_MS
 from agent.replication.serving import consumer_effects as effects
@@ -23,10 +22,9 @@ from agent.replication.serving.admission import Caller
 from agent.replication.serving.consumer_core import ConsumerCore
 from agent.replication.serving.consumer_effects import Effect, Parked, Steps, StreamState
 from agent.replication.serving.operations.context import Context
-from agent.replication.serving.outcomes import Outcome, Refuse
+from agent.replication.serving.outcomes import Outcome
 from agent.replication.serving.pacing import Use
 from agent.replication.serving.reading import PageQuery
-from agent.telemetry import Side, Span, Started, Telemetry
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +41,6 @@ class Consumers:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._waiters = Waiters()
-        self._bootstraps = BootstrapSpans(context.telemetry)
         self._reported_ms: dict[str, int] = {}
         self._are_heartbeats_due = False
         self._commit_waiters = set[str]()  # nodes that wait for their next commit
@@ -59,10 +56,7 @@ class Consumers:
 
     async def fetch(self, caller: Caller, request: FetchFacts) -> Outcome:
         """FetchFacts. Raises the store's errors."""
-        outcome = await self._run(self._core(caller).fetch(request, self._context.now_ms()))
-        if isinstance(outcome, Refuse):
-            self._bootstraps.refused(request.consumer_name, outcome.code)
-        return outcome
+        return await self._run(self._core(caller).fetch(request, self._context.now_ms()))
 
     async def confirm(self, caller: Caller, request: ConfirmReceipt) -> Outcome:
         """ConfirmReceipt. Raises the store's errors."""
@@ -106,8 +100,7 @@ class Consumers:
                 query = PageQuery(plan, context.held_by(node, held), context.packet_bytes_max, signers)
                 return await context.page(node, query)
             case effects.NoteServed(name, is_at_end):
-                store.consumers.seen(name, is_at_end=is_at_end)
-                return self._bootstraps.reached_end(name) if is_at_end else None
+                return store.consumers.seen(name, is_at_end=is_at_end)
             case effects.Park():
                 return await self._park(effect)
             case effects.StartConfirm():
@@ -155,13 +148,12 @@ class Consumers:
             effect.name, effect.node, effect.stream, effect.start, zone_max=zone_max
         )
         consumer = await self._context.wrap(registering)
-        self._bootstraps.began(effect.name, effect.node, effect.stream)
         fields = {"consumer": effect.name, "peer": effect.node, "stream": effect.stream}
         _log.info("consumer_registered", extra=fields)
         return consumer
 
     def _start_confirm(self, effect: effects.StartConfirm) -> asyncio.Future[int]:
-        confirm, telemetry = effect.confirm, self._context.telemetry
+        confirm = effect.confirm
         confirming = self._context.wrap(
             self._context.store.consumers.confirm(
                 effect.name,
@@ -173,11 +165,7 @@ class Consumers:
                 is_awaited=False,
             )
         )
-        span = telemetry.start(
-            Span.CONFIRM, Side.SERVING, consumer=effect.name, peer=effect.node, offset=confirm.last_offset
-        )
-        # The callback also takes the exception of a confirmation that is not awaited, because the page failed before.
-        confirming.add_done_callback(partial(_end_confirm_span, telemetry, span))
+        confirming.add_done_callback(_take_exception)
         return confirming
 
     def _commit_awaited(self, node: str) -> None:
@@ -286,45 +274,7 @@ def end_wait(ended: asyncio.Future[bool], *, is_superseded: bool = False) -> Non
         ended.set_result(is_superseded)
 
 
-BOOTSTRAPS_MAX = 1_000
-"""Open at the same time. A node that keeps registering and removing consumers leaves one open for each."""
-
-
-class BootstrapSpans:
-    """The open bootstrap spans: from the fetch that registers a consumer until it has read to the end of the log.
-
-    Kept in memory only: a bootstrap during which the node restarts is not counted. A consumer has at most one.
-    """
-
-    def __init__(self, telemetry: Telemetry) -> None:
-        self._telemetry = telemetry
-        self._open: dict[str, Started] = {}
-
-    def began(self, consumer: str, peer: str, stream: str) -> None:
-        """A consumer was registered. Discard an open span of its name: that consumer was removed."""
-        if (before := self._open.pop(consumer, None)) is not None:
-            self._telemetry.discard(before, "the consumer was removed")
-        if len(self._open) >= BOOTSTRAPS_MAX:
-            self._telemetry.discard(self._open.pop(next(iter(self._open))), "too many are under way")
-        self._open[consumer] = self._telemetry.start(
-            Span.BOOTSTRAP, Side.SERVING, peer=peer, stream=stream, consumer=consumer
-        )
-
-    def reached_end(self, consumer: str) -> None:
-        """The consumer has read to the end of the log. Only the first time counts."""
-        if (started := self._open.pop(consumer, None)) is not None:
-            self._telemetry.stop(started)
-
-    def refused(self, consumer: str, code: str) -> None:
-        """A fetch was refused. A code that a person has to act on fails the bootstrap."""
-        if consumer in self._open and not ERRORS[code].retryable:
-            self._telemetry.fail(self._open.pop(consumer), code)
-
-
-def _end_confirm_span(telemetry: Telemetry, span: Started, confirming: asyncio.Future[int]) -> None:
-    if confirming.cancelled():
-        telemetry.discard(span, "the node is being stopped")
-    elif (error := confirming.exception()) is not None:
-        telemetry.fail(span, str(error))
-    else:
-        telemetry.stop(span)
+def _take_exception(confirming: asyncio.Future[int]) -> None:
+    """A confirmation is not awaited if the page fails before."""
+    if not confirming.cancelled():
+        confirming.exception()

@@ -26,7 +26,6 @@ from agent.replication.serving.read_turns import ReadTurns
 from agent.replication.serving.reading import PageQuery, PageRead, is_inline, read_page
 from agent.settings.peers import PeerLimits
 from agent.signing.messages import proof_bytes
-from agent.telemetry import Telemetry
 
 _T = TypeVar("_T")
 
@@ -71,7 +70,6 @@ class Context:
     link: InitVar[Carrier]
     store: ServingStore
     exports: Mapping[str, AbstractSet[str]]
-    telemetry: Telemetry = field(default_factory=Telemetry)
     appends: Mapping[str, Container[str]] = field(default_factory=dict)
     limits: Mapping[str, PeerLimits] = field(default_factory=dict)
     zones: Mapping[str, AbstractSet[str]] = field(default_factory=dict)
