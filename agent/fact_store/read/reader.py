@@ -9,9 +9,9 @@ Used by the store itself, the command line and Spark.
 from __future__ import annotations
 
 import sqlite3
-import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
 from functools import partial, reduce
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from agent.fact_store.core import (
     ConsumerState,
     Incident,
     PageAssembly,
-    StoreClosed,
     StoreDamaged,
     StoreNames,
     StoreUnusable,
@@ -32,6 +31,7 @@ from agent.fact_store.core import (
     check_digest,
     parse_row,
 )
+from agent.fact_store.read.connections import HeldConnection, ReaderConnections
 from agent.fact_store.read.forecast import StoreSpace
 from agent.fact_store.read.history import SequenceRequest, batch_ends_at, read_history
 from agent.fact_store.read.page_rows import origins_between, read_rows, read_undamaged_rows
@@ -45,7 +45,6 @@ from agent.fact_store.sqlite import (
     check_known,
     check_names,
     connect,
-    connect_reader,
     file_bytes,
     held_of,
     holds_other,
@@ -55,7 +54,6 @@ from agent.fact_store.sqlite import (
     origins_of,
     ranges_of,
     read_definitions,
-    reading_tables,
 )
 from agent.pages import (
     CERTIFICATES_OF_KEY_MAX,
@@ -80,9 +78,20 @@ INCIDENTS_MAX = 1000
 ARTIFACTS_AT_ONCE = 1_000
 ORIGINS_KEPT_MAX = 10_000
 RANGES_OF_ZONE_MAX = 1_000_000  # more than a zone has
-IDLE_MAX = 8  # connections kept for the next call; more concurrent callers open their own
 
 OnDamaged = Callable[[str, Hole, str, list[OriginRange]], None]  # stream, hole, reason, origins of its facts
+
+
+@dataclass(slots=True)
+class _Known:
+    """What was read of tables whose rows never change."""
+
+    streams: dict[str, int] = field(default_factory=dict)
+    origins: dict[int, Origin] = field(default_factory=dict)
+    numbers: dict[Origin, int] = field(default_factory=dict)
+    definitions: dict[int, tuple[str, Definitions]] = field(default_factory=dict)
+    ends: tuple[int, list[tuple[str, Definitions]]] = 0, []
+    """As of the newest definition."""
 
 
 class StoreReader:
@@ -90,17 +99,8 @@ class StoreReader:
     `close` StoreClosed."""
 
     def __init__(self, path: Path, *, connect_to: Connect = connect, on_damaged: OnDamaged | None = None) -> None:
-        self.path = path
-        self._connect_to = connect_to
-        self._on_damaged = on_damaged
-        self._idle: list[sqlite3.Connection] = []
-        self._lock = threading.Lock()
-        self._is_closed = False
-        self._streams: dict[str, int] = {}
-        self._origins: dict[int, Origin] = {}
-        self._numbers: dict[Origin, int] = {}
-        self._definitions: dict[int, tuple[str, Definitions]] = {}
-        self._ends: tuple[int, list[tuple[str, Definitions]]] = 0, []  # as of the newest definition
+        self.path, self._on_damaged, self._known = path, on_damaged, _Known()
+        self._connections: ReaderConnections | HeldConnection = ReaderConnections(path, connect_to)
         with ExitStack() as on_error:
             on_error.callback(self.close)
             with self._reading() as connection:
@@ -266,24 +266,24 @@ class StoreReader:
 
     def definitions_named(self, definition: int) -> tuple[str, Definitions]:
         """The zone, and the definitions up to one that is given by its id. Raises StoreDamaged."""
-        if (known := self._definitions.get(definition)) is None:
+        if (known := self._known.definitions.get(definition)) is None:
             with self._reading() as connection:
                 row = connection.execute(QUERIES["select_definition"], (definition,)).fetchone()
             if row is None:
                 raise StoreDamaged(f"{self.path}: a batch needs tag definition {definition}, which is not in the table")
-            known = self._definitions[definition] = row[0], Definitions(row[3], row[1])
+            known = self._known.definitions[definition] = row[0], Definitions(row[3], row[1])
         return known
 
     def definition_ends(self) -> list[tuple[str, Definitions]]:
         """Zone and last definition of each chain of definitions, in the order in which they were stored."""
         with self._reading() as connection:
             ((newest,),) = connection.execute(QUERIES["select_last_definition"])
-            known = self._ends  # another thread may replace it
+            known = self._known.ends  # another thread may replace it
             if newest != known[0]:  # above a thousand zones, that is a look at 50,000 rows
                 rows = connection.execute(QUERIES["select_definition_ends"])
                 named = {found: (zone, Definitions(number, digest)) for found, zone, number, digest in rows}
-                self._definitions |= named  # nearly every batch names one of these
-                known = self._ends = newest, list(named.values())
+                self._known.definitions |= named  # nearly every batch names one of these
+                known = self._known.ends = newest, list(named.values())
         return known[1]
 
     def definition_counts(self) -> dict[str, int]:
@@ -581,35 +581,13 @@ class StoreReader:
 
     def close(self) -> None:
         """Close the connections. Reads in progress finish; later ones raise StoreClosed."""
-        with self._lock:
-            self._is_closed = True
-            idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.close()
+        self._connections.close()
 
     # --------------------------------------------------------------------------------------------------------- internal
 
-    @contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection]:
+    def _reading(self) -> AbstractContextManager[sqlite3.Connection]:
         """A connection for this call alone. Errors of SQLite and invalid values are raised as errors of the store."""
-        with self._lock:
-            if self._is_closed:
-                raise StoreClosed(f"{self.path} is closed")
-            connection = self._idle.pop() if self._idle else None
-        try:
-            connection = connection or connect_reader(self.path, self._connect_to)
-            with reading_tables(self.path):
-                yield connection
-        finally:
-            if connection is not None:
-                self._give_back(connection)
-
-    def _give_back(self, connection: sqlite3.Connection) -> None:
-        with self._lock:
-            if not self._is_closed and len(self._idle) < IDLE_MAX:
-                self._idle.append(connection)
-                return
-        connection.close()
+        return self._connections.reading()
 
     def _catalog(self) -> Catalog:
         """The catalog, from one state of the tables."""
@@ -618,23 +596,23 @@ class StoreReader:
 
     def _stream(self, connection: sqlite3.Connection, name: str) -> int | None:
         """Number of a stream; numbers never change, so they are cached."""
-        if name not in self._streams:
+        if name not in self._known.streams:
             rows: list[tuple[Any, ...]] = connection.execute(QUERIES["select_streams"]).fetchall()
-            self._streams.update({row[1]: row[0] for row in rows})
-        return self._streams.get(name)
+            self._known.streams.update({row[1]: row[0] for row in rows})
+        return self._known.streams.get(name)
 
     def _number(self, connection: sqlite3.Connection, origin: Origin) -> int | None:
         """Number of an origin, which never changes; None if none of its facts was ever held."""
-        if origin not in self._numbers:
+        if origin not in self._known.numbers:
             row = connection.execute(QUERIES["select_origin"], (origin.zone, origin.life)).fetchone()
             if row is None:
                 return None
             self._remember(row[0], origin)
-        return self._numbers[origin]
+        return self._known.numbers[origin]
 
     def _origin(self, connection: sqlite3.Connection, number: int) -> Origin:
         """Origin of a number. Raises StoreDamaged if the table has none."""
-        if (known := self._origins.get(number)) is None:
+        if (known := self._known.origins.get(number)) is None:
             row = connection.execute(QUERIES["select_origin_by_number"], (number,)).fetchone()
             if row is None:
                 raise StoreDamaged(f"{self.path}: a batch is of origin {number}, which is not in the table")
@@ -642,9 +620,9 @@ class StoreReader:
         return known
 
     def _remember(self, number: int, origin: Origin) -> None:
-        if len(self._origins) >= ORIGINS_KEPT_MAX:
-            self._origins, self._numbers = {}, {}
-        self._origins[number], self._numbers[origin] = origin, number
+        if len(self._known.origins) >= ORIGINS_KEPT_MAX:
+            self._known.origins, self._known.numbers = {}, {}
+        self._known.origins[number], self._known.numbers[origin] = origin, number
 
 
 class _Lives:
@@ -669,18 +647,5 @@ class _MomentReader(StoreReader):
 
     def __init__(self, reader: StoreReader, connection: sqlite3.Connection) -> None:
         self.path, self.zone, self.node = reader.path, reader.zone, reader.node
-        self._connection = connection
-        self._on_damaged = None
-        self._streams: dict[str, int] = {}
-        self._origins: dict[int, Origin] = {}
-        self._numbers: dict[Origin, int] = {}
-        self._definitions: dict[int, tuple[str, Definitions]] = {}
-        self._ends: tuple[int, list[tuple[str, Definitions]]] = 0, []  # as of the newest definition
-
-    @contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection]:
-        with reading_tables(self.path):
-            yield self._connection
-
-    def close(self) -> None:
-        """Nothing is its own."""
+        self._on_damaged, self._known = None, _Known()
+        self._connections = HeldConnection(reader.path, connection)
