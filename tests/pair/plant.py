@@ -185,7 +185,7 @@ class PlantPull(Pull):
     def unseen_s(self) -> float:
         """As `StatusCollector.unseen_s`."""
         assert self._runner is not None
-        level_ms = self._runner.core.level_ms if self._life == self.node.life else None
+        level_ms = self._runner.core.contact.level_ms if self._life == self.node.life else None
         return self.lag.unseen_s(time.monotonic(), None if level_ms is None else level_ms / 1_000)
 
     def _lag_s(self) -> float:

@@ -131,7 +131,7 @@ class Puller:
             is_caught_up=not core.place.more and core.place.offset >= runner.peer_end_offset,
             counters=replace(core.counters),
             last_answer_ms=self._last_answer_ms,
-            level_ms=core.level_ms,
+            level_ms=core.contact.level_ms,
             catch_up=runner.catch_up.now,
             page_waits=core.pages.waits or runner.artifacts.waits,
             pacing=self._pacing(core.pace.paced_ms(_now_ms())),

@@ -110,22 +110,22 @@ def test_when_a_pull_was_level() -> None:
     it, or a heartbeat of another request, says nothing."""
     driver = Driver(10, ReceiverSettings(wait_ms=30_000, answer_timeout_ms=3_000))
     driver(LinkUp())
-    assert driver.core.level_ms is None
+    assert driver.core.contact.level_ms is None
     first_ms = driver.now_ms
     driver.answer(page(11, 20, more=True))
-    assert driver.core.level_ms is None
+    assert driver.core.contact.level_ms is None
     asked_ms = driver.now_ms
     driver.now_ms += 40
     driver.answer(page(21, 30))
-    assert driver.core.level_ms == asked_ms >= first_ms
+    assert driver.core.contact.level_ms == asked_ms >= first_ms
     driver(Appended())
     driver(Appended())
     waits, asked_ms = driver.fetches[-1].fetch_id, driver.now_ms
     for at_ms, level_ms in ((3_000, 0), (8_000, 5_000), (8_001, 5_000), (25_000, 10_000)):
         driver.core.still_waits(waits, asked_ms + at_ms)
-        assert driver.core.level_ms == asked_ms + level_ms
+        assert driver.core.contact.level_ms == asked_ms + level_ms
     driver.core.still_waits(waits - 1, asked_ms + 30_000)
-    assert driver.core.level_ms == asked_ms + 10_000
+    assert driver.core.contact.level_ms == asked_ms + 10_000
 
 
 def test_a_node_that_is_behind_loses_no_peer() -> None:

@@ -81,10 +81,14 @@ class OpenFetch:
 
 class FetchPace:
     """How large the next page may be, which the connection decides, and when it may be requested: the peer's bandwidth
-    is limited, or not (None)."""
+    is limited, or not (None). `is_repeated`: the last page had nothing new, because another pull was first; so the
+    next one may come later."""
 
-    def __init__(self, bytes_max: int, bandwidth: TokenBucket | None) -> None:
-        self.size = PageSize(bytes_max)
+    def __init__(self, settings: ReceiverSettings, bandwidth: TokenBucket | None) -> None:
+        self.size = PageSize(settings.page_bytes_max)
+        self.is_repeated = False
+        self._repeated_ms = settings.repeated_ms
+        self._asked_ms = 0
         self._bandwidth = bandwidth
         self._paced_ms = 0
         self._since_ms: int | None = None  # waits for bandwidth
@@ -96,7 +100,16 @@ class FetchPace:
     def ready_ms(self, now_ms: int, *, is_live: bool) -> int:
         """When a page may be requested; `is_live`: the pull is at the end of the log."""
         priority = Priority.LIVE if is_live else Priority.BACKLOG
-        return now_ms if self._bandwidth is None else self._bandwidth.ready_ms(now_ms, priority)
+        ready_ms = now_ms if self._bandwidth is None else self._bandwidth.ready_ms(now_ms, priority)
+        return max(ready_ms, self._asked_ms + self._repeated_ms) if self.is_repeated and is_live else ready_ms
+
+    def note_asked(self, now_ms: int) -> None:
+        """A page was requested."""
+        self._asked_ms = now_ms
+
+    def note_stored(self, facts: int) -> None:
+        """So many facts of a page were new."""
+        self.is_repeated = bool(self._repeated_ms) and not facts
 
     def note_wait(self, now_ms: int, *, waits: bool) -> None:
         """Whether the pull waits for bandwidth from now on."""
@@ -153,12 +166,14 @@ class HeldLease:
 
 
 class PeerContact:
-    """`lost_reason` says why the peer sends no facts at present, None while it does."""
+    """`lost_reason` says why the peer sends no facts at present, None while it does. What the peer had at `level_ms` has
+    arrived; None: that is not known in this life."""
 
     def __init__(self, settings: ReceiverSettings) -> None:
         self._settings = settings
         self.lost_reason: str | None = None
         self.is_answering = False
+        self.level_ms: int | None = None
         self.failures = 0
         self.ask_at_ms = 0
         self._returning_until_ms: int | None = None  # None before the first connection

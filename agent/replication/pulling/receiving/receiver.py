@@ -59,19 +59,14 @@ class Receiver:
         self._settings = settings
         self.place = LogPlace(trail, trail, is_placed=bool(trail) or settings.start == "oldest")
         self.pages = AcceptedPages(settings)
-        self.pace = FetchPace(settings.page_bytes_max, bandwidth)
+        self.pace = FetchPace(settings, bandwidth)
         self.contact = PeerContact(settings)
         self.lives = AnsweringLives()
         self.lease = HeldLease()
         self.asking = Asking.OFFLINE
         self.counters = ReceiverCounters()
-        self.level_ms: int | None = None
-        """What the peer had then has arrived; None: not known in this life."""
         self._open: OpenFetch | None = None
         self._last_fetch_id = 0
-        self._asked_ms = 0
-        self._is_repeated = False
-        """Whether the last page had nothing new, because another pull was first."""
         self._effects: list[Effect] = []
 
     @property
@@ -111,7 +106,7 @@ class Receiver:
                 self._tick(event, now_ms, jitter)
         append = self.pages.next(now_ms)
         self._ask_next(now_ms)
-        self.pace.note_wait(now_ms, waits=self.asking is Asking.PACED and not self._is_repeated)
+        self.pace.note_wait(now_ms, waits=self.asking is Asking.PACED and not self.pace.is_repeated)
         effects, self._effects = self._effects, []
         return effects if append is None else [*effects, append]  # the request first: it travels while we store
 
@@ -125,7 +120,7 @@ class Receiver:
         the peer is gone."""
         if self._open is not None and self._open.fetch_id == fetch_id:
             self._open = self._open.still_waits(now_ms, self._settings.answer_timeout_ms)
-            self.level_ms = max(self.level_ms or 0, self._open.sent_ms + self._open.waited_ms)
+            self.contact.level_ms = max(self.contact.level_ms or 0, self._open.sent_ms + self._open.waited_ms)
 
     # ----------------------------------------------------------------------------------------------------------- asking
 
@@ -136,18 +131,15 @@ class Receiver:
             return
         if self.pages.is_storing and not place.more:
             return  # at the end of the log: the request after this append confirms the page, and then waits at the peer
-        is_repeated = self._is_repeated and not place.more
         ready_ms = self.pace.ready_ms(now_ms, is_live=not place.more)
-        if is_repeated:
-            ready_ms = max(ready_ms, self._asked_ms + self._settings.repeated_ms)
         if ready_ms > now_ms:
             self.contact.ask_at_ms = ready_ms
             self._to(Asking.PACED)
             return
         self._last_fetch_id += 1
-        self._asked_ms = now_ms
+        self.pace.note_asked(now_ms)
         wait_ms, answer_ms, trail = self.contact.wait_ms(), self.contact.answer_ms(), place.trail
-        if is_repeated:
+        if self.pace.is_repeated and not place.more:
             wait_ms = 0
         self._open = OpenFetch.sent(self._last_fetch_id, now_ms, wait_ms, answer_ms, names_trail=trail is not None)
         self._effects.append(
@@ -200,7 +192,7 @@ class Receiver:
     def _note_level(self, page: ArrivedPage, fetch: OpenFetch | None) -> None:
         """A page that was made after its request, and ends with the log."""
         if fetch is not None and not page.more:
-            self.level_ms = fetch.sent_ms
+            self.contact.level_ms = fetch.sent_ms
 
     def _note_life(self, life: str, now_ms: int) -> None:
         self.lives = self.lives.answered(life, now_ms, self._settings.twins_ms)
@@ -335,7 +327,7 @@ class Receiver:
     def _appended(self, event: Appended) -> None:
         self.counters.facts_stored += event.facts_stored
         self.counters.facts_duplicate += event.facts_duplicate
-        self._is_repeated = bool(self._settings.repeated_ms) and not event.facts_stored
+        self.pace.note_stored(event.facts_stored)
         waited, was_refused = self.pages.waits, self.pages.is_refused
         self.place = self.place.store(self.pages.stored())
         if waited:
