@@ -166,8 +166,8 @@ class HeldLease:
 
 
 class PeerContact:
-    """`lost_reason` says why the peer sends no facts at present, None while it does. What the peer had at `level_ms` has
-    arrived; None: that is not known in this life."""
+    """`lost_reason` says why the peer sends no facts at present, None while it does. What the peer had at `level_ms`
+    has arrived; None: that is not known in this life."""
 
     def __init__(self, settings: ReceiverSettings) -> None:
         self._settings = settings
