@@ -108,8 +108,7 @@ CORES = tuple(
         "agent/replication/pulling": "catch_up page_check",
         "agent/replication/pulling/receiving": "log_place peer_contact pull_events receiver",
         "agent/replication/serving": (
-            "admission appends consumer_core consumer_effects fair_queue latest_page limits outcomes pacing page "
-            "read_turns"
+            "admission appends fair_queue latest_page limits outcomes pacing page read_turns"
         ),
         "agent/settings": "opcua_address peers signing sources store",
         "agent/signing": "certificates chains keys messages records x509_parts",

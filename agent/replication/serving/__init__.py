@@ -1,7 +1,6 @@
 """The serving side of a node: which node may ask, in which order a request is served, and what goes into a page.
 
-`server` takes requests from the broker; `operations` answers them; `consumer_core`, `admission` and `page` decide,
-without IO.
+`server` takes requests from the broker; `operations` answers them; `admission` and `page` decide, without IO.
 """
 
 from agent.replication.serving.admission import Caller

@@ -1,4 +1,4 @@
-"""The shell of FetchFacts, ConfirmReceipt and GetCursor, over a store whose futures the test resolves by hand.
+"""FetchFacts, ConfirmReceipt and GetCursor, over a store whose futures the test resolves by hand.
 
 Each test stops a request at one place and checks what the store has been asked by then and what has not been answered
 yet.
@@ -6,8 +6,9 @@ yet.
 
 import asyncio
 import contextlib
+import itertools
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ import msgspec
 import pytest
 
 from agent.batch import Origin
-from agent.lease import Lease, LeaseClaim
+from agent.lease import NO_LEASE, Lease, LeaseClaim
 from agent.pages import Page
 from agent.positions import LifeList, LogLives, Position, Resolved
 from agent.replication.protocol.codec import encode_heartbeat
@@ -24,8 +25,10 @@ from agent.replication.protocol.messages import (
     Confirm,
     ConfirmAnswer,
     ConfirmReceipt,
+    CursorAnswer,
     FetchAnswer,
     FetchFacts,
+    GetCursor,
     LogPosition,
     UnregisterConsumer,
 )
@@ -62,6 +65,7 @@ class Store:
         self.asked: list[tuple[Any, ...]] = []
         self.disk_reads: list[tuple[str, threading.Thread]] = []
         self.futures: dict[str, Future[Any]] = {}
+        self.at_once: dict[str, Iterator[Any]] = {}  # results of calls that are not waited for
         self.held: Registered | None = Registered("idmz", STREAM, 10, Lease(3, "one"))
         self.end = 20
         self.consumers = self.reader = self
@@ -69,6 +73,8 @@ class Store:
     def _later(self, name: str, *arguments: object) -> Future[Any]:
         self.asked.append((name, *arguments))
         self.futures[name] = Future()
+        if name in self.at_once:
+            self.futures[name].set_result(next(self.at_once[name]))
         return self.futures[name]
 
     def names(self) -> list[str]:
@@ -244,6 +250,120 @@ async def test_a_page_read_ahead_reports_a_failed_confirmation() -> None:
         with pytest.raises(FencedError):
             await task
         assert store.names()[-1] == "read"
+
+
+async def test_a_page_from_the_frontier_waits_for_the_confirmation_first() -> None:
+    """Without a position the page begins at the frontier after the confirmation, so that must be durable before
+    anything is read."""
+    async with play() as (store, consumers):
+        task = asyncio.create_task(consumers.fetch(ONE, fetch(after=None, confirm=CONFIRM)))
+        assert await stands(task)
+        assert store.names() == ["confirm", "commit"]
+        store.futures["confirm"].set_result(15)
+        assert page_of(await task).runs() == [(16, 20)]
+
+
+async def test_only_a_page_with_facts_goes_out_before_the_confirmation() -> None:
+    """An answer without facts is not read ahead: the frontier in it is durable."""
+    async with play() as (store, consumers):
+        task = asyncio.create_task(consumers.fetch(ONE, fetch(after=at(20), confirm=CONFIRM)))
+        assert await stands(task)
+        assert store.names() == ["confirm", "read", "commit"]
+        store.futures["confirm"].set_result(10)
+        assert page_of(await task).runs() == []
+
+
+async def test_from_its_first_lease_on_a_fetch_shows_that_and_not_that_it_asks() -> None:
+    """If it claimed 0 again after the wait, the store would take the lease back from a newer instance. Nothing is
+    recorded before the store has decided."""
+    async with play() as (store, consumers):
+        store.held = Registered("idmz", STREAM, 10, Lease(3, "two"))
+        store.at_once["hold_lease"] = iter([Lease(4, "one"), Lease(5, "two")])
+        await consumers.fetch(ONE, fetch(lease=0, confirm=CONFIRM))
+        assert [(name, more[-1]) for name, *more in store.asked if name in {"hold_lease", "confirm"}] == [
+            ("hold_lease", LeaseClaim("one", 0)),
+            ("confirm", LeaseClaim("one", 4)),
+            ("hold_lease", LeaseClaim("one", 4)),
+        ]
+        assert store.names() == ["hold_lease", "confirm", "read", "hold_lease", "seen"]
+
+
+@pytest.mark.parametrize("after", [2, 3])
+async def test_a_claim_after_an_old_lease_gets_the_lease_in_force(after: int) -> None:
+    """Nothing is confirmed, begun or read for a caller that claims the lease after one that is no longer in force."""
+    async with play() as (store, consumers):
+        store.held = Registered("idmz", STREAM, 10, Lease(3, "two"))
+        store.at_once["hold_lease"] = itertools.repeat(Lease(4, "one"))
+        answer = page_of(await consumers.fetch(ONE, fetch(lease=0, lease_after=after, confirm=CONFIRM)))
+        if after == 3:
+            assert (answer.lease, answer.lease_in_force) == (4, None)
+        else:
+            assert (answer.lease_in_force, answer.more, answer.runs()) == (3, True, [])
+            assert store.asked == []
+
+
+@pytest.mark.parametrize("after", [at(21), at(10, "b2" * 16), at(0, "b2" * 16)])
+async def test_a_position_that_is_not_in_this_log_changes_nothing(after: LogPosition) -> None:
+    """Nothing is registered, leased, confirmed or read; an incident names the peer, and it must name its trail."""
+    async with play() as (store, consumers):
+        store.held = None
+        outcome = await consumers.fetch(ONE, fetch(stream=STREAM, after=after, confirm=CONFIRM))
+        assert isinstance(outcome, Refuse)
+        assert outcome.code == "life_unknown"
+        assert store.names() == ["peer_reads_more"]
+
+
+@pytest.mark.parametrize("name", ["enterprise.facts", "local.mes", "idmz", "idmz-2.facts", "plant-a.own"])
+async def test_a_zone_uses_only_names_that_begin_with_it(name: str) -> None:
+    """The answer does not depend on whether a consumer of that name exists, in any operation."""
+    async with play() as (store, consumers):
+        for store.held in (None, Registered("idmz", STREAM, 0), Registered("enterprise", STREAM, 0)):
+            for outcome in (
+                await consumers.fetch(ONE, fetch(consumer_name=name, stream=STREAM)),
+                await consumers.confirm(ONE, receipt(consumer_name=name)),
+                await consumers.get_cursor(ONE, GetCursor(consumer_name=name)),
+                await consumers.unregister(ONE, UnregisterConsumer(consumer_name=name)),
+            ):
+                assert isinstance(outcome, Refuse)
+                assert (outcome.code, store.asked) == ("consumer_not_yours", [])
+
+
+@pytest.mark.parametrize(
+    "held, epoch, is_asked",
+    [
+        (NO_LEASE, None, False),
+        (NO_LEASE, 0, True),
+        (Lease(2, "one"), 2, False),
+        (Lease(2, "one"), 0, False),
+        (Lease(3, "two"), 2, True),
+        (Lease(3, "two"), None, True),
+        (Lease(3, "two"), 4, True),
+    ],
+)
+async def test_the_store_is_asked_only_where_a_lease_would_change(
+    held: Lease, epoch: int | None, *, is_asked: bool
+) -> None:
+    """The holder is answered from memory. Before anything is confirmed, the store decides claims that would change the
+    lease or fence the caller."""
+    async with play() as (store, consumers):
+        store.held = Registered("idmz", STREAM, 10, held)
+        store.at_once = {"hold_lease": itertools.repeat(held), "confirm": itertools.repeat(10)}
+        await consumers.confirm(ONE, receipt(lease=epoch))
+        assert store.names() == [*["hold_lease"] * is_asked, "confirm", "commit"]
+
+
+async def test_a_cursor_is_returned_only_to_its_own_zone() -> None:
+    """GetCursor answers from memory; another zone's consumer is refused without details."""
+    async with play() as (store, consumers):
+        outcome = await consumers.get_cursor(ONE, GetCursor(consumer_name=NAME))
+        assert isinstance(outcome, Reply)
+        assert outcome.answer == CursorAnswer(
+            store_zone="plant-a", life=LIFE, consumer_name=NAME, stream=STREAM, frontier=10, end_offset=20
+        )
+        store.held = Registered("enterprise", STREAM, 10)
+        refused = await consumers.get_cursor(ONE, GetCursor(consumer_name=NAME))
+        assert isinstance(refused, Refuse)
+        assert (refused.code, store.asked) == ("consumer_not_yours", [])
 
 
 async def test_confirmations_that_wait_together_share_a_commit() -> None:

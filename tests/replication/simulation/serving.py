@@ -1,6 +1,6 @@
 """The serving side of a node: the product's own server, from the arrival of a request to the bytes of its answer.
 
-`Server`, its operations and the consumer core run unchanged. What stands in the place of asyncio is `SteppedContext`:
+`Server` and its operations run unchanged. What stands in the place of asyncio is `SteppedContext`:
 the clock is the world's, a thread is a call, and a coroutine that waits goes on with an event of its node. A `Carrier`
 stands in the place of the broker.
 """

@@ -5,7 +5,6 @@ import gc
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +32,9 @@ from agent.replication.pulling.page_judge import PageJudge, TrustPolicy
 from agent.replication.pulling.receiving.pull_events import ReceiverSettings
 from agent.replication.pulling.receiving.receiver import Receiver
 from agent.replication.pulling.shared_zones import SharedZones
-from agent.replication.serving import consumer_core, reading
-from agent.replication.serving.admission import decide_fetch
-from agent.replication.serving.consumer_effects import Effect, GetStreamState, Park, ReadPage
-from agent.replication.serving.operations import context
+from agent.replication.serving import reading
+from agent.replication.serving.admission import Caller
+from agent.replication.serving.operations import consumers, context
 from agent.replication.serving.operations.consumers import Consumers
 from agent.replication.serving.outcomes import Refuse
 from agent.replication.serving.page import HeldThere, Selection, select_page
@@ -77,23 +75,18 @@ def no_change(_: pytest.MonkeyPatch) -> None:
 def server_continues_after_what_it_sent(patch: pytest.MonkeyPatch) -> None:
     """A server that treats sent facts as received."""
     sent: dict[tuple[int, str], int] = {}
-    carry_out = Consumers._carry_out
+    read_when_due = Consumers._read_when_due
 
-    async def from_there(self: Consumers, effect: Effect[Any]) -> Any:
-        match effect:
-            case GetStreamState(_, zone):
-                patch.setattr(consumer_core, "decide_fetch", partial(decide, (id(self), zone)))
-            case Park(_, zone):
-                effect = replace(effect, after_offset=max(effect.after_offset, sent.get((id(self), zone), 0)))
-        result = await carry_out(self, effect)
-        if isinstance(effect, ReadPage) and isinstance(result, PageRead):
-            sent[id(self), effect.asking_node] = result.last_offset
+    async def from_there(
+        self: Consumers, caller: Caller, request: FetchFacts, stream: str, position: int, until_ms: int
+    ) -> Any:
+        place = id(self), caller.node
+        result = await read_when_due(self, caller, request, stream, max(position, sent.get(place, 0)), until_ms)
+        if isinstance(result[0], PageRead):
+            sent[place] = result[0].last_offset
         return result
 
-    def decide(key: tuple[int, str], request: FetchFacts, stream: str, position: int, *rest: int) -> object:
-        return decide_fetch(request, stream, max(position, sent.get(key, 0)), *rest)
-
-    patch.setattr(Consumers, "_carry_out", from_there)
+    patch.setattr(Consumers, "_read_when_due", from_there)
 
 
 def store_answers_before_its_commit(patch: pytest.MonkeyPatch) -> None:
@@ -171,7 +164,7 @@ def server_fences_no_instance(patch: pytest.MonkeyPatch) -> None:
         return confirm(self, *named, **of_log)
 
     watched = WatchedConsumers.hold_lease
-    patch.setattr(consumer_core, "decide_lease", held)
+    patch.setattr(consumers, "decide_lease", held)
     patch.setattr(WatchedConsumers, "hold_lease", hold_lease)
     patch.setattr(WatchedConsumers, "confirm", confirmed)
 

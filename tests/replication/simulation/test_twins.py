@@ -1,5 +1,5 @@
-"""Two machines with one name, simulated: the receiver's and the serving side's cores under loss, delay, broken lines
-and restarts.
+"""Two machines with one name, simulated: the receiver, and the serving side's operations, under loss, delay, broken
+lines and restarts.
 
 When the faults end, exactly one of the two continues: the one whose latest start was the last to arrive. Nothing except
 the start of a process ever takes the lease. The store is a queue in which one thing happens after another, as its
@@ -12,11 +12,13 @@ import heapq
 import itertools
 import random
 from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
 
 from agent.lease import NO_LEASE, Denied, Lease, LeaseClaim, decide_lease
-from agent.positions import LifeList, LogLives, Position
+from agent.pages import Page
+from agent.positions import LifeList, LogLives, Position, Resolved
 from agent.replication.pulling.page_check import check_page
 from agent.replication.pulling.pull_runner import PullSettings, fetch_request
 from agent.replication.pulling.receiving.pull_events import (
@@ -31,12 +33,12 @@ from agent.replication.pulling.receiving.pull_events import (
     Tick,
 )
 from agent.replication.pulling.receiving.receiver import Receiver
-from agent.replication.serving import consumer_effects as effects
 from agent.replication.serving.admission import Caller
-from agent.replication.serving.consumer_core import ConsumerCore
-from agent.replication.serving.outcomes import Outcome, Refuse, store_name_of
-from agent.replication.serving.reading import PageRead
+from agent.replication.serving.operations.consumers import Consumers
+from agent.replication.serving.outcomes import Outcome, Refuse
 from tests.replication.consumers import Registered
+from tests.replication.simulation.serving import SteppedContext
+from tests.replication.simulation.steps import run
 from tests.sim import first_seed, patient, scaled
 
 PATIENCE = ReceiverSettings(wait_ms=400, answer_timeout_ms=100, backoff_ms_min=20, backoff_ms_max=200, blocked_ms=2_000)
@@ -83,13 +85,71 @@ class Machine:
             world.at(self.line_free_ms - world.now_ms, lambda: world.request_arrives(self, life, instance, fetch))
 
 
-class Served(NamedTuple):
-    """A request in the serving core, and the process that waits for its answer."""
+class FencedError(Exception):
+    """The store's error for a fenced instance."""
 
-    steps: effects.Steps
-    machine: Machine
-    life: int
-    fetch_id: int
+
+class Store:
+    """One consumer at the end of a log, and its lease. The writer decides claims in their order."""
+
+    zone = node = PULL.peer_node
+    life, signer = READ.life, None
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self.lease = NO_LEASE
+        self.taken_ms = 0
+        self._writing: list[tuple[LeaseClaim, Future[Lease]]] = []
+        self.consumers = self
+
+    def get(self, _: str) -> Registered:
+        return Registered("idmz", STREAM, 10, self.lease)
+
+    def seen(self, _: str, **_how: object) -> None:
+        """Nothing is kept of it."""
+
+    def end_offset(self, _: str) -> int:
+        return LOG.end_offset
+
+    def log(self, _: str) -> LogLives:
+        return LOG
+
+    def resolve(self, _: str, position: Position) -> Resolved:
+        return LOG.resolve(position, lambda *_: False)
+
+    def is_in_memory(self, *_: object) -> bool:
+        return True
+
+    def read(self, *_: object, **_how: object) -> Page:
+        return Page([], LOG.end_offset)
+
+    def hold_lease(self, _: str, claim: LeaseClaim) -> Future[Lease]:
+        self._writing.append((claim, Future()))
+        self._world.at(self._world.chance.choice((1, 20, 200)), self.commit)
+        return self._writing[-1][1]
+
+    def confirm(self, _: str, last_offset: int, *_range: object, **_how: object) -> Future[int]:
+        confirmed: Future[int] = Future()
+        confirmed.set_result(last_offset)
+        return confirmed
+
+    def commit(self) -> None:
+        """Commit everything that waits, in order; memory shows it when all is durable."""
+        writing, self._writing = self._writing, []
+        lease, answers = self.lease, []
+        for claim, holding in writing:
+            after = decide_lease(lease, claim)
+            if isinstance(after, Lease) and after != lease:
+                assert after.epoch > lease.epoch, "epochs only rise"
+                self.taken_ms = self._world.now_ms
+                lease = after
+            answers.append((holding, after))
+        self.lease = lease
+        for holding, decided in answers:
+            if isinstance(decided, Denied):
+                holding.set_exception(FencedError())
+            else:
+                holding.set_result(decided)
 
 
 class World:
@@ -100,9 +160,10 @@ class World:
         self.now_ms = 0
         self._number = itertools.count()
         self._due: list[tuple[int, int, Callable[[], object]]] = []
-        self.lease = NO_LEASE
-        self.taken_ms = 0
-        self._writing: list[tuple[LeaseClaim, Callable[[Lease | Denied], None]]] = []
+        self.store = Store(self)
+        link: Any = SimpleNamespace(node=SimpleNamespace(world=self, after=self.at), require=lambda: self)
+        context = SteppedContext(link, self.store, {"idmz": frozenset({STREAM})})  # type: ignore[arg-type]
+        self._consumers = Consumers(context)
         self.machines = [Machine(self, name) for name in "ab"]
 
     def at(self, after_ms: int, do: Callable[[], object]) -> None:
@@ -144,75 +205,32 @@ class World:
 
     # ------------------------------------------------------------------------------------------------------- serving
 
+    packet_bytes_max, outgoing_bytes = 1_000_000, 0
+
+    def publish_answer(self, *_: object) -> None:
+        """A heartbeat: no machine counts on one here."""
+
     def request_arrives(self, machine: Machine, life: int, instance: str, fetch: Fetch) -> None:
-        """The product's core serves it, up to its answer."""
-        core = ConsumerCore(
-            Caller("idmz", instance, b"12345678"),
-            frozenset({STREAM}),
-            store_name_of(PULL.peer_node, PULL.peer_node, bytes.fromhex(LIFE)),
-        )
-        steps = core.fetch(fetch_request(fetch, PULL), self.now_ms)
-        self._serve(Served(steps, machine, life, fetch.fetch_id), None)
+        """The product's operation serves it, up to its answer."""
+        run(self._serve(machine, life, instance, fetch), lambda step: self.at(0, step))
 
-    def _serve(self, served: "Served", result: Any) -> None:
-        """Step the core until it waits or ends. Memory answers at once, the writer in its order."""
-        while True:
-            try:
-                effect = served.steps.send(result)
-            except StopIteration as over:
-                self._end(served, over.value)
-                return
-            match effect:
-                case effects.FindConsumer():
-                    result = Registered("idmz", STREAM, 10, self.lease)
-                case effects.GetStreamState():
-                    result = effects.StreamState(LOG, 0, self.now_ms)
-                case effects.HoldLease(_, _, shown):
-                    self._writing.append((shown, partial(self._decided, served)))
-                    self.at(self.chance.choice((1, 20, 200)), self.commit)
-                    return
-                case effects.Park():
-                    over = effects.Parked(is_superseded=False, waited_ns=0)
-                    self.at(effect.until_ms - self.now_ms, partial(self._serve, served, over))
-                    return
-                case effects.ReadPage():
-                    result = PageRead([], [], [], [], 10, 10)
-                case effects.Resolve(_, _, positions):
-                    result = tuple((position, LOG.resolve(position, lambda *_: False)) for position in positions)
-                case _:
-                    result = None  # it changes nothing here
-
-    def _decided(self, served: "Served", lease: Lease | Denied) -> None:
-        if isinstance(lease, Denied):
-            self._end(served, Refuse("fenced", "fenced"))
-        else:
-            self._serve(served, lease)
-
-    def _end(self, served: "Served", outcome: Outcome) -> None:
+    async def _serve(self, machine: Machine, life: int, instance: str, fetch: Fetch) -> None:
+        outcome: Outcome
+        try:
+            outcome = await self._consumers.fetch(Caller("idmz", instance, b"12345678"), fetch_request(fetch, PULL))
+        except FencedError:
+            outcome = Refuse("fenced", "fenced")
         event: Event
         match outcome:
             case Refuse(code, message):
-                event = FetchFailed(served.fetch_id, code, message, is_retryable=False)
+                event = FetchFailed(fetch.fetch_id, code, message, is_retryable=False)
             case (answer, attachment, *_):
                 page, _ = check_page(answer, attachment, PULL.peer_node, STREAM)
-                event = PageArrived(served.fetch_id, page)
+                event = PageArrived(fetch.fetch_id, page)
+            case _:
+                return  # a newer fetch has taken its place
         if not self.loses():
-            self.at(self.delay_ms(), lambda: served.machine.life == served.life and served.machine.tell(event))
-
-    def commit(self) -> None:
-        """Commit everything that waits, in order; memory shows it when all is durable."""
-        writing, self._writing = self._writing, []
-        lease, answers = self.lease, []
-        for shown, then in writing:
-            after = decide_lease(lease, shown)
-            if isinstance(after, Lease) and after != lease:
-                assert after.epoch > lease.epoch, "epochs only rise"
-                self.taken_ms = self.now_ms
-                lease = after
-            answers.append((then, after))
-        self.lease = lease
-        for then, after in answers:
-            then(after)
+            self.at(self.delay_ms(), lambda: machine.life == life and machine.tell(event))
 
 
 @patient
@@ -226,5 +244,5 @@ def test_one_of_two_instances_continues() -> None:
         going = [machine for machine in world.machines if machine.core.asking is not Asking.FENCED]
         assert len(going) == 1, f"seed {seed}: {len(going)} of two go on"
         holder = Lease(going[0].core.lease.epoch, f"{going[0].name}{going[0].life}")
-        assert world.lease == holder, f"seed {seed}"
-        assert world.taken_ms <= FAULTS_END_MS + 3_000, f"seed {seed}: taken at {world.taken_ms}"
+        assert world.store.lease == holder, f"seed {seed}"
+        assert world.store.taken_ms <= FAULTS_END_MS + 3_000, f"seed {seed}: taken at {world.store.taken_ms}"

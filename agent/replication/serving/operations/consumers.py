@@ -1,48 +1,57 @@
-"""FetchFacts, ConfirmReceipt, GetCursor and UnregisterConsumer: carries out what the consumer core decides.
+"""FetchFacts, ConfirmReceipt, GetCursor and UnregisterConsumer: the order in which they are checked, written and read.
 
-A fetch that finds nothing is parked until its stream grows or its `wait_ms` have passed; a newer fetch of the same
-consumer replaces it. While fetches are parked, each requester gets a heartbeat that names its own.
+The safety of facts depends on the order of the steps, so each step that matters for it names its decision
+(docs/decisions). A fetch that finds nothing is parked (`waiters`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
+from agent.lease import Lease, LeaseClaim, decide_lease, must_claim_again
 from agent.pages import Consumer
-from agent.replication.protocol.codec import encode_heartbeat
-from agent.replication.protocol.messages import ConfirmReceipt, FetchFacts, GetCursor, UnregisterConsumer
-from agent.replication.protocol.pacing import HEARTBEAT_MS
-from agent.replication.serving import consumer_effects as effects
-from agent.replication.serving.admission import Caller
-from agent.replication.serving.consumer_core import ConsumerCore
-from agent.replication.serving.consumer_effects import Effect, Parked, Steps, StreamState
+from agent.positions import Position, furthest
+from agent.replication.protocol.messages import (
+    Confirm,
+    ConfirmAnswer,
+    ConfirmReceipt,
+    CursorAnswer,
+    FetchAnswer,
+    FetchFacts,
+    GetCursor,
+    LogPosition,
+    UnregisterAnswer,
+    UnregisterConsumer,
+)
+from agent.replication.serving.admission import (
+    Caller,
+    admit_fetch,
+    check_consumer,
+    check_consumer_name,
+    decide_fetch,
+)
 from agent.replication.serving.operations.context import Context
-from agent.replication.serving.outcomes import Outcome
+from agent.replication.serving.operations.waiters import Waiters
+from agent.replication.serving.outcomes import Drop, DropReason, Outcome, Refuse, Reply
 from agent.replication.serving.pacing import Use
-from agent.replication.serving.reading import PageQuery
+from agent.replication.serving.reading import PageQuery, PageRead
 
 _log = logging.getLogger(__name__)
 
 REPORTED_MS = 600_000
 """Between two reports that a node has read another log. Each is a commit, and a peer repeats it with each request."""
 
-Key = tuple[str, str]
-"""Zone and consumer."""
-
 
 class Consumers:
-    """Serves consumers of one link's peers."""
+    """Serves consumers of one link's peers. Its operations raise the store's errors."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._waiters = Waiters()
+        self._waiters = Waiters(context)
         self._reported_ms: dict[str, int] = {}
-        self._are_heartbeats_due = False
         self._commit_waiters = set[str]()  # nodes that wait for their next commit
 
     def parked(self) -> int:
@@ -55,111 +64,175 @@ class Consumers:
             loop.call_soon_threadsafe(self._waiters.wake, dict(ends))
 
     async def fetch(self, caller: Caller, request: FetchFacts) -> Outcome:
-        """FetchFacts. Raises the store's errors."""
-        return await self._run(self._core(caller).fetch(request, self._context.now_ms()))
+        """FetchFacts: a page, once there is one or `wait_ms` has passed."""
+        context, node, name = self._context, caller.node, request.consumer_name
+        until_ms, consumer = context.now_ms() + request.wait_ms, context.store.consumers.get(name)
+        stream = admit_fetch(request, node, context.exports[node], consumer)
+        if isinstance(stream, Refuse):
+            return stream
+        # A position of another copy of this log neither releases facts nor selects any.
+        after = await self._resolve(caller, request, stream)
+        if isinstance(after, Refuse):
+            return after
+        if consumer is None:
+            consumer = await self._register(node, stream, request)
+        # 0036: the lease is checked before anything is done in the consumer's name.
+        claim = LeaseClaim(caller.instance, request.lease, request.lease_after)
+        lease = await self._take_lease(caller, name, consumer, claim)
+        if must_claim_again(lease, claim):
+            return self._name_lease(request, consumer, lease)
+        # 0036: from here on the claim names the lease that the caller holds. Claiming 0 again would take the lease back
+        # from another instance.
+        claim = LeaseClaim(caller.instance, None if request.lease is None else lease.epoch)
+        confirming: asyncio.Future[int] | None = None
+        if request.confirm is not None:  # written while the page is read
+            confirming = self._start_confirm(name, request.confirm, claim)
+        frontier, is_ahead = consumer.frontier, after is not None
+        if after is None:
+            if confirming is not None:  # 0022: the page begins after the frontier, which must be durable first
+                frontier = await self._confirmed(confirming, node)
+            after = Position(context.store.log(stream).at(frontier), frontier)
+        position = after.offset
+        read, waited_ns = await self._read_when_due(caller, request, stream, position, until_ms)
+        if confirming is not None:
+            # A page that is read ahead does not wait for the fsync of the confirmation. If the confirmation has already
+            # failed, the request fails.
+            if not (is_ahead and isinstance(read, PageRead) and read.batches):
+                await self._confirmed(confirming, node)
+            elif confirming.done():
+                confirming.result()
+        # Look the consumer up again. 0036: another instance may have taken the lease while this fetch waited or read.
+        # Another request may have moved the frontier; the value read here is durable.
+        if (consumer := context.store.consumers.get(name)) is not None:
+            await self._take_lease(caller, name, consumer, claim)
+            frontier = consumer.frontier
+        if not isinstance(read, PageRead):
+            return read
+        context.store.consumers.seen(name, is_at_end=max(position, read.last_offset) >= read.end_offset)
+        return self._page(stream, frontier, read, claim.epoch, after)._replace(waited_ns=waited_ns)
 
     async def confirm(self, caller: Caller, request: ConfirmReceipt) -> Outcome:
-        """ConfirmReceipt. Raises the store's errors."""
-        return await self._run(self._core(caller).confirm(request))
+        """ConfirmReceipt: the frontier, once the confirmation is durable."""
+        name = request.consumer_name
+        consumer = self._find_own(caller, name)
+        if isinstance(consumer, Refuse):
+            return consumer
+        # 0036: the store compares the lease once more in the transaction that confirms.
+        lease = await self._take_lease(caller, name, consumer, LeaseClaim(caller.instance, request.lease))
+        claim = LeaseClaim(caller.instance, None if request.lease is None else lease.epoch)
+        frontier = await self._confirmed(self._start_confirm(name, request.confirm, claim), caller.node)
+        answer = ConfirmAnswer(**self._context.store_name, cursor_advanced_to=frontier, lease=claim.epoch)
+        return Reply(answer, [])
 
     async def get_cursor(self, caller: Caller, request: GetCursor) -> Outcome:
-        """GetCursor."""
-        return await self._run(self._core(caller).get_cursor(request))
+        """GetCursor: a consumer's stream and frontier, and the end of the stream."""
+        consumer = self._find_own(caller, request.consumer_name)
+        if isinstance(consumer, Refuse):
+            return consumer
+        answer = CursorAnswer(
+            **self._context.store_name,
+            consumer_name=request.consumer_name,
+            stream=consumer.stream,
+            frontier=consumer.frontier,
+            end_offset=self._context.store.end_offset(consumer.stream),
+        )
+        return Reply(answer, [])
 
     async def unregister(self, caller: Caller, request: UnregisterConsumer) -> Outcome:
-        """UnregisterConsumer. Raises the store's errors."""
-        return await self._run(self._core(caller).unregister(request))
+        """UnregisterConsumer: remove the consumer, even if its stream is no longer exported to the node, and end its
+        parked fetch."""
+        context, name, node = self._context, request.consumer_name, caller.node
+        if (refusal := check_consumer_name(name, node)) is not None:
+            return refusal
+        context.changed(node)
+        # 0036: the store compares the lease in the transaction that removes the consumer.
+        claim = LeaseClaim(caller.instance, request.lease)
+        was_registered = await context.wrap(context.store.consumers.unregister(name, node, claim))
+        self._waiters.supersede((node, name))
+        _log.info("consumer_unregistered", extra={"consumer": name, "peer": node})
+        return Reply(UnregisterAnswer(**context.store_name, was_registered=was_registered), [])
 
     # --------------------------------------------------------------------------------------------------------- internal
 
-    def _core(self, caller: Caller) -> ConsumerCore:
-        return ConsumerCore(caller, self._context.exports[caller.node], self._context.store_name)
+    def _find_own(self, caller: Caller, name: str) -> Consumer | Refuse:
+        """The consumer, if the caller's node may use it."""
+        consumer = self._context.store.consumers.get(name)
+        return check_consumer(name, caller.node, self._context.exports[caller.node], consumer)
 
-    async def _run(self, steps: Steps) -> Outcome:
-        """Carry out one effect after another until the core says how the request ends."""
-        result: Any = None
-        while True:
-            try:
-                effect = steps.send(result)
-            except StopIteration as over:
-                outcome: Outcome = over.value
-                return outcome
-            result = await self._carry_out(effect)
+    async def _resolve(self, caller: Caller, request: FetchFacts, stream: str) -> Position | Refuse | None:
+        """The position after which the page begins; None: after the frontier. A position that is not known here as it
+        is, is refused; a whole trail is read on from where it is valid furthest."""
+        named = request.trail if request.trail is not None else [request.after] if request.after is not None else None
+        if named is None:
+            return None
+        node = caller.node
+        resolved = await self._context.resolve(node, stream, [point.position for point in named])
+        found = furthest(resolved)
+        if resolved and resolved[-1][1].how != "exact":
+            read = resolved[-1][0]
+            what = f"{stream} up to offset {read.offset} of life {read.life.hex()}"
+            why = (
+                f"consumer {request.consumer_name} of {node} has read {what}; in this log are its first {found.offset}"
+            )
+            self._report_restored(node, f"{why}: this store was put back, or another machine answered")
+            if request.trail is None:
+                return Refuse("life_unknown", f"{what} is not in this log as it is")
+        return found
 
-    async def _carry_out(self, effect: Effect[Any]) -> Any:
-        """The result of an effect. The effects of every fetch come first. Raises the store's errors."""
-        context, store = self._context, self._context.store
-        match effect:
-            case effects.FindConsumer(name):
-                return store.consumers.get(name)
-            case effects.GetStreamState(stream, node):
-                return StreamState(store.log(stream), self._waiters.count(node), context.now_ms())
-            case effects.Resolve(stream, node, positions):
-                return await context.resolve(node, stream, positions)
-            case effects.ReadPage(plan, node, signers, held):
-                query = PageQuery(plan, context.held_by(node, held), context.packet_bytes_max, signers)
-                return await context.page(node, query)
-            case effects.NoteServed(name, is_at_end):
-                return store.consumers.seen(name, is_at_end=is_at_end)
-            case effects.Park():
-                return await self._park(effect)
-            case effects.StartConfirm():
-                return self._start_confirm(effect)
-            case effects.AwaitConfirm(confirming, node):
-                if not confirming.done():
-                    self._commit_awaited(node)
-                return await confirming
-            case effects.CheckConfirm(confirming):
-                return confirming.result() if confirming.done() else None
-            case effects.ReportRestored(node, why):
-                if self._is_due(node):
-                    _log.warning("peer_read_more", extra={"peer": node, "reason": why})
-                    store.peer_reads_more(node, why)
-                return None
-            case effects.RegisterConsumer():
-                return await self._register(effect)
-            case effects.Unregister(name, node, claim):
-                context.changed(node)
-                was_registered = await context.wrap(store.consumers.unregister(name, node, claim))
-                self._waiters.supersede((node, name))
-                _log.info("consumer_unregistered", extra={"consumer": name, "peer": node})
-                return was_registered
-            case effects.HoldLease(name, node, claim):
-                context.changed(node)
-                return await context.wrap(store.consumers.hold_lease(name, claim))
-            case effects.AnnounceLease(name, node, before, lease):
-                was = {"lease_before": before.epoch, "lease": lease.epoch, "instance": lease.holder}
-                _log.info("lease_taken", extra={"consumer": name, "peer": node, **was})
-                return self._waiters.supersede((node, name))  # the parked instance asks again and is fenced
-        raise AssertionError(effect)
-
-    def _is_due(self, node: str) -> bool:
-        """Whether a report about a node is due: the last one was made long enough ago."""
+    def _report_restored(self, node: str, why: str) -> None:
+        """Record that a node has read a log of this store that is not the one here, or further, with a limited
+        frequency."""
         now_ms = self._context.now_ms()
-        is_due = now_ms - self._reported_ms.get(node, -REPORTED_MS) >= REPORTED_MS
-        if is_due:
+        if now_ms - self._reported_ms.get(node, -REPORTED_MS) >= REPORTED_MS:
             self._reported_ms[node] = now_ms
-        return is_due
+            _log.warning("peer_read_more", extra={"peer": node, "reason": why})
+            self._context.store.peer_reads_more(node, why)
 
-    async def _register(self, effect: effects.RegisterConsumer) -> Consumer:
-        self._context.changed(effect.node)
-        zone_max = self._context.limits_of(effect.node).consumers_max
-        registering = self._context.store.consumers.register(
-            effect.name, effect.node, effect.stream, effect.start, zone_max=zone_max
-        )
-        consumer = await self._context.wrap(registering)
-        fields = {"consumer": effect.name, "peer": effect.node, "stream": effect.stream}
-        _log.info("consumer_registered", extra=fields)
+    async def _register(self, node: str, stream: str, request: FetchFacts) -> Consumer:
+        context, name = self._context, request.consumer_name
+        context.changed(node)
+        zone_max = context.limits_of(node).consumers_max
+        registering = context.store.consumers.register(name, node, stream, request.starts, zone_max=zone_max)
+        consumer = await context.wrap(registering)
+        _log.info("consumer_registered", extra={"consumer": name, "peer": node, "stream": stream})
         return consumer
 
-    def _start_confirm(self, effect: effects.StartConfirm) -> asyncio.Future[int]:
-        confirm = effect.confirm
+    async def _take_lease(self, caller: Caller, name: str, consumer: Consumer, claim: LeaseClaim) -> Lease:
+        """The lease in force after the claim, durable. Nearly always the claim changes nothing, and the answer comes
+        from memory; otherwise the store decides, and raises an error for a caller that is refused."""
+        before, context = consumer.lease, self._context
+        if decide_lease(before, claim) is before:
+            return before
+        context.changed(caller.node)
+        lease = await context.wrap(context.store.consumers.hold_lease(name, claim))
+        if lease != before:
+            was = {"lease_before": before.epoch, "lease": lease.epoch, "instance": lease.holder}
+            _log.info("lease_taken", extra={"consumer": name, "peer": caller.node, **was})
+            self._waiters.supersede((caller.node, name))  # the parked instance asks again and is fenced
+        return lease
+
+    def _name_lease(self, request: FetchFacts, consumer: Consumer, lease: Lease) -> Reply:
+        """An answer with only the lease in force: the caller named another one in `lease_after` (0036)."""
+        end_offset = self._context.store.end_offset(consumer.stream)
+        position = consumer.frontier if request.after is None else request.after.offset
+        answer = FetchAnswer(
+            **self._context.store_name,
+            stream=consumer.stream,
+            frontier=consumer.frontier,
+            end_offset=end_offset,
+            more=end_offset > position,
+            lease_in_force=lease.epoch,
+        )
+        return Reply(answer, [])
+
+    def _start_confirm(self, name: str, confirm: Confirm, claim: LeaseClaim) -> asyncio.Future[int]:
+        """Pass a confirmation to the store without waiting until it is durable."""
         confirming = self._context.wrap(
             self._context.store.consumers.confirm(
-                effect.name,
+                name,
                 confirm.last_offset,
                 confirm.first_offset,
-                claim=effect.claim,
+                claim=claim,
                 life=bytes.fromhex(confirm.life),
                 digest=bytes.fromhex(confirm.digest),
                 is_awaited=False,
@@ -167,6 +240,12 @@ class Consumers:
         )
         confirming.add_done_callback(_take_exception)
         return confirming
+
+    async def _confirmed(self, confirming: asyncio.Future[int], node: str) -> int:
+        """The frontier after a confirmation of a node, once it is durable."""
+        if not confirming.done():
+            self._commit_awaited(node)
+        return await confirming
 
     def _commit_awaited(self, node: str) -> None:
         """Commit the awaited confirmations at once, at a limited rate for each node; its further confirmations share
@@ -184,94 +263,42 @@ class Consumers:
         self._commit_waiters.remove(node)
         self._commit_awaited(node)
 
-    async def _park(self, effect: effects.Park) -> Parked:
-        context, store, waiters = self._context, self._context.store, self._waiters
-        key, began_ns = (effect.node, effect.name), context.now_ns()
-        wait_ms = max(0, effect.until_ms - began_ns // 1_000_000)
-        store.consumers.seen(effect.name, is_at_end=True, waits_ms=wait_ms)
-        ended = context.future()
-        waiters.add(key, effect, ended)
-        self._begin_heartbeats()
-        # The log may have grown since the core looked, when the writer saw no fetch to wake.
-        if store.end_offset(effect.stream) > effect.after_offset:
-            end_wait(ended)
-        cancel = context.call_later(wait_ms / 1000, partial(end_wait, ended))
-        try:
-            is_superseded = await ended
-        finally:
-            cancel()
-            waiters.remove(key, ended)
-        return Parked(is_superseded, context.now_ns() - began_ns)
+    async def _read_when_due(
+        self, caller: Caller, request: FetchFacts, stream: str, position: int, until_ms: int
+    ) -> tuple[PageRead | Refuse | Drop, int]:
+        """The page, once there are facts or the wait is over; and the time waited, in ns."""
+        context, node, waited_ns = self._context, caller.node, 0
+        while True:
+            end_offset, parked_of_node = context.store.end_offset(stream), self._waiters.count(node)
+            due = decide_fetch(request, stream, position, end_offset, parked_of_node, until_ms, context.now_ms())
+            if isinstance(due, Refuse):
+                return due, waited_ns
+            if due is not None:
+                held = context.held_by(node, request.held)
+                query = PageQuery(due, held, context.packet_bytes_max, request.signers_known)
+                return await context.page(node, query), waited_ns
+            parked = await self._waiters.park(caller, request.consumer_name, stream, position, until_ms)
+            waited_ns += parked.waited_ns
+            if parked.is_superseded:
+                return Drop(DropReason.SUPERSEDED), waited_ns
 
-    def _begin_heartbeats(self) -> None:
-        if not self._are_heartbeats_due:
-            self._are_heartbeats_due = True
-            self._context.call_later(HEARTBEAT_MS / 1000, self._send_heartbeats)
-
-    def _send_heartbeats(self) -> None:
-        """Name the parked fetches to their requesters: one message to each, however many streams it reads."""
-        for (node, answer_to), correlations in self._waiters.requesters().items():
-            self._context.send(node, answer_to, encode_heartbeat(correlations), b"")
-        self._are_heartbeats_due = False
-        if self._waiters.has_any():
-            self._begin_heartbeats()
-
-
-class Waiters:
-    """The parked fetches of one server. Used only in the event loop's thread.
-
-    A consumer has one parked fetch: a newer fetch supersedes an earlier one, which then ends without an answer. The
-    result of its wait is True. `admission` decides how many fetches may wait.
-    """
-
-    def __init__(self) -> None:
-        self._waits: dict[Key, tuple[effects.Park, asyncio.Future[bool]]] = {}
-        self._by_node: Counter[str] = Counter()
-
-    def count(self, node: str | None = None) -> int:
-        """How many wait, in all or of one node."""
-        return len(self._waits) if node is None else self._by_node[node]
-
-    def has_any(self) -> bool:
-        """Whether any fetch waits. May be called from any thread."""
-        return bool(self._waits)
-
-    def requesters(self) -> dict[tuple[str, str], list[bytes]]:
-        """The correlations of the parked fetches, by node and the topic of its answers."""
-        found = dict[tuple[str, str], list[bytes]]()
-        for park, _ in self._waits.values():
-            found.setdefault((park.node, park.answer_to), []).append(park.correlation)
-        return found
-
-    def add(self, key: Key, park: effects.Park, ended: asyncio.Future[bool]) -> None:
-        """Park a fetch; `ended` is resolved when the wait is over."""
-        self.supersede(key)
-        self._waits[key] = park, ended
-        self._by_node[key[0]] += 1
-
-    def wake(self, ends: Mapping[str, int]) -> None:
-        """End the waits for these streams, which have grown."""
-        for park, ended in self._waits.values():
-            if park.stream in ends:
-                end_wait(ended)
-
-    def supersede(self, key: Key) -> None:
-        """End an earlier wait of this consumer without an answer: a newer fetch, or another instance, has come."""
-        if (wait := self._waits.get(key)) is not None:
-            end_wait(wait[1], is_superseded=True)
-            self.remove(key, wait[1])
-
-    def remove(self, key: Key, ended: asyncio.Future[bool]) -> None:
-        """Remove a wait, unless another has replaced it."""
-        if key in self._waits and self._waits[key][1] is ended:
-            del self._waits[key]
-            self._by_node[key[0]] -= 1
-
-
-def end_wait(ended: asyncio.Future[bool], *, is_superseded: bool = False) -> None:
-    """Resolve a wait once."""
-    if not ended.done():
-        ended.set_result(is_superseded)
+    def _page(self, stream: str, frontier: int, read: PageRead, lease: int | None, after: Position) -> Reply:
+        answer = FetchAnswer(
+            **self._context.store_name,
+            stream=stream,
+            frontier=frontier,
+            end_offset=read.end_offset,
+            batches=read.entries,
+            omitted=read.omitted,
+            holes=read.holes,
+            more=read.last_offset < read.end_offset,
+            lease=lease,
+            after=LogPosition.of(Position(after.life, after.offset)),
+            lives=[LogPosition.of(life) for life in read.lives],
+            held_runs=list(read.held_runs),
+            signers=read.signers,
+        )
+        return Reply(answer, read.batches, read.facts)
 
 
 def _take_exception(confirming: asyncio.Future[int]) -> None:
