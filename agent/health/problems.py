@@ -249,6 +249,11 @@ class Problem(Enum):
         'start it: systemctl status bsfg@{witness}, there; if it runs, it needs a [[peer]] with zone = "{zone}" for each '
         "gateway in its node.toml",
     )
+    PAIR_CLOCKS_DIFFER = _late(
+        "The clocks of the two gateways differ. Each gives samples and gaps its own times.",
+        "set the clock that is wrong (timedatectl), or see on both why the time server does not (timedatectl "
+        "timesync-status)",
+    )
     PAIR_PARTNER_SILENT = _late(
         "The other gateway does not answer. If this one fails, nothing is recorded.",
         "start it: systemctl status bsfg@{partner}, there; if it runs, bsfg peer test {partner} finds what fails",

@@ -641,6 +641,11 @@ class PairSnapshot:
         Gauge("bsfg_pair_witness_heard_seconds", "Time since the witness answered.", divisor=1000),
         Sampled("ms"),
     ] = None
+    partner_clock_ahead_ms: Annotated[
+        int | None,
+        Gauge("bsfg_pair_clock_ahead_seconds", "How far the other gateway's clock is ahead.", divisor=1000),
+        Sampled("ms"),
+    ] = None
     refusals: tuple[PairRefusal, ...] = ()
 
     @property

@@ -88,6 +88,7 @@ THRESHOLDS = {
     "certificate_left": Threshold("days", 30, 7, "renew a month before it ends", low_is_bad=True),
     "health_age": Threshold("s", 90, 180, "a node records its health once a minute; three missing ones are no accident"),
     "partner_silence": Threshold("s", 10, 86_400, "a restart takes seconds; a day without a second gateway is an outage"),
+    "pair_clock": Threshold("s", 2, inf, "a time server keeps both within milliseconds, and an answer takes half a second"),
     "device_clock": Threshold("s", 60, inf, "drift and the network explain seconds; a minute means that a clock is wrong"),
 }
 # fmt: on
@@ -360,7 +361,7 @@ def _source_reasons(source: SourceStatus, unheard: str) -> Iterator[Reason]:
     text = f"our certificate {_certificate_text(source.certificate_file, days).lstrip()}"
     yield from _judge("certificate_left", days, problem, subject, text)
     if ahead_s is not None:
-        text = f"the device's clock is {duration(abs(ahead_s))} {'ahead of' if ahead_s > 0 else 'behind'} this node's"
+        text = _clock_text("the device's", ahead_s)
         yield from _judge("device_clock", abs(ahead_s), Problem.DEVICE_CLOCK_OFF, subject, text)
     if not source.connected:
         lost = _lost_source(source, subject)
@@ -515,6 +516,14 @@ def _pair_reasons(
     elif pair.is_recording and pair.partner_state == "leads" and silent_s < role_s:  # not said before it died
         text = f"{snapshot.name} and {pair.partner} both record {pair.zone}"
         yield _reason(Problem.PAIR_BOTH_RECORD, PAIR, text)
+    if is_silent is None and pair.partner_clock_ahead_ms is not None:
+        ahead_s = pair.partner_clock_ahead_ms / 1000
+        text = _clock_text(f"{pair.partner}'s", ahead_s)
+        yield from _judge("pair_clock", abs(ahead_s), Problem.PAIR_CLOCKS_DIFFER, PAIR, text)
+
+
+def _clock_text(whose: str, ahead_s: float) -> str:
+    return f"{whose} clock is {duration(abs(ahead_s))} {'ahead of' if ahead_s > 0 else 'behind'} this node's"
 
 
 def _witness_reasons(pair: PairSnapshot, up_s: float, ways: frozenset[str]) -> Iterator[Reason]:

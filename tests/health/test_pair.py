@@ -80,6 +80,8 @@ NO_LEADER = "no gateway of plant-a records, since 2026-11-18 11:05:40Z"
     [
         ({"partner_heard_ms": 10_001}, "pair_partner_silent", False, "plant-a, is silent: no answer for 10.0 s"),
         ({"partner_heard_ms": None}, "pair_partner_silent", False, "no answer yet"),
+        ({"partner_clock_ahead_ms": 2_001}, "pair_clocks_differ", False, "plant-a's clock is 2.0 s ahead of this"),
+        ({"partner_clock_ahead_ms": -3_600_000}, "pair_clocks_differ", False, "plant-a's clock is 60 min behind this"),
         ({"partner_heard_ms": 86_400_001}, "pair_partner_silent", True, "no answer for 24 h"),
         ({**ALONE, "witness_heard_ms": 20_000}, "pair_alone", False, "records and hears neither plant-a nor idmz"),
         ({**ALONE, "witness": ""}, "pair_alone", False, "records and does not hear plant-a, and has no witness"),
@@ -192,12 +194,13 @@ def test_a_dead_partner_is_one_warning(leader: NodeSnapshot) -> None:
 def test_a_pair_is_recorded_and_measured(leader: NodeSnapshot) -> None:
     """The health names the zone, the role, the term and the other gateway; a node without a pair records none of them
     but its zone. The metrics have one role of three."""
+    leader = replace(leader, pair=replace(PAIR, partner_clock_ahead_ms=1))
     samples = health_samples(leader, assess(leader))
     _, values = read_health((sample.definition.subject, 1, sample.value) for sample in samples)
     assert {name: value for name, value in values.items() if name.startswith("pair/")} == {
         "pair/role": "leads", "pair/term": 7, "pair/leader": "plant-a-2", "pair/partner": "plant-a",
         "pair/since_unix_ms": NOW_MS - 60_000, "pair/partner_heard_ms": 200, "pair/witness": "idmz",
-        "pair/witness_heard_ms": 100,
+        "pair/witness_heard_ms": 100, "pair/partner_clock_ahead_ms": 1,
     }  # fmt: skip
     assert values["zone"] == "plant-a"
     roles = {

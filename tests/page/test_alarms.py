@@ -72,6 +72,7 @@ PROVOKED = {
     },
     "broker of the pair": {"pair": PAIR, "brokers": (BrokerStatus("pair", False, 1, zones=(PAIR.partner,)),)},
     "second gateway silent": {"pair": replace(PAIR, partner_heard_ms=60_000)},
+    "gateways' clocks": {"pair": replace(PAIR, partner_clock_ahead_ms=-61_000)},
     "gateway alone": {"pair": replace(PAIR, role="alone", partner_heard_ms=60_000)},
     "both gateways": {"pair": replace(PAIR, partner_state="leads")},
     "no pair at the other gateway": {

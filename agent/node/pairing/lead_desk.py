@@ -63,7 +63,8 @@ class LeadDesk:
         if self.own_claim is None:
             return Refuse("store_unavailable", "this node is starting")
         own, says = self.own_claim()
-        return Reply(LeadAnswer(**self._store_name(), other=entry_of(own), witness_says=says), [])
+        unix_ms = time.time_ns() // MS
+        return Reply(LeadAnswer(**self._store_name(), other=entry_of(own), witness_says=says, unix_ms=unix_ms), [])
 
     async def _answer_as_witness(self, zone: str, claim: Claim) -> Outcome:
         async with self._storing:  # claims are answered in the order in which they are stored

@@ -103,6 +103,7 @@ class PairRunner:
         self._refusals: dict[str, tuple[PairRefusal, int]] = {}
         self._heard = asyncio.Event()
         self._acting = asyncio.Lock()
+        self._partner_ahead_ms: int | None = None
         self._shown: tuple[Role, str] = (Role.FOLLOWS, "")
         self._since_unix_ms = time.time_ns() // MS
         desk.hear_partner, desk.own_claim = self._hear_partner, self._own_claim
@@ -162,6 +163,9 @@ class PairRunner:
     def _hear_answer_of_partner(self, answer: LeadAnswer, asked_ns: int) -> None:
         if answer.other is not None and answer.other.node == self._pair.partner:
             self._leadership.hear_partner(PartnerWord(claim_of(answer.other), answer.witness_says, asked_ns))
+            if answer.unix_ms is not None:  # as it was half an answer's time ago
+                way_ms = (time.monotonic_ns() - asked_ns) // (2 * MS)
+                self._partner_ahead_ms = answer.unix_ms + way_ms - time.time_ns() // MS
 
     def _hear_partner(self, word: PartnerWord) -> None:
         self._leadership.hear_partner(word)
@@ -283,6 +287,7 @@ class PairRunner:
             partner_heard_ms=None if partner is None else (now_ns - partner.heard_ns) // MS,
             witness=self._pair.witness,
             witness_heard_ms=None if witness is None else (now_ns - witness.heard_ns) // MS,
+            partner_clock_ahead_ms=self._partner_ahead_ms,
             refusals=tuple(refusal for refusal, at_ns in self._refusals.values() if now_ns - at_ns < HEARD_MS * MS),
         )
 

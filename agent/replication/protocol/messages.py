@@ -892,7 +892,8 @@ class ClaimLead(RequestBody, frozen=True, tag="ClaimLead", tag_field="operation"
 
 class LeadAnswer(AnswerBody, frozen=True, tag="ClaimLead", tag_field="operation"):
     """The witness names the leader (empty: none leads), its term and for how long it is lent, and what the other node
-    last told it. The other node answers with its own claim alone, and whom the witness names to it."""
+    last told it. The other node answers with its own claim alone, whom the witness names to it, and its clock,
+    `unix_ms`."""
 
     leader: NodeOrNone = ""
     term: ClaimedOffset = 0
@@ -900,6 +901,7 @@ class LeadAnswer(AnswerBody, frozen=True, tag="ClaimLead", tag_field="operation"
     remaining_ms: Annotated[int, msgspec.Meta(ge=0, le=LEASE_MS_MAX)] = 0
     other: ClaimEntry | None = None
     witness_says: NodeOrNone | None = None
+    unix_ms: ClaimedOffset | None = None
 
 
 # ---------------------------------------------------------------------------------------------------------- all of them

@@ -8,13 +8,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from agent.concurrency import TaskGroup
 from agent.fact_store import StoreFull
 from agent.health.snapshot import PairRefusal
 from agent.node.pairing import LeadDesk, PairPorts, PairRunner, partner_lacks
-from agent.node.pairing.runner import ANSWER_S, SwitchRefused
+from agent.node.pairing.runner import ANSWER_S, MS, SwitchRefused
 from agent.replication.mqtt import Reply
 from agent.replication.protocol.errors import PeerRefused, TransportError
 from agent.replication.protocol.messages import ClaimEntry, ClaimLead, LeadAnswer
@@ -186,6 +187,22 @@ async def test_a_word_counts_from_its_question(tmp_path: Path) -> None:
         stage.witness.says = late
         await stage.wait(lambda: stage.runner.snapshot().witness_heard_ms is not None, "the answer")
         assert (stage.runner.snapshot().witness_heard_ms or 0) >= 900 * ANSWER_S
+
+
+@pytest.mark.parametrize("ahead_ms", [3_600_000, -90_000, 0])
+async def test_a_clock_that_differs_is_measured(ahead_ms: int, tmp_path: Path) -> None:
+    """The other node's clock is ahead, behind or equal; its answers take a while, of which half is its way back."""
+
+    async def tells(request: ClaimLead) -> LeadAnswer:
+        await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=0.1)
+        answer = msgspec.structs.replace(await claims("follows")(request), unix_ms=time.time_ns() // MS + ahead_ms)
+        await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=0.1)
+        return answer
+
+    async with running(tmp_path) as stage:
+        stage.partner.says = tells
+        await stage.wait(lambda: stage.runner.snapshot().partner_clock_ahead_ms is not None, "an answer")
+        assert abs((stage.runner.snapshot().partner_clock_ahead_ms or 0) - ahead_ms) <= 2
 
 
 async def test_a_node_that_hears_nobody_records(tmp_path: Path) -> None:

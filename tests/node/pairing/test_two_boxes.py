@@ -121,6 +121,7 @@ async def test_the_lead_of_two_boxes(tmp_path: Path) -> None:
             await wait_until_async(lambda: other.snapshot().leader == NODES[0], "the second follows", 10)
             since_ms = leader.snapshot().since_unix_ms
             await wait_until_async(lambda: leader.snapshot().partner_state == "follows", "they hear each other", 10)
+            await wait_until_async(lambda: leader.snapshot().partner_clock_ahead_ms in range(-50, 51), "clocks", 10)
             assert (await leader.switch()).leader == NODES[1]
             await wait_until_async(lambda: plant.leaders() == [NODES[1]], "the second leads", 10)
             assert plant.stores[NODES[1]].life_number == other.snapshot().term > term
