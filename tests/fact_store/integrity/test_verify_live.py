@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from agent.fact_store import FactStore, StoreReader
 from agent.fact_store.integrity import verify
 from agent.fact_store.integrity.verify import VerifyCounts, verify_store
-from agent.fact_store.read import reader as reader_module
+from agent.fact_store.read import connections
 from agent.fact_store.retention.housekeeping import Housekeeping
 from agent.fact_store.sqlite import connect_reader
 from agent.query.sql.session import SqlSession
@@ -179,7 +179,7 @@ def test_statistics_are_of_one_moment(memory: Path, script: list[str]) -> None:
                 node.steps[name]()
 
         with node.store:
-            errors = between_statements(patch, reader_module, "connect_reader", step)
+            errors = between_statements(patch, connections, "connect_reader", step)
             with closing(StoreReader(node.store.path)) as reader:
                 found = statistics(reader)
                 with closing(SqlSession(reader, 0)) as session:
