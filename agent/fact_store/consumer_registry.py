@@ -10,9 +10,10 @@ import time
 from concurrent.futures import Future
 from functools import partial
 
+from agent.errors import StoreError
 from agent.fact_store import consumers
 from agent.fact_store.append import Follower
-from agent.fact_store.core import ConsumerState, Event, Lifecycle, StoreError, next_state
+from agent.fact_store.core import ConsumerState, Event, Lifecycle, next_state
 from agent.fact_store.writer import Writer
 from agent.lease import LEASE_EPOCH_MAX, Lease, LeaseClaim
 from agent.message import CONSUMER, STREAM, ZONE, MessageError, check_name

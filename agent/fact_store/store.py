@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Self
 
 from agent.batch import Origin
+from agent.errors import StoreError
 from agent.fact_store import consumers
 from agent.fact_store.append import append_checkpoint
 from agent.fact_store.appends import Appends
@@ -29,7 +30,6 @@ from agent.fact_store.artifacts import Artifacts
 from agent.fact_store.consumer_registry import ConsumerRegistry
 from agent.fact_store.core import (
     Integrity,
-    StoreError,
     StoreLimits,
     StoreNames,
     StoreUnusable,

@@ -1,8 +1,8 @@
 """The ports of ingest: the parts of a store that it uses, which the fact store implements directly.
 
-A store refuses an append for the moment by raising one of the exception types in `Refusals`, from the call or through
-the future. A refused append is repeated until the store accepts it. Meanwhile the source waits, and what it cannot
-sample is recorded as a gap.
+A store refuses an append for the moment by raising StoreBusy or StoreFull, from the call or through the future. A
+refused append is repeated until the store accepts it. Meanwhile the source waits, and what it cannot sample is recorded
+as a gap.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from agent.columns import SampleColumns
 from agent.ingest.completeness import Stored
 from agent.ingest.lifecycle import Newest
 from agent.message import Message, TagDefinition
-
-Refusals = tuple[type[Exception], ...]
 
 
 class StorePort(Protocol):

@@ -19,10 +19,11 @@ from functools import partial
 from typing import Any, TypeVar
 
 from agent.columns import SampleColumns
+from agent.errors import StoreBusy, StoreFull
 from agent.ingest.clock import Span
 from agent.ingest.completeness import Stored
 from agent.ingest.gap import GAP_INTERVAL_S, GAP_PREDICATE, OUTAGE_REASONS, STORE_REJECTED, Gap, GapLog, gap_message
-from agent.ingest.ports import Refusals, StorePort
+from agent.ingest.ports import StorePort
 from agent.ingest.quality import is_bad
 from agent.message import Message, TagDefinition
 
@@ -33,6 +34,7 @@ REFUSED_WAIT_S = 0.05  # first pause after a refusal; a group commit takes about
 REFUSED_WAIT_MAX_S = 2.0  # between attempts at a store that is full for hours
 FAILURES_MAX = 3  # attempts to append samples that the store fails to append without refusing them
 COMPLETE_INTERVAL_S = 1.0  # between two records of up to when the source is complete
+_REFUSALS = (StoreBusy, StoreFull)  # these pass; a store that has failed ends the node
 MESSAGE_BYTES_A_SAMPLE = 100  # within IN_FLIGHT_SAMPLES_MAX a message counts as one more sample per so many bytes
 
 
@@ -115,15 +117,13 @@ class Recorder:
         source: str,
         zone: str,
         store: StorePort,
-        refusals: Refusals,
         operational_stream: str,
         gap_predicate: str = GAP_PREDICATE,
         doubted: Callable[[], Sequence[Span]] = tuple,
     ) -> None:
         """`doubted` gives the times of this node's clock that are not believed."""
         self.source, self.zone, self.doubted = source, zone, doubted
-        self._store, self._refusals = store, refusals
-        self._operational_stream, self._gap_predicate = operational_stream, gap_predicate
+        self._store, self._operational_stream, self._gap_predicate = store, operational_stream, gap_predicate
         self._flights: deque[_Flight] = deque()  # bounded by IN_FLIGHT_SAMPLES_MAX through `record`
         self._in_flight = 0
         self._gaps = GapLog()
@@ -138,7 +138,7 @@ class Recorder:
 
     def for_another_task(self, gap_predicate: str = GAP_PREDICATE) -> Recorder:
         """Another recorder of the same source, for a task other than the one that records the live values."""
-        return Recorder(self.source, self.zone, self._store, self._refusals, self._operational_stream, gap_predicate)
+        return Recorder(self.source, self.zone, self._store, self._operational_stream, gap_predicate)
 
     def note_stored(self, value_ns: int) -> None:
         """The store holds a value of this time from an earlier process; one that has not changed is not recorded
@@ -242,7 +242,7 @@ class Recorder:
             return
         changed = self._complete.due(parts, self.taken_total, self.settled_total)
         if changed:
-            with suppress(*self._refusals):
+            with suppress(*_REFUSALS):
                 self._complete.store(changed, self._store.set_completeness(self.source, changed))
 
     async def end_recording(self) -> None:
@@ -258,7 +258,7 @@ class Recorder:
         while True:
             try:
                 return self._complete.store(changed, self._store.set_completeness(self.source, changed))
-            except self._refusals:
+            except _REFUSALS:
                 self.refused_total += 1
                 await asyncio.sleep(REFUSED_WAIT_S)
 
@@ -286,7 +286,7 @@ class Recorder:
             while flight.future is None:
                 try:
                     flight.future = flight.append()
-                except self._refusals:
+                except _REFUSALS:
                     self.refused_total += 1
                     await asyncio.sleep(wait_s)
                     wait_s = min(wait_s * 2, REFUSED_WAIT_MAX_S)
@@ -322,7 +322,7 @@ class Recorder:
         assert flight.future is not None, "launched above"
         try:
             await _committed(flight.future)
-        except self._refusals:
+        except _REFUSALS:
             self.refused_total += 1
             flight.future = None
             await asyncio.sleep(REFUSED_WAIT_S)
@@ -343,7 +343,7 @@ class Recorder:
         while True:
             try:
                 return await _committed(ask())
-            except self._refusals:
+            except _REFUSALS:
                 self.refused_total += 1
                 await asyncio.sleep(wait_s)
                 wait_s = min(wait_s * 2, REFUSED_WAIT_MAX_S)

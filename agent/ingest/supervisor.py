@@ -42,7 +42,7 @@ from agent.ingest.lifecycle import (
     State,
     next_state,
 )
-from agent.ingest.ports import Refusals, StoredFacts, StorePort
+from agent.ingest.ports import StoredFacts, StorePort
 from agent.ingest.probe_result import TagReading
 from agent.ingest.recorder import Recorder
 from agent.ingest.removal import FindRemoved, record_removed
@@ -615,7 +615,6 @@ class Ingest:
         sources: Sequence[SourceSettings],
         tag_maps: Mapping[str, TagMap],
         store: StorePort,
-        refusals: Refusals,
         operational_stream: str = "facts.operational",
         watch_times: WatchTimes = PATIENT,
         stored: StoredFacts | None = None,
@@ -631,7 +630,7 @@ class Ingest:
         this node's clock that are not believed. `is_recording`: otherwise the sources stand by until
         `begin_recording`."""
         self._recorder_of = partial(
-            Recorder, zone=zone, store=store, refusals=refusals, operational_stream=operational_stream, doubted=doubted
+            Recorder, zone=zone, store=store, operational_stream=operational_stream, doubted=doubted
         )
         self._stored, self._watch_times = stored, watch_times
         self._search = None if stored is None else JointSearch(stored)

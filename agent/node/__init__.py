@@ -2,8 +2,7 @@
 latest values.
 
 `node` puts the parts together, `status` takes the snapshot that health shows, `compare` makes and runs comparisons,
-`latest` joins query and replication, `trust` reads whose signatures are trusted, `store_errors` maps the store's errors
-to the protocol's codes.
+`latest` joins query and replication, `trust` reads whose signatures are trusted.
 """
 
 from agent.node.compare import access_of, compare_alone, identity_of

@@ -14,7 +14,6 @@ from functools import partial
 
 from agent.concurrency import TaskGroup
 from agent.fact_store import FactStore
-from agent.local_socket.serving.store_errors import REFUSAL_CODES, STORE_ERRORS
 from agent.node import compare
 from agent.node.latest import has_peer_latest, latest_lookup, peer_latest, save_peer_latest
 from agent.node.pairing import LeadDesk
@@ -143,8 +142,6 @@ class BrokerRuntime:
             self.link,
             shared.store,
             {peer.node: frozenset(peer.exports) for peer in peers if peer.exports},
-            STORE_ERRORS,
-            REFUSAL_CODES,
             appends={peer.node: frozenset(peer.appends) for peer in peers if peer.appends},
             look_up=latest_lookup(shared.store.reader, shared.queue_depth, partial(peer_latest, state_dir)),
             telemetry=shared.telemetry,
@@ -182,7 +179,6 @@ class BrokerRuntime:
                     requester,
                     shared.store,
                     settings,
-                    STORE_ERRORS,
                     bandwidth=bandwidth,
                     telemetry=shared.telemetry,
                     judge=shared.judge,

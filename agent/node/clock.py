@@ -18,7 +18,8 @@ from typing import NamedTuple
 import msgspec
 
 from agent.batch import Kind
-from agent.fact_store import FactStore, StoreBusy, StoreFull, StoreReader
+from agent.errors import StoreBusy, StoreFull
+from agent.fact_store import FactStore, StoreReader
 from agent.file_replace import write_file
 from agent.health.problems import duration
 from agent.health.snapshot import ClockChangeStatus, ClockStatus

@@ -13,7 +13,6 @@ from typing import Any
 from agent import local_socket
 from agent.fact_store import FactStore
 from agent.local_socket.serving import RequestHandler, open_store
-from agent.local_socket.serving.store_errors import COMPARISON_ERRORS
 from agent.node.trust import TrustFiles
 from agent.replication.mqtt import Access, Link, Requester
 from agent.replication.pki import Identity
@@ -68,7 +67,7 @@ def comparers(
                 *(peer.node, peer.pulls, origins, late, peer.anti_entropy_hours, settings.pair_zones)
             )
             requester = ThrottledRequester(requesters[peer.node], limits.get(peer.node), Priority.REPAIR, telemetry)
-            found[peer.node] = AntiEntropy(requester, store, what, COMPARISON_ERRORS, judge=judge)
+            found[peer.node] = AntiEntropy(requester, store, what, judge=judge)
     return found
 
 

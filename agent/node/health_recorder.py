@@ -15,7 +15,8 @@ from typing import Any
 from urllib.parse import quote
 
 from agent.columns import SampleColumns
-from agent.fact_store import FactStore, StoreBusy, StoreFull
+from agent.errors import StoreBusy, StoreFull
+from agent.fact_store import FactStore
 from agent.health.samples import HealthSample, health_samples, level_of, read_health
 from agent.health.snapshot import NodeSnapshot
 from agent.health.verdict import Verdict

@@ -25,8 +25,8 @@ from typing import Any
 from agent import local_socket
 from agent.concurrency import TaskGroup
 from agent.config import ConfigFile, InForce
-from agent.errors import BsfgError
-from agent.fact_store import FactStore, StoreBusy, StoreFull, StoreLocked, TermRefused
+from agent.errors import BsfgError, StoreBusy, StoreFull
+from agent.fact_store import FactStore, StoreLocked
 from agent.health import notify
 from agent.health.brief import encode_health
 from agent.ingest import Ingest, RemovedTag, TagFile
@@ -57,7 +57,6 @@ CHECKPOINT_TRY_S = 3600.0
 LOCK_WAIT_S = 10.0
 """Time for a command that has opened the store while no node ran; after that a second node is refused."""
 LOCK_STEP_S = 0.05
-_SOURCE_RETRIES = (StoreBusy, StoreFull)  # a source waits and tries again; a store that has failed ends the node
 
 
 async def run_node(file: ConfigFile) -> None:
@@ -119,7 +118,6 @@ class Node:
             settings.sources,
             start.tag_maps,
             store.appends,
-            _SOURCE_RETRIES,
             stored=stored,
             find_removed=self._find_removed,
             problems=start.tag_problems,
@@ -231,7 +229,6 @@ class Node:
             accepts=lambda: not self._store.refuses_appends,
             lacks=lacks,
             unseen_s=lambda: self._collector.unseen_s(partner),
-            store_errors=(*_SOURCE_RETRIES, TermRefused),
             zone_term=_zone_term(self._store),
         )
         return PairRunner(settings, ports, desk)
@@ -284,7 +281,7 @@ class Node:
     async def _checkpoint_daily(self) -> None:
         """Record the day's checkpoint. The store keeps one for each date."""
         while True:
-            with contextlib.suppress(*_SOURCE_RETRIES):  # the next hour does it
+            with contextlib.suppress(StoreBusy, StoreFull):  # the next hour does it
                 await asyncio.wrap_future(self._store.checkpoint(datetime.now(UTC).date().isoformat()))
             await asyncio.sleep(CHECKPOINT_TRY_S)
 

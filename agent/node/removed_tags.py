@@ -11,7 +11,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Hashable, Sequence
 
-from agent.fact_store import StoreError, StoreReader
+from agent.errors import StoreError
+from agent.fact_store import StoreReader
 from agent.ingest import TAG_REMOVED, RemovedTag
 from agent.message import HEALTH_SOURCE, TagDefinition
 from agent.node.stored_samples import NEWEST_DEPTH_FACTS

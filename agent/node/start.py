@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from agent.config import ConfigFile, Kept, NotInForce, load_kept, load_usable
-from agent.fact_store import FactStore, StoreBusy
+from agent.errors import StoreBusy
+from agent.fact_store import FactStore
 from agent.ingest import Problem as TagProblem
 from agent.ingest import TagFile, TagMap, TagMapError, find_tag_files, parse_tag_file, plan_sources
 from agent.settings.node import NodeSettings

@@ -24,7 +24,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from agent.batch import Origin
-from agent.fact_store import ConsumerSpace, ConsumerState, FactStore, Incident, StoreError, StoreSpace
+from agent.errors import StoreError
+from agent.fact_store import ConsumerSpace, ConsumerState, FactStore, Incident, StoreSpace
 from agent.health.consumer_lag import AppendWindow, LagSamples, PullLag
 from agent.health.snapshot import (
     AbuseStatus,

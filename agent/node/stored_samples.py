@@ -15,7 +15,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from agent.batch import Kind
-from agent.fact_store import StoreError, StoreReader
+from agent.errors import StoreError
+from agent.fact_store import StoreReader
 from agent.ingest import FILL_PREDICATE, GAP_PREDICATE, OUTAGE_REASONS, Newest, Stored, StoredUnreadable
 from agent.message import TagDefinition
 from agent.node.zone_samples import NewestSearch, ZoneSamples, is_forward

@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from concurrent.futures import Future  # tidy: a type in a signature, nothing runs
 from pathlib import Path
 
-from agent.fact_store import FactStore, StoreBusy, StoreReader
+from agent.errors import StoreBusy
+from agent.fact_store import FactStore, StoreReader
 from agent.file_watch import PATIENT, WatchTimes, watch_files
 from agent.replication.pulling import EvidenceFolder, MessageJudge, PageJudge, TrustPolicy
 from agent.settings.node import NodeSettings

@@ -30,7 +30,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agent import __version__
-from agent.fact_store import StoreError
+from agent.errors import StoreError
 from agent.health.brief import encode_brief, encode_health
 from agent.health.problems import Level, Problem
 from agent.health.verdict import THRESHOLDS

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from agent.batch import Kind
-from agent.fact_store import Incident, StoreError, StoreReader
+from agent.errors import StoreError
+from agent.fact_store import Incident, StoreReader
 from agent.message import HEALTH_STREAM, Value
 from agent.page.health_tail import HealthTail
 from agent.page.trend import Trend, trend_of

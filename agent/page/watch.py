@@ -14,7 +14,7 @@ from urllib.parse import quote
 import msgspec
 
 from agent.client import AsyncClient, NodeSilent
-from agent.fact_store import StoreError
+from agent.errors import StoreError
 from agent.health.samples import health_samples, plain
 from agent.health.snapshot import NodeSnapshot
 from agent.health.verdict import Verdict, assess

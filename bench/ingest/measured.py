@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.concurrency import TaskGroup, timeout
-from agent.fact_store import FactStore, StoreBusy, StoreFull
+from agent.fact_store import FactStore
 from agent.ingest import Ingest, load_tag_maps
 from agent.settings.sources import SourceSettings
 from agent.settings.store import StoreSettings
@@ -60,7 +60,7 @@ async def measured_ingest(sources: tuple[SourceSettings, ...], options: Options)
     had a value, because creating twenty thousand items takes seconds with few values."""
     folder = Path(options["into"])
     with closing(FactStore.open(folder / "facts.db", SERVING, settings=StoreSettings(ballast_bytes=0))) as store:
-        ingest = Ingest(SERVING, sources, load_tag_maps(sources), store.appends, (StoreBusy, StoreFull))
+        ingest = Ingest(SERVING, sources, load_tag_maps(sources), store.appends)
         async with TaskGroup() as group:
             group.create_task(ingest.run(), name="ingest")
             is_ready = partial(_has_all_tags, ingest)

@@ -20,9 +20,9 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-from agent.columns import BatchError
 from agent.concurrency import TaskGroup
-from agent.fact_store import FactStore, StoreError, StoreReader
+from agent.errors import StoreError
+from agent.fact_store import FactStore, StoreReader
 from agent.message import Sample
 from agent.replication.mqtt import Access, Link, Requester
 from agent.replication.pki import client_context
@@ -45,7 +45,6 @@ PROBE_INTERVAL_NS = 10_000_000
 LOAD_RUNS = 100  # distinct runs of samples that the load repeats
 # Samples are committed at once; an empty file is no fact.
 SETTINGS = StoreSettings(commit_interval_ms=0, ballast_bytes=0)
-STORE_ERRORS = (StoreError, BatchError)
 
 
 def consumer_of(stream: str) -> str:
@@ -189,7 +188,7 @@ async def serve_while(
     link = Link(access(broker_access(options)))
     _watch_confirmations(store, on_confirmed)
     await asyncio.wrap_future(store.set_signer(load_identity(_signing(options), SERVING)))
-    server = Server(link, store, {options["asking"]: frozenset(streams)}, STORE_ERRORS)
+    server = Server(link, store, {options["asking"]: frozenset(streams)})
     async with running(link.run(), server.run()) as stopped:
         await link.wait_up()
         await asyncio.to_thread(work, stopped)
@@ -216,7 +215,7 @@ async def _pull(options: Options, store: FactStore) -> None:
     asker = Requester(link, SERVING, judge.messages.refuses_answer)
     streams = options.get("streams", [STREAM])
     settings = [pull_settings(stream, options.get("origins", [SERVING])) for stream in streams]
-    pullers = [Puller(asker, store, pull_of_stream, STORE_ERRORS, judge=judge) for pull_of_stream in settings]
+    pullers = [Puller(asker, store, pull_of_stream, judge=judge) for pull_of_stream in settings]
     async with running(link.run()):
         await link.wait_up()
         since_ns, started_ns = time.process_time_ns(), time.monotonic_ns()

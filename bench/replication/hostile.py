@@ -29,7 +29,7 @@ from agent.replication.pulling import Puller
 from bench.common.measuring import Latency, Report, files_bytes, machine, peak_rss_mib, process_cpu_ns, rounded
 from bench.common.testbed import ASKING, SERVING, Testbed, scratch_folder
 from bench.common.worker_io import Options, broker_access, emit
-from bench.replication.endpoints import STORE_ERRORS, access, opened, pull_settings, running
+from bench.replication.endpoints import access, opened, pull_settings, running
 
 HOSTILE = "hostile"
 STREAM = "facts.operational"
@@ -224,7 +224,7 @@ def pull(options: Options) -> None:
 
 async def _pull(options: Options, store: FactStore) -> None:
     link = Link(access(broker_access(options)))
-    puller = Puller(Requester(link, SERVING), store, pull_settings(STREAM), STORE_ERRORS)
+    puller = Puller(Requester(link, SERVING), store, pull_settings(STREAM))
     durable_ns = list[int]()
 
     def committed(ends: Mapping[str, int]) -> None:

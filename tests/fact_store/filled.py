@@ -9,8 +9,8 @@ import sys
 from itertools import count
 from pathlib import Path
 
+from agent.errors import StoreFull
 from agent.fact_store import FactStore
-from agent.fact_store.core.errors import StoreFull
 from agent.fact_store.retention import housekeeping
 from agent.message import Sample
 from agent.positions import Position

@@ -15,6 +15,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -22,8 +23,9 @@ from unittest.mock import patch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from agent import batch
+from agent.columns import BatchError
+from agent.errors import StoreError
 from agent.fact_store import FactStore
-from agent.local_socket.serving.store_errors import COMPARISON_ERRORS, STORE_ERRORS
 from agent.message import Envelope, Fact, Message, Sample, TagDefinition
 from agent.replication.mqtt import Link, Requester
 from agent.replication.mqtt.carrier import Access, Incoming
@@ -367,9 +369,9 @@ async def _life(peer: HostilePeer, store: FactStore, cases: int) -> None:
     judge = PageJudge(store, TrustPolicy(SignerTrust(pins=pins if peer.signer else {}), own_zone=OWN))
     requester = Requester(link, PEER, *[judge.messages.refuses_answer] * (peer.signer is not None))
     settings = PullSettings(PEER, STREAM, f"{OWN}.{STREAM}", frozenset({PEER, OTHER}), receiver=IMPATIENT)
-    puller = Puller(requester, store, settings, STORE_ERRORS, judge=judge)
+    puller = Puller(requester, store, settings, judge=judge)
     comparing = AntiEntropySettings(PEER, (STREAM,), frozenset({PEER, OTHER}))
-    anti_entropy = AntiEntropy(ThrottledRequester(requester), store, comparing, COMPARISON_ERRORS, judge=judge)
+    anti_entropy = AntiEntropy(ThrottledRequester(requester), store, comparing, judge=judge)
     peer.link, link.connection = link, peer  # type: ignore[assignment]
     running = asyncio.create_task(puller.run())
 
@@ -389,10 +391,8 @@ async def _round(peer: HostilePeer, puller: Puller, anti_entropy: AntiEntropy, i
     """Forged answers, a comparison among them, then honest ones under a new life until one of them is stored."""
     before = peer.answered
     peer.forging = True
-    try:
+    with suppress(ReplicationError, StoreError, BatchError):  # refused, as it should be
         await anti_entropy.compare(STREAM, repair=True)
-    except (ReplicationError, *COMPARISON_ERRORS):
-        pass  # refused, as it should be
     await wait_until_async(lambda: is_over() or peer.answered >= before + ROUND, "the pull to go on")
     peer.forging = False
     peer.begin()

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from agent.fact_store import FactStore
-from agent.local_socket.serving.store_errors import REFUSAL_CODES, STORE_ERRORS
 from agent.message import Envelope, Fact, Message, Sample, TagDefinition
 from agent.node.latest import latest_lookup
 from agent.replication.mqtt import Link
@@ -185,9 +184,7 @@ async def serve_forged(folder: Path, cases: int, seed: int) -> Counter[str]:
     with FactStore.open(folder / "facts.db", OWN, settings=IN_MEMORY, streams=STREAMS, unattended=True) as store:
         look_up = latest_lookup(store.reader, lambda _: 0, lambda *_: [])
         both = frozenset({OPERATIONAL, TELEMETRY})
-        server = Server(
-            link, store, {EVIL: both, HONEST: both}, STORE_ERRORS, REFUSAL_CODES, appends={EVIL: both}, look_up=look_up
-        )
+        server = Server(link, store, {EVIL: both, HONEST: both}, appends={EVIL: both}, look_up=look_up)
         link.connection = served  # type: ignore[assignment]
         running, life = asyncio.create_task(server.run()), store.life
         forger, sent = Forger(random.Random(seed), OWN, life.hex(), store.end_offset), 0

@@ -68,6 +68,6 @@ async def test_definitions_that_never_end_are_refused(memory: Path) -> None:
     """A peer that sends definitions which never lead to those of its batch: refused before memory fills."""
     peer: Any = Endless()
     with bounded_memory(), FactStore.open(memory / "facts.db", "idmz", settings=IN_MEMORY) as store:
-        pull = DefinitionPull(peer, store.inbound, ())
+        pull = DefinitionPull(peer, store.inbound)
         with pytest.raises(DefinitionsUnavailable, match="do not lead to"):
             await pull.get([LackingDefinitions(PEER, Definitions(10**9, b"d" * 16))], pytest.fail)

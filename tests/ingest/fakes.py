@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from agent.columns import SampleColumns
+from agent.errors import StoreBusy, StoreFull
 from agent.ingest.completeness import Stored
 from agent.message import Message, Sample, TagDefinition, check_definition, check_message
 from tests.support.samples import check_sample
@@ -18,13 +19,9 @@ from tests.support.samples import check_sample
 STOP_S = 20.0
 
 
-class Busy(Exception):
-    """How the fake store refuses."""
-
-
 class FakeStore:
-    """Satisfies StorePort. `refusing` makes it refuse, `failing_futures` makes that many appends fail after being
-    taken."""
+    """Satisfies StorePort. `refusing` makes it refuse, `failing_futures` makes that many appends fail with `failure`
+    after being taken."""
 
     def __init__(self) -> None:
         self.definitions: list[TagDefinition] = []
@@ -34,6 +31,7 @@ class FakeStore:
         self.complete: dict[tuple[str, str], Stored] = {}
         self.refusing = False
         self.failing_futures = 0
+        self.failure: Exception = StoreBusy("after all")
 
     def define(self, definitions: Sequence[TagDefinition]) -> Future[list[int]]:
         self._check()
@@ -48,7 +46,7 @@ class FakeStore:
         if self.failing_futures:
             self.failing_futures -= 1
             future: Future[Any] = Future()
-            future.set_exception(Busy("after all"))
+            future.set_exception(self.failure)
             return future
         rows = list(columns.rows())
         for row in rows:
@@ -88,7 +86,7 @@ class FakeStore:
 
     def _check(self) -> None:
         if self.refusing:
-            raise Busy("full")
+            raise StoreFull("full")
 
 
 class SlowStore(FakeStore):

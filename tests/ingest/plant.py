@@ -13,7 +13,7 @@ from agent.ingest.removal import FindRemoved
 from agent.ingest.supervisor import Ingest, SourceStatistics
 from agent.ingest.tags.file import load_tag_maps
 from agent.settings.sources import ModbusSourceSettings, OpcuaSourceSettings, SourceSettings
-from tests.ingest.fakes import Busy, FakeStore
+from tests.ingest.fakes import FakeStore
 from tests.waiting import wait_until_async
 
 QUICK = {"reconnect_delay_ms": 50, "reconnect_delay_max_ms": 200}
@@ -85,7 +85,7 @@ async def ingesting(
     """Ingest of these sources into a fake store for the length of a block; stopped in order at its end."""
     kept = store or FakeStore()
     more = {"watch_times": times, "stored": stored, "find_removed": find_removed, "is_recording": is_recording}
-    ingest = Ingest("plant-a", sources, load_tag_maps(sources), kept, (Busy,), **more)  # type: ignore[arg-type]
+    ingest = Ingest("plant-a", sources, load_tag_maps(sources), kept, **more)  # type: ignore[arg-type]
     async with TaskGroup() as group:
         group.create_task(ingest.run(), name="ingest")
         try:

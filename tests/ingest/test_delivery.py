@@ -8,7 +8,7 @@ from agent.ingest.sampling import SamplingRule
 from agent.ingest.tags.tag_map import Tag
 from agent.message import Sample, TagDefinition
 from agent.status_codes import CLOCK_UNCERTAIN
-from tests.ingest.fakes import Busy, FakeStore
+from tests.ingest.fakes import FakeStore
 
 S = 1_000_000_000
 SLOW = SamplingRule(min_interval_ns=60 * S)
@@ -21,7 +21,7 @@ def tag(name: str, rule: SamplingRule = SamplingRule(), stream: str = "facts.tel
 
 async def made(store: FakeStore, *tags: Tag) -> Delivery:
     """A delivery of these tags."""
-    recorder = Recorder("plc", "plant-a", store, (Busy,), "facts.operational")
+    recorder = Recorder("plc", "plant-a", store, "facts.operational")
     return Delivery("plc", tags, await recorder.define([wanted.definition for wanted in tags]), recorder)
 
 
@@ -37,7 +37,7 @@ async def test_a_value_that_stands_is_good_when_the_clock_is_believed() -> None:
     """Samples, repeats and returns with times of a clock that is not believed are uncertain; then the value is recorded
     again, although the rule asks for changes only."""
     store, spans = FakeStore(), [(0, 50 * S)]
-    recorder = Recorder("plc", "plant-a", store, (Busy,), "facts.operational", doubted=lambda: spans)
+    recorder = Recorder("plc", "plant-a", store, "facts.operational", doubted=lambda: spans)
     wanted = [tag("a", SamplingRule(deadband=0, max_interval_ns=5 * S))]
     delivery = Delivery("plc", wanted, await recorder.define([known.definition for known in wanted]), recorder)
     delivery.seed({1: Newest(Sample(1, 70 * S, None, BAD_COMMUNICATION_ERROR), 60 * S)})

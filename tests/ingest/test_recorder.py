@@ -7,12 +7,13 @@ import pytest
 
 from agent.columns import SampleColumns
 from agent.concurrency import TaskGroup
+from agent.errors import StoreBusy
 from agent.ingest import recorder as recorder_module
 from agent.ingest.completeness import Stored
 from agent.ingest.gap import LEADER_CHANGED, SERVER_QUEUE_OVERFLOW, SOURCE_LOST, STORE_REFUSED, Gap
 from agent.ingest.recorder import FAILURES_MAX, Recorder
 from agent.message import Envelope, Fact, Message, Sample, TagDefinition
-from tests.ingest.fakes import Busy, FakeStore, SlowStore
+from tests.ingest.fakes import FakeStore, SlowStore
 from tests.waiting import LIMIT_S, wait_until_async
 
 DEFINITION = TagDefinition("tag:a/b")
@@ -20,7 +21,7 @@ DEFINITION = TagDefinition("tag:a/b")
 
 def made(store: FakeStore) -> Recorder:
     """A recorder of source plc in zone plant-a."""
-    return Recorder("plc", "plant-a", store, (Busy,), "facts.operational")
+    return Recorder("plc", "plant-a", store, "facts.operational")
 
 
 async def test_a_store_that_refuses_holds_the_source_and_loses_nothing() -> None:
@@ -59,7 +60,7 @@ async def test_committed_waits_for_what_was_handed_in_before(monkeypatch: pytest
     await recorder.settle()
     assert len(queued) == 1
     assert await is_waiting()
-    queued[0].set_exception(Busy("after all"))
+    queued[0].set_exception(StoreBusy("after all"))
     assert await is_waiting()
     await recorder.settle()
     await recorder.settle()
@@ -146,7 +147,7 @@ async def test_a_gap_before_what_is_held_counts_for_no_earlier_value(monkeypatch
     recorder.add_gap(Gap("plc", SOURCE_LOST, 5, 9, 0, count_exact=False))
     recorder.release()
     await recorder.settle()
-    store.waiting.pop().set_exception(Busy("after all"))
+    store.waiting.pop().set_exception(StoreBusy("after all"))
     await recorder.note_complete({"": Stored(9)})
     assert (len(store.messages), store.complete) == (1, {})
 
@@ -221,19 +222,19 @@ async def test_a_gap_whose_append_is_not_waited_for_is_kept(monkeypatch: pytest.
         async with asyncio.timeout(0):
             await recorder.drain()
     assert not under_way.cancelled()
-    under_way.set_exception(Busy("after all"))
+    under_way.set_exception(StoreBusy("after all"))
     await recorder.drain()
     (message,) = store.told()
     assert message["count"] == 5
 
 
 async def test_what_is_no_refusal_is_not_hidden() -> None:
-    """An error the store was not introduced with reaches the supervisor, and the samples are kept for the next life."""
+    """An error that is no refusal reaches the supervisor, and the samples are kept for the next life."""
     store = FakeStore()
-    recorder = Recorder("plc", "plant-a", store, (), "facts.operational")
+    recorder = made(store)
     await recorder.define([DEFINITION])
-    store.failing_futures = 1
-    with pytest.raises(Busy):
+    store.failing_futures, store.failure = 1, ValueError("ours")
+    with pytest.raises(ValueError, match="ours"):
         await recorder.record("facts.telemetry", SampleColumns.of([Sample(1, 1, 1)]))
     await recorder.drain()
     assert [row.value for _, row in store.samples] == [1]

@@ -8,7 +8,7 @@ from agent.ingest.quality import TAG_REMOVED
 from agent.ingest.recorder import Recorder
 from agent.ingest.removal import record_removed
 from agent.message import Sample, TagDefinition
-from tests.ingest.fakes import Busy, FakeStore
+from tests.ingest.fakes import FakeStore
 from tests.ingest.plant import ingesting, modbus
 from tests.waiting import wait_until_async
 
@@ -43,6 +43,6 @@ async def test_a_commit_that_fails_is_repeated() -> None:
     store = FakeStore()
     store.define([TagDefinition("tag:plant/old")])
     store.failing_futures = 2
-    recorder = Recorder("plc", "plant-a", store, (Busy,), "facts.operational")
+    recorder = Recorder("plc", "plant-a", store, "facts.operational")
     await record_removed(lambda _: [RemovedTag("facts.telemetry", 1, "tag:plant/old", 5)], ["tag:plant/x"], recorder)
     assert [sample.quality for sample in store.of("plant/old")] == [TAG_REMOVED]

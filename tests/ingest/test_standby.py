@@ -25,7 +25,7 @@ from agent.ingest.tags.file import load_tag_maps
 from agent.ingest.tags.tag_map import TagMap
 from agent.message import Message, Sample
 from agent.settings.sources import SourceSettings
-from tests.ingest.fakes import Busy, FakeStore, Program, running
+from tests.ingest.fakes import FakeStore, Program, running
 from tests.ingest.lives import TAG, OrderedStore, gaps, reasons
 from tests.ingest.modbus.field import field_device
 from tests.ingest.plant import Running, ingesting, modbus, opcua
@@ -287,7 +287,7 @@ async def test_a_source_that_is_lost_before_it_comes_up_stores_its_gap(
 def test_a_source_without_tags_has_no_gap(tmp_path: Path) -> None:
     """A tag file that is not good keeps no other source from being believed."""
     source = modbus(1, tmp_path, TAG)
-    ingest = Ingest("plant-a", [source], {"meter": TagMap("t.csv", ())}, FakeStore(), (Busy,))
+    ingest = Ingest("plant-a", [source], {"meter": TagMap("t.csv", ())}, FakeStore())
     assert ingest.gaps_stored()
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from agent.batch import parse, seal_messages
-from agent.fact_store import FactStore, StoreBusy
+from agent.errors import StoreBusy
+from agent.fact_store import FactStore
 from agent.health.snapshot import ClockChangeStatus
 from agent.ingest.clock import BUILT_NS, ClockChange, Doubt, clock_message
 from agent.message import Envelope, Fact, Message, canonical_json

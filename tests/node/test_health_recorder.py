@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 
 from agent.concurrency import TaskGroup
-from agent.fact_store import StoreFull
+from agent.errors import StoreFull
 from agent.health.snapshot import NodeSnapshot
 from agent.health.verdict import Verdict, assess
 from agent.node.health_recorder import LOOK_S, RECORD_S, HealthRecorder

@@ -13,7 +13,8 @@ import pytest
 from agent import local_socket
 from agent.cli.local_node import answer_from_store, ask
 from agent.config import ConfigFile
-from agent.fact_store import FactStore, StoreFull
+from agent.errors import StoreFull
+from agent.fact_store import FactStore
 from agent.fact_store.core.errors import StoreFailed
 from agent.local_socket.serving import RequestHandler, open_store, serve
 from agent.node.node import Node, _first_assertion

@@ -59,7 +59,7 @@ def collector_of(
     store: FactStore, folder: Path, file: ConfigFile | None = None, clock_s: Callable[[], float] = time.monotonic
 ) -> StatusCollector:
     """The collector of a node without peers and sources."""
-    settings, ingest = NodeSettings(IdentitySettings("plant-a", folder)), Ingest("plant-a", (), {}, store.appends, ())
+    settings, ingest = NodeSettings(IdentitySettings("plant-a", folder)), Ingest("plant-a", (), {}, store.appends)
     file = file or ConfigFile(folder / "node.toml")
     reloader = Reloader(settings, file, TrustFiles(settings, store), not_carried_out, asyncio.Event())
     return StatusCollector(store, {}, ingest, Telemetry(), reloader, clock_s)

@@ -14,7 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 from agent.cli import bsfg
-from agent.fact_store import FactStore, StoreBusy
+from agent.errors import StoreBusy
+from agent.fact_store import FactStore
 from agent.file_watch import WatchTimes
 from agent.node.trust import TrustFiles
 from agent.settings.node import IdentitySettings, NodeSettings

@@ -1,5 +1,4 @@
-"""The parts that a node makes from its settings: rights to read and append, accepted origins, and errors on which a
-source waits."""
+"""The parts that a node makes from its settings: rights to read and append, and accepted origins."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -15,11 +14,10 @@ from agent.config import ConfigFile
 from agent.config.in_force import load_kept
 from agent.fact_store import FactStore
 from agent.fact_store.core import errors
-from agent.fact_store.core.errors import StoreBusy, StoreFull
 from agent.local_socket import ComparePeer
 from agent.node import compare
 from agent.node.latest import save_peer_latest
-from agent.node.node import _SOURCE_RETRIES, Node, _first_reason
+from agent.node.node import Node, _first_reason
 from agent.node.reload_plan import plan_reload
 from agent.node.start import Start
 from agent.node.trust import TrustFiles
@@ -274,12 +272,6 @@ async def test_a_wait_for_brokers_that_are_gone_ends(store: FactStore) -> None:
         assert node._readiness is not None
         await node._readiness
         assert before.cancelled()
-
-
-def test_a_source_retries_only_passing_errors() -> None:
-    """A source retries if the store is full or busy; any other error of the store ends the source."""
-    assert set(_SOURCE_RETRIES) == {StoreBusy, StoreFull}
-    assert all(error("", "").retryable for error in _SOURCE_RETRIES)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from unittest import mock
 
 from agent.append_contract import AppendOutcome
 from agent.concurrency import TaskGroup, timeout
-from agent.fact_store import StoreBusy, StoreError, StoreFull, TermRefused
+from agent.errors import StoreError
 from agent.health.consumer_lag import PullLag
 from agent.ingest import Ingest, supervisor
 from agent.ingest.errors import SourceLost
@@ -62,7 +62,6 @@ POLL_MS, SLOT_MS = 200, 100
 EXPIRY_MS = 1_000
 FAULTS_MS, SETTLE_MS, STAY_MS = 20_000, 15_000, 3_000
 SKEWS_MS = (0, 0, 0, 0, 100, -1_500, 3_600_000)
-RETRIES = (StoreBusy, StoreFull)
 
 
 class Device:
@@ -239,7 +238,7 @@ class PlantNode(Node):
         assert of_partner is not None, "a gateway pulls from the other one"
         settings = world.source_of(self)
         self.ingest = Ingest(
-            *("mill", [settings], maps, store.appends, RETRIES, STREAM),
+            *("mill", [settings], maps, store.appends, STREAM),
             stored=StoredSamples(store.reader),
             is_recording=False,
         )
@@ -254,7 +253,6 @@ class PlantNode(Node):
             accepts=lambda: not store.refuses_appends,
             lacks=lacks,
             unseen_s=of_partner.unseen_s,
-            store_errors=(*RETRIES, TermRefused),
             zone_term=_zone_term(store),
         )
         pair = NodeSettings(IdentitySettings("mill", name=self.name), pair=PairSettings(partner, WITNESS))

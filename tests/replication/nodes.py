@@ -16,7 +16,6 @@ from agent.cli import bsfg
 from agent.config import ConfigFile
 from agent.fact_store.store import FactStore
 from agent.local_socket.serving import open_store
-from agent.local_socket.serving.store_errors import REFUSAL_CODES, STORE_ERRORS
 from agent.message import Sample, TagDefinition
 from agent.node.compare import access_of, identity_of
 from agent.node.latest import latest_lookup, peer_latest
@@ -107,9 +106,7 @@ class Node:
         )
         look_up = latest_lookup(self.store.reader, lambda _: 0, partial(peer_latest, peer_latest_in))
         settings = {"refuses_request": self.judge.messages.refuses_request, **settings}
-        self.server = Server(
-            self.link, self.store, named, STORE_ERRORS, REFUSAL_CODES, appends=open_to, look_up=look_up, **settings
-        )
+        self.server = Server(self.link, self.store, named, appends=open_to, look_up=look_up, **settings)
         return self.server
 
     def requester(self, peer_node: str) -> Requester:
@@ -132,7 +129,7 @@ class Node:
         receiver = ReceiverSettings(page_bytes_max=page_bytes_max)
         pull = PullSettings(peer_node, stream, f"{self.zone}.{stream}", origins, receiver=receiver)
         requester, pull = self.requester(peer_node), replace(pull, **settings)
-        puller = Puller(requester, self.store, pull, STORE_ERRORS, bandwidth=bandwidth, judge=self.judge)
+        puller = Puller(requester, self.store, pull, bandwidth=bandwidth, judge=self.judge)
         self.pullers.append(puller)
         return puller
 

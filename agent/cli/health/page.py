@@ -119,7 +119,8 @@ def _look(node: IdentitySettings, tail: HealthTail | None, columns: int) -> tupl
     before; None: nothing, or the store could not be read."""
     from agent.cli.health.status import text
     from agent.client import Client, NodeSilent
-    from agent.fact_store import StoreError, StoreReader
+    from agent.errors import StoreError
+    from agent.fact_store import StoreReader
     from agent.page.fleet import fleet_rows, fleet_sentence
     from agent.page.health_tail import HealthTail
 

@@ -27,8 +27,9 @@ from agent.cli.prepare import unit
 from agent.cli.prepare.pair_check import pair_notes
 from agent.cli.terminal import print_check
 from agent.config import ConfigError, Sections, load_sections
+from agent.errors import StoreError
 from agent.escaping import printable
-from agent.fact_store import StoreDamaged, StoreError, StoreForeign, StoreReader, StoreTooNew
+from agent.fact_store import StoreDamaged, StoreForeign, StoreReader, StoreTooNew
 from agent.health.brief import SHOWN_MAX
 from agent.health.problems import Problem
 from agent.ingest import TagMapError, load_tag_maps

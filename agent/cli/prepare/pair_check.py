@@ -7,7 +7,8 @@ import hashlib
 from collections.abc import Collection, Iterator
 from contextlib import closing, suppress
 
-from agent.fact_store import StoreError, StoreReader
+from agent.errors import StoreError
+from agent.fact_store import StoreReader
 from agent.settings.node import NodeSettings
 from agent.signing.errors import SigningError
 from agent.signing.files import load_identity

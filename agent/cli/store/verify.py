@@ -19,7 +19,8 @@ from agent.cli import config_option, json_option, print_json
 from agent.cli.node_settings import load_settings
 from agent.cli.store.store_file import file_option
 from agent.cli.terminal import Progress
-from agent.fact_store import Damage, Incident, StoreError, StoreReader, VerifyCounts, verify_store
+from agent.errors import StoreError
+from agent.fact_store import Damage, Incident, StoreReader, VerifyCounts, verify_store
 from agent.health.verdict import HISTORY
 
 SHOWN_MAX = 100

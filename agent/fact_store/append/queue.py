@@ -15,9 +15,10 @@ from typing import Any
 
 from agent.append_contract import AppendOutcome, Precondition
 from agent.columns import SampleColumns
+from agent.errors import StoreBusy, StoreError
 from agent.fact_store.append.acks import AckTerms
 from agent.fact_store.append.group_commit import ENOUGH_FACTS, Commit, CommitPace, QueuedSamples, Wait, decide_commit
-from agent.fact_store.core import NEVER_NS, Appended, FactsRefused, StoreBusy, StoreError, copy_error
+from agent.fact_store.core import NEVER_NS, Appended, FactsRefused, copy_error
 from agent.fact_store.sqlite import Transaction
 from agent.message import Message
 

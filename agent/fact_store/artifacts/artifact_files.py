@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from agent.errors import StoreFull, StoreUnavailable
 from agent.fact_store.core import (
     CHUNK_BYTES_MAX,
     ArtifactLimits,
@@ -33,8 +34,6 @@ from agent.fact_store.core import (
     ArtifactsFull,
     FinishArtifact,
     SkipChunk,
-    StoreFull,
-    StoreUnavailable,
     artifact_room_lacking,
     check_artifact_quota,
     check_artifact_room,

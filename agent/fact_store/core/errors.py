@@ -35,6 +35,8 @@
             ConfirmRefused          an invalid range
                 ConfirmBeyondLog    it names an offset that was never written here
 
+A `code` is that of the protocol's error table for a peer; the root's stands where a class names none.
+
 Bytes that are not a batch raise `agent.batch.BatchError`, a message that breaks the rules `agent.message.MessageError`.
 """
 
@@ -42,23 +44,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agent.errors import BsfgError
+from agent.errors import StoreError, StoreFull, StoreUnavailable
 from agent.pages import LackingDefinitions
-
-
-class StoreError(BsfgError):
-    """Root of the tree above. The text says what happened; `hint`, at its end, says what to do."""
-
-    retryable = False
-
-    def __init__(self, why: str, hint: str | None = None) -> None:
-        super().__init__(why)
-        self.why = why
-        if hint is not None:
-            self.hint = hint
-
-    def __str__(self) -> str:
-        return f"{self.why}; {self.hint}" if self.hint else self.why
 
 
 def copy_error(error: StoreError) -> StoreError:
@@ -104,24 +91,6 @@ class StoreDamaged(StoreUnusable):
     hint = "keep the file for examination, move it aside and start again; peers still hold what they confirmed"
 
 
-class StoreUnavailable(StoreError):
-    """The store is open but cannot accept this now."""
-
-    retryable = True
-
-
-class StoreBusy(StoreUnavailable):
-    """The queue of the writer is full."""
-
-    hint = "slow the source and try again when earlier appends are done"
-
-
-class StoreFull(StoreUnavailable):
-    """No space left, or a size limit reached; the transaction was rolled back."""
-
-    hint = "free disk space or raise the limit; nothing that was acknowledged is affected"
-
-
 class ShareFull(StoreFull):
     """A zone has used up its share of the room, and the rest is kept for the others."""
 
@@ -131,12 +100,14 @@ class ShareFull(StoreFull):
 class ArtifactsFull(StoreFull):
     """All artifacts together are at their limit, or the disk has too little space for one. Facts are still stored."""
 
+    code = "artifacts_full"
     hint = "raise [store] artifacts_total_bytes_max, or keep the facts that refer to artifacts for less time"
 
 
 class ArtifactQuota(StoreFull):
     """A zone's artifacts to which no fact refers would exceed its limit. Nothing was written."""
 
+    code = "artifact_quota"
     waits_for_facts = True
     """For a pull: store the facts first, then fetch what they refer to."""
     hint = (
@@ -165,6 +136,8 @@ class Refused(StoreError):
 class FactsRefused(Refused):
     """Samples, messages or definitions that cannot be sealed."""
 
+    code = "bad_request"
+
 
 class TermRefused(Refused, ValueError):
     """A term that is not above the numbers of the store's own lives."""
@@ -172,6 +145,8 @@ class TermRefused(Refused, ValueError):
 
 class AcksRefused(Refused):
     """Acks that the write class of the stream forbids."""
+
+    code = "bad_request"
 
 
 class ForkError(Refused):
@@ -191,18 +166,21 @@ class DefinitionsMissing(Refused):
 class UnknownConsumer(Refused):
     """No consumer of this name is registered."""
 
+    code = "unknown_consumer"
     hint = "a first fetch registers it; or correct the name (bsfg consumer list)"
 
 
 class ConsumerNotYours(Refused):
     """The name was registered by another zone."""
 
+    code = "consumer_not_yours"
     hint = "use a consumer name of your own, usually <your zone>.<stream>"
 
 
 class ConsumerStreamMismatch(Refused):
     """The name is bound to another stream."""
 
+    code = "consumer_stream_mismatch"
     hint = "use one consumer name for each stream, or remove the consumer first (bsfg consumer remove)"
 
 
@@ -215,6 +193,7 @@ class ConsumerInUse(Refused):
 class ConsumerFenced(Refused):
     """A newer instance of this consumer holds the lease."""
 
+    code = "fenced"
     hint = "stop one of the two; the one that was started last continues"
 
 
@@ -222,45 +201,55 @@ class LeaseUnknown(Refused):
     """An instance of this consumer presents a lease that this store has not granted: the store is new or was restored,
     or the consumer was removed meanwhile."""
 
+    code = "lease_unknown"
     hint = "request a lease again (0)"
 
 
 class TooManyConsumers(Refused):
     """The zone has registered as many consumers as it may. Each consumer holds back facts from being released."""
 
+    code = "too_many_consumers"
     hint = "unregister one that is not needed, or raise consumers_max of this peer in node.toml"
 
 
 class StreamIsLocal(Refused):
     """A stream of write class local never leaves its node."""
 
+    code = "stream_not_exported"
     hint = "read it on the node itself, or give the stream another write_class"
 
 
 class ArtifactRefused(Refused):
     """An invalid digest, size or chunk of an artifact."""
 
+    code = "bad_request"
+
 
 class ArtifactMissing(ArtifactRefused):
     """The artifact is not stored here, or not complete."""
 
+    code = "unknown_artifact"
     hint = "put it first (bsfg object put), then append the fact that refers to it"
 
 
 class ArtifactMismatch(ArtifactRefused):
     """The bytes do not have the digest."""
 
+    code = "artifact_mismatch"
     hint = "send them again from the beginning"
 
 
 class ArtifactTooLarge(ArtifactRefused):
     """The artifact is larger than this node's limit."""
 
+    code = "artifact_too_large"
     hint = "raise [store] artifact_bytes_max"
 
 
 class ConfirmRefused(Refused):
     """A confirmation of an invalid range."""
+
+    code = "bad_request"
 
 
 class ConfirmBeyondLog(ConfirmRefused):

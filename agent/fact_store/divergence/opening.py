@@ -19,8 +19,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from agent.errors import StoreError
 from agent.fact_store.append import append_notice
-from agent.fact_store.core import Catalog, StoreDamaged, StoreError, StoreNames, StoreUnusable
+from agent.fact_store.core import Catalog, StoreDamaged, StoreNames, StoreUnusable
 from agent.fact_store.divergence.quarantine import (
     QuarantinedFile,
     forget_lost_log,

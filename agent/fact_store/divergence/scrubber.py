@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from agent.fact_store.core import StoreDamaged, StoreError
+from agent.errors import StoreError
+from agent.fact_store.core import StoreDamaged
 from agent.fact_store.divergence.witness import LiveWitness
 from agent.fact_store.writer import Writer
 from agent.pages import Page

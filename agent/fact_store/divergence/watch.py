@@ -7,7 +7,8 @@ import time
 from concurrent.futures import Future
 from pathlib import Path
 
-from agent.fact_store.core import Integrity, StoreDamaged, StoreError
+from agent.errors import StoreError
+from agent.fact_store.core import Integrity, StoreDamaged
 from agent.fact_store.divergence.quarantine import mark_suspect, quarantined_files
 from agent.fact_store.divergence.scrubber import Scrubber
 from agent.fact_store.integrity import DamageRegistry

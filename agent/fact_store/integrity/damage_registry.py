@@ -15,8 +15,8 @@ from functools import partial
 from typing import NamedTuple
 
 from agent.batch import Origin
+from agent.errors import StoreError
 from agent.fact_store.append import append_notice
-from agent.fact_store.core import StoreError
 from agent.fact_store.sqlite import Transaction
 from agent.fact_store.writer import Writer
 from agent.pages import Hole, OriginRange

@@ -17,7 +17,8 @@ import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
-from agent.fact_store.core import NEVER_NS, Catalog, ShareFull, StoreFull, StoreLimits, StreamState
+from agent.errors import StoreFull
+from agent.fact_store.core import NEVER_NS, Catalog, ShareFull, StoreLimits, StreamState
 from agent.fact_store.retention.ballast import Ballast
 from agent.fact_store.retention.fullness import Write
 from agent.fact_store.retention.reclaim import Reclaimer

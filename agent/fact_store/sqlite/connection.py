@@ -18,14 +18,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
+from agent.errors import StoreBusy, StoreError, StoreFull
 from agent.fact_store.core import (
-    StoreBusy,
     StoreDamaged,
-    StoreError,
     StoreFailed,
     StoreForbidden,
     StoreForeign,
-    StoreFull,
     StoreLocked,
     StoreMissing,
     StoreUnusable,

@@ -13,14 +13,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from agent.errors import StoreError, StoreFull
 from agent.fact_store.append import Call, CommitGroup, Work, append_messages, append_samples
 from agent.fact_store.core import (
     AgeClock,
     Catalog,
     ForkError,
     Refused,
-    StoreError,
-    StoreFull,
     StoreLimits,
     WallClock,
     copy_error,

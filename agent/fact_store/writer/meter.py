@@ -9,8 +9,9 @@ from bisect import bisect_left
 from typing import Any
 
 from agent.append_contract import AppendOutcome
+from agent.errors import StoreError, StoreFull
 from agent.fact_store.append import AppendMessages, AppendSamples, Call, Work
-from agent.fact_store.core import Histogram, StoreError, StoreFull
+from agent.fact_store.core import Histogram
 from agent.pages import PutResult
 from agent.telemetry import BOUNDS_S
 

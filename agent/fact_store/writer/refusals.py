@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from agent.errors import StoreError, StoreFull
 from agent.fact_store.append import AppendMessages, AppendSamples, Work
-from agent.fact_store.core import Refusal, ShareFull, StoreError, StoreFull
+from agent.fact_store.core import Refusal, ShareFull
 
 log = logging.getLogger(__name__)
 

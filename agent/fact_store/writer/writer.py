@@ -20,16 +20,14 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
+from agent.errors import StoreBusy, StoreError, StoreFull
 from agent.fact_store import consumers
 from agent.fact_store.append import AckWaiters, AppendMessages, Call, CommitGroup, CommitPace, Work, WriteQueue
 from agent.fact_store.consumers import ConsumerActivity, ConsumerExpiry
 from agent.fact_store.core import (
     Catalog,
-    StoreBusy,
     StoreClosed,
-    StoreError,
     StoreFailed,
-    StoreFull,
     StoreStatistics,
     copy_error,
 )

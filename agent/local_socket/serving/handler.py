@@ -18,10 +18,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from agent.errors import BsfgError
+from agent.errors import BsfgError, StoreError
 from agent.fact_store import (
     FactStore,
-    StoreError,
     UnknownConsumer,
     is_in_sync,
     private_files,
@@ -30,7 +29,6 @@ from agent.local_socket import messages
 from agent.local_socket.client import AnyRequest, Reply
 from agent.local_socket.messages import Answer, Compared, ComparePeer, ConsumerEntry, Request
 from agent.local_socket.serving.operations import LocalOperations
-from agent.local_socket.serving.store_errors import REFUSAL_CODES
 from agent.local_socket.transport import LocalError, NoNode, StateFolderUnusable
 from agent.message import CONSUMER, LOCAL_ZONE, MessageError, check_name, json_value
 from agent.replication.protocol.errors import ERRORS
@@ -160,10 +158,7 @@ class RequestHandler:
                 return self.refused(operation, outcome.code, outcome.message, hint)
             return Reply(await self._carry_out(request), [])
         except BsfgError as error:
-            code = REFUSAL_CODES.get(
-                type(error), "store_unavailable" if isinstance(error, StoreError) else "bad_request"
-            )
-            why = error.why if isinstance(error, StoreError) else str(error)
+            code, why = (error.code, error.why) if isinstance(error, StoreError) else ("bad_request", str(error))
             return self.refused(operation, code, why, error.hint)
 
     def refused(self, operation: str, code: str, why: str, hint: str = "") -> Reply:

@@ -11,16 +11,16 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 from agent.concurrency import TaskGroup, timeout
-from agent.errors import BsfgError
+from agent.errors import BsfgError, StoreBusy, StoreFull
+from agent.fact_store import FactStore, TermRefused
 from agent.health.snapshot import PairRefusal, PairSnapshot
 from agent.health.verdict import HEARD_MS
+from agent.ingest import Ingest
 from agent.local_socket import PairSwitched
 from agent.message import HEALTH_STREAM
 from agent.node.pairing.lead_desk import LeadDesk, claim_of, entry_of
@@ -41,6 +41,7 @@ ASK_S = LEASE_MS / 5_000
 """Between two questions to one node; five fit into a lease."""
 ANSWER_S = LEASE_MS / 3_000
 STEP_S = 0.1
+_REFUSALS = (StoreBusy, StoreFull, TermRefused)  # of the store, for now
 HEARD_OUT_S = 10.0
 """At a planned switch: time for the other node to pull what this one has recorded, and then to begin."""
 
@@ -51,42 +52,16 @@ class SwitchRefused(BsfgError):
     """The lead was not handed over; the text says why, and this node records on."""
 
 
-class Store(Protocol):
-    """Of the fact store."""
-
-    @property
-    def zone(self) -> str: ...
-    @property
-    def node(self) -> str: ...
-    @property
-    def life(self) -> bytes: ...
-    @property
-    def next_life_number(self) -> int: ...
-    def take_lead(self, term: int) -> Future[bytes]: ...
-    def note_incident(self, kind: str, subject: str, detail: str) -> object: ...
-
-
-class Sources(Protocol):
-    """Of ingest."""
-
-    def begin_recording(self, since_ns: int | None, *, is_declared: bool) -> None: ...
-    def end_recording(self) -> Awaitable[None]: ...
-    def fitness(self) -> int: ...
-    def gaps_stored(self) -> bool: ...
-
-
 @dataclass(frozen=True, slots=True)
 class PairPorts:
     """What the pair needs of the node. `requester_of`: to a node, None while its broker is being replaced. `accepts`:
-    whether the store takes facts. `lacks`: why the other node does not hold what is stored here, empty if it does.
-    `store_errors`: with which the store refuses a commit for now."""
+    whether the store takes facts. `lacks`: why the other node does not hold what is stored here, empty if it does."""
 
-    store: Store
-    sources: Sources
+    store: FactStore
+    sources: Ingest
     requester_of: Callable[[str], Requester | None]
     accepts: Callable[[], bool]
     lacks: Callable[[], str]
-    store_errors: tuple[type[Exception], ...]
     unseen_s: Callable[[], float] = lambda: 0.0
     """How old a fact of the other node may be that is not here, known or not."""
     zone_term: int = 0
@@ -199,7 +174,7 @@ class PairRunner:
         ports = self._ports
         try:
             await asyncio.wrap_future(ports.store.take_lead(decision.term))
-        except ports.store_errors as error:
+        except _REFUSALS as error:
             log.warning("lead_not_begun", extra={"zone": ports.store.zone, "why": str(error)})
             self._leadership.release(time.monotonic_ns())
             return False
@@ -219,7 +194,7 @@ class PairRunner:
 
     def _note_lead(self, subject: str, why: str) -> None:
         """An incident; a store that takes none now is no reason to end."""
-        with contextlib.suppress(*self._ports.store_errors):
+        with contextlib.suppress(*_REFUSALS):
             self._ports.store.note_incident("lead", subject, why)
 
     def _note_role(self) -> None:

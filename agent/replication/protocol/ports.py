@@ -10,9 +10,9 @@ both, and describes each method. In addition:
   the event loop.
 - A page is stored only when the tag definitions of its batches are: the error for a page that lacks some has an
   attribute `lacking`, which names them (`put_definitions`).
-- Errors are raised, directly or through the future, as exceptions of the store's own (given to the shells as
-  `store_errors`), whose attribute `retryable` says whether the same call may succeed later: true for a full or busy
-  store, false for a malformed batch. After an exception nothing has changed.
+- Errors are raised, directly or through the future, as StoreError (agent/errors.py). `retryable` says whether the same
+  call may succeed later: true for a full or busy store, false for a malformed batch. After an exception nothing has
+  changed.
 """
 
 from __future__ import annotations

@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from agent.columns import BatchError
+from agent.errors import StoreError
 from agent.replication.protocol.errors import ReplicationError
 from agent.replication.protocol.ports import ReceivingStore
 from agent.replication.pulling.artifact_pull import ArtifactPull
@@ -37,6 +39,7 @@ OPENING_S = 60.0, 600.0
 """The first comparison begins so long after a start, at random: nodes that start together do not compare together."""
 
 _log = logging.getLogger(__name__)
+_EXPECTED = (ReplicationError, StoreError, BatchError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,19 +91,17 @@ class AntiEntropy:
         requester: ThrottledRequester,
         store: ReceivingStore,
         settings: AntiEntropySettings,
-        store_errors: tuple[type[Exception], ...],
         *,
         chance: Callable[[], float] = random.random,
         judge: PageJudge | None = None,
     ) -> None:
         self._requester, self._store, self._settings = requester, store, settings
-        self._expected: tuple[type[Exception], ...] = (ReplicationError, *store_errors)
         self._chance = chance
         self._counted = {stream: AntiEntropyStatistics(settings.peer_node, stream) for stream in settings.streams}
         self._turn = asyncio.Lock()
-        artifacts = ArtifactPull(requester, store.artifacts, store_errors)
-        definitions = DefinitionPull(requester, store.inbound, store_errors)
-        self._tools = RepairTools(judge or PageJudge(store), artifacts, definitions, store_errors)
+        artifacts = ArtifactPull(requester, store.artifacts)
+        definitions = DefinitionPull(requester, store.inbound)
+        self._tools = RepairTools(judge or PageJudge(store), artifacts, definitions)
 
     @property
     def settings(self) -> AntiEntropySettings:
@@ -135,7 +136,7 @@ class AntiEntropy:
         for stream in self._settings.streams:
             try:
                 await self.compare(stream, repair=True)
-            except self._expected as error:
+            except _EXPECTED as error:
                 failures += 1
                 _log.warning("comparison_failed", extra={**self._about(stream), "reason": str(error)})
         return not failures
@@ -150,7 +151,7 @@ class AntiEntropy:
         async with self._turn:
             try:
                 found = await self._compare_one_copy(_Task(stream, repair, scan, is_commanded))
-            except self._expected:
+            except _EXPECTED:
                 before = self._counted[stream]
                 self._counted[stream] = replace(before, failures=before.failures + 1)
                 raise
@@ -175,7 +176,7 @@ class AntiEntropy:
             await asyncio.to_thread(self._scan, stream)
         peer, zones = PeerLog(self._requester, self._settings.peer_node, found), self._zones()
         late = stream in self._settings.begun_late
-        search = DifferenceSearch(peer, self._store, zones, found, self._tools.store_errors, is_begun_late=late)
+        search = DifferenceSearch(peer, self._store, zones, found, is_begun_late=late)
         await search.run()
         for origin, why in found.forks[:REFUSED_MAX]:  # each incident is a commit; of each life there is one
             await asyncio.wrap_future(

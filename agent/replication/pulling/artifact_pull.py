@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 from agent.batch import Batch
 from agent.concurrency import TaskGroup
+from agent.errors import StoreError
 from agent.pages import ArtifactProgress, ArtifactReference
 from agent.replication.protocol.errors import MalformedMessage, PeerRefused, TransportError
 from agent.replication.protocol.messages import BYTES_MAX_MIN, CHUNK_BYTES_MAX, GetObject, ObjectAnswer
@@ -49,12 +50,10 @@ class ArtifactPull:
         self,
         requester: ThrottledRequester,
         artifacts: Artifacts,
-        store_errors: tuple[type[Exception], ...],
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._requester = requester
         self._artifacts = artifacts
-        self._store_errors = store_errors
         self._chunk_bytes = requester.page_bytes(CHUNK_BYTES_MAX)
         self._chunks_ahead = requester.pages_ahead(self._chunk_bytes, CHUNKS_AHEAD_MAX)
         self._clock_s = clock_s
@@ -79,7 +78,7 @@ class ArtifactPull:
                     return not left  # a comparison requests the absent ones
                 try:
                     why = await self._fetch_or_why(reference)
-                except self._store_errors as error:
+                except StoreError as error:
                     if not getattr(error, "waits_for_facts", False):
                         raise
                     left.add(reference)
@@ -129,8 +128,8 @@ class ArtifactPull:
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 await self._fetch_rest(reference, await self._put(reference, 0, b""))
-            except self._store_errors as error:
-                if getattr(error, "retryable", False):
+            except StoreError as error:
+                if error.retryable:
                     raise
                 if attempt == ATTEMPTS:
                     raise ArtifactUnavailable(str(error)) from error
@@ -161,7 +160,7 @@ class ArtifactPull:
                     break
                 try:
                     held = await self._put(reference, offset, data)
-                except self._store_errors as error:
+                except StoreError as error:
                     failure = error
                 self._note_slow(reference, held, self._clock_s() - begun_s)
                 chunk_bytes = min(chunk_bytes, max(len(data), BYTES_MAX_MIN))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
+from agent.errors import StoreError
 from agent.pages import DefinitionChain, LackingDefinitions, PutResult, ReceivedPage
 from agent.replication.protocol.definition_fetch import DefinitionFetch
 from agent.replication.protocol.errors import DefinitionsUnavailable, PeerRefused, TransportError
@@ -21,19 +22,17 @@ ATTEMPTS_MAX = 100
 
 
 class DefinitionPull:
-    """Tag definitions of one peer. `store_errors` are those of its store."""
+    """Tag definitions of one peer."""
 
-    def __init__(
-        self, requester: ThrottledRequester, inbound: Inbound, store_errors: tuple[type[Exception], ...]
-    ) -> None:
-        self._requester, self._inbound, self._store_errors = requester, inbound, store_errors
+    def __init__(self, requester: ThrottledRequester, inbound: Inbound) -> None:
+        self._requester, self._inbound = requester, inbound
 
     async def put_page(self, page: ReceivedPage) -> PutResult:
         """Store a page with all definitions that it needs. Raises errors of the store and of replication."""
         for _ in range(ATTEMPTS_MAX):
             try:
                 return await asyncio.wrap_future(self._inbound.put_page(page))
-            except self._store_errors as error:
+            except StoreError as error:
                 lacking: Sequence[LackingDefinitions] = getattr(error, "lacking", ())
                 if not lacking:
                     raise

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 
 from agent.batch import Kind
+from agent.errors import StoreError
 from agent.pages import ReceivedPage
 from agent.positions import Position
 from agent.replication.protocol.codec import ArrivedAnswer
@@ -48,6 +49,7 @@ from agent.replication.pulling.shared_zones import SharedZones
 from agent.replication.pulling.throttled_requester import ThrottledRequester
 
 _log = logging.getLogger(__name__)
+_EXPECTED = (ReplicationError, StoreError)
 _INFORMATIVE = {NoteKind.PEER_RETURNED, NoteKind.STORE_ACCEPTS}
 _FOR_OPERATOR = {NoteKind.PEER_REFUSES, NoteKind.PAGE_REFUSED, NoteKind.RECEIVER_FENCED}
 """The pull stops until an operator acts, so an incident is recorded."""
@@ -79,7 +81,6 @@ class PullRunner:
         self,
         store: ReceivingStore,
         settings: PullSettings,
-        store_errors: tuple[type[Exception], ...],
         requester: ThrottledRequester,
         start_check: StartCheck,
         bandwidth: TokenBucket | None = None,
@@ -88,10 +89,9 @@ class PullRunner:
     ) -> None:
         self._judge = judge or PageJudge(store)
         self._store, self.settings, self._start_check = store, settings, start_check
-        self._expected: tuple[type[Exception], ...] = (ReplicationError, *store_errors)
-        self.artifacts = ArtifactPull(requester, store.artifacts, store_errors)
-        self._definitions = DefinitionPull(requester, store.inbound, store_errors)
-        self._shared = SharedZones(store.reader, store_errors, settings.stream, settings.shared_zones)
+        self.artifacts = ArtifactPull(requester, store.artifacts)
+        self._definitions = DefinitionPull(requester, store.inbound)
+        self._shared = SharedZones(store.reader, settings.stream, settings.shared_zones)
         at = settings.peer_node, settings.stream
         trail = store.inbound.trail(*at)
         self.core = make_receiver(settings.receiver, trail, bandwidth)
@@ -141,7 +141,7 @@ class PullRunner:
         assert content.judged is not None
         try:
             judged = await content.judged
-        except self._expected as error:  # final for these bytes: the page is requested again
+        except _EXPECTED as error:  # final for these bytes: the page is requested again
             return AppendFailed(f"{type(error).__name__}: {error}", is_retryable=False)
         try:
             is_whole = True
@@ -153,7 +153,7 @@ class PullRunner:
             result = await self._definitions.put_page(page)
             if not is_whole:  # after an error here the page is offered again, and its facts are duplicates
                 await self.artifacts.fetch(judged.batches)
-        except self._expected as error:
+        except _EXPECTED as error:
             is_retryable = bool(getattr(error, "retryable", False))
             return AppendFailed(f"{type(error).__name__}: {error}", is_retryable=is_retryable)
         for refused in result.refused:
@@ -175,7 +175,7 @@ class PullRunner:
         level = logging.INFO if note.kind in _INFORMATIVE else logging.WARNING
         _log.log(level, note.kind.value, extra={**self._about(), "reason": note.reason})
         if note.kind in _FOR_OPERATOR:
-            with contextlib.suppress(*self._expected):  # the store is full: log and status still report it
+            with contextlib.suppress(*_EXPECTED):  # the store is full: log and status still report it
                 settings = self.settings
                 self._store.inbound.note_incident("pull_stands", settings.stream, settings.peer_node, note.reason)
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from agent.concurrency import TaskGroup
+from agent.errors import StoreError
 from agent.pages import ReceivedPage
 from agent.replication.mqtt import Requester
 from agent.replication.protocol.codec import ArrivedAnswer
@@ -95,7 +96,6 @@ class Puller:
         requester: Requester,
         store: ReceivingStore,
         settings: PullSettings,
-        store_errors: tuple[type[Exception], ...],
         chance: Callable[[], float] = random.random,
         bandwidth: TokenBucket | None = None,
         telemetry: Telemetry | None = None,
@@ -105,12 +105,9 @@ class Puller:
         self._requester = requester
         self._chance = chance
         self._events: asyncio.Queue[Event] = asyncio.Queue(EVENTS_MAX)
-        self._check_errors: tuple[type[Exception], ...] = (PageRefused, *store_errors)
         self._checks = ThreadPoolExecutor(1, "bsfg-check")  # its thread begins with the first large page
         throttled = ThrottledRequester(requester, bandwidth, telemetry=telemetry)
-        self._runner = PullRunner(
-            *(store, settings, store_errors, throttled, self._start_check), bandwidth, judge=judge
-        )
+        self._runner = PullRunner(*(store, settings, throttled, self._start_check), bandwidth, judge=judge)
         loop = asyncio.get_running_loop()
         self._alarm = Alarm(lambda delay_s, call: loop.call_later(delay_s, call).cancel, self._deadline_passed)
         self._untaken: int | None = None  # the newest request, until the broker has taken it
@@ -212,7 +209,7 @@ class Puller:
         checked = loop.create_future()
         try:
             checked.set_result(check())
-        except self._check_errors as error:
+        except (PageRefused, StoreError) as error:
             checked.set_exception(error)
             _retrieve(checked)
         return checked

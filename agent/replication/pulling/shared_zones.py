@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from agent.batch import Origin
+from agent.errors import StoreError
 from agent.pages import BatchEnd
 from agent.replication.protocol.messages import HELD_MAX, HeldRun, HeldSpan
 from agent.replication.protocol.ports import StoredFacts
@@ -30,10 +31,8 @@ class SharedZones:
     """The zones of one stream of which a peer need not send all. If the store cannot be read, nothing is named and
     nothing is proven."""
 
-    def __init__(
-        self, store: StoredFacts, store_errors: tuple[type[Exception], ...], stream: str, zones: Sequence[str]
-    ) -> None:
-        self._store, self._store_errors, self._stream = store, store_errors, stream
+    def __init__(self, store: StoredFacts, stream: str, zones: Sequence[str]) -> None:
+        self._store, self._stream = store, stream
         self._zones = zones[: HELD_MAX // RANGES_OF_ZONE]
         self._is_doubted = False
 
@@ -49,7 +48,7 @@ class SharedZones:
                 found += [
                     (zone, life, span.first_sequence, span.last_sequence) for life, span in newest[:RANGES_OF_ZONE]
                 ]
-        except self._store_errors:
+        except StoreError:
             return []
         return found
 
@@ -57,7 +56,7 @@ class SharedZones:
         """Why what a page left out is not proven to be held here; "" if it is. `more`: the peer's log goes on."""
         try:
             why = next((why for run in runs if (why := self._doubt(run))), "")
-        except self._store_errors as error:
+        except StoreError as error:
             why = f"{type(error).__name__}: {error}"
         self._is_doubted = bool(why) or (self._is_doubted and more)
         return why

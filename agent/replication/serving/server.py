@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from agent.concurrency import TaskGroup
+from agent.errors import StoreError
 from agent.replication.mqtt import Incoming, Link
 from agent.replication.protocol.codec import (
     RefusesRequest,
@@ -73,9 +74,8 @@ class Server:
 
     `exports` maps each peer node to the streams it may read, `appends` to those it may append to. `look_up` finds
     latest values, `claim_lead` answers the nodes `claimants`, which may ask who leads. `refuses_request` says why no
-    signature proves the node of a request that changes something. `signer` signs the answers. `refusals` maps the
-    store's errors to codes; any other of `store_errors` is answered `store_unavailable`. `turns` are shared by the
-    servers of a node. `zones`: for which a peer records, if they are not its name alone.
+    signature proves the node of a request that changes something. `signer` signs the answers. `turns` are shared by
+    the servers of a node. `zones`: for which a peer records, if they are not its name alone.
     """
 
     def __init__(
@@ -83,8 +83,6 @@ class Server:
         link: Link,
         store: ServingStore,
         exports: Mapping[str, frozenset[str]],
-        store_errors: tuple[type[Exception], ...],
-        refusals: Mapping[type[Exception], str] | None = None,
         *,
         appends: Mapping[str, frozenset[str]] | None = None,
         look_up: LookUp | None = None,
@@ -96,10 +94,8 @@ class Server:
         claim_lead: Handler | None = None,
         claimants: AbstractSet[str] = frozenset(),
     ) -> None:
-        self._refused_as = dict(refusals or {})
         self._refuses_request = refuses_request
         self._store = store
-        self._store_errors = store_errors
         self._telemetry = telemetry or Telemetry()
         exported = {node: exports.get(node, frozenset()) for node in {*exports, *(appends or {}), *claimants}}
         self._context = Context(
@@ -183,7 +179,7 @@ class Server:
             operation = error.operation
             outcome = Refuse(error.code, error.why)
             self._malformed(caller, error)
-        except self._store_errors as error:
+        except StoreError as error:
             outcome = self._store_refused(caller, error)
         except TransportError as error:
             self._not_sent(caller.node, error)
@@ -232,12 +228,11 @@ class Server:
             hint = ERRORS[error.code].hint
             _log.warning("peer_version_unsupported", extra={"peer": caller.node, "reason": error.why, "hint": hint})
 
-    def _store_refused(self, caller: Caller, error: Exception) -> Refuse:
-        if (code := self._refused_as.get(type(error))) is not None:
-            # The code says what to do (errors.py); the store's own hint is for local callers.
-            return Refuse(code, str(error).removesuffix(f"; {getattr(error, 'hint', '')}"))
+    def _store_refused(self, caller: Caller, error: StoreError) -> Refuse:
+        if error.code != StoreError.code:
+            return Refuse(error.code, error.why)  # without the store's own hint, which is for local callers
         _log.warning("store_error_while_serving", extra={"peer": caller.node, "reason": str(error)})
-        return Refuse("store_unavailable", "the store cannot answer now")
+        return Refuse(error.code, "the store cannot answer now")
 
     def _send(self, caller: Caller, answer: list[bytes], signers_known: Sequence[str]) -> None:
         """Send an answer, given in parts, when it is the node's turn, signed if this node has a key."""

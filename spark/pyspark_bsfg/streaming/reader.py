@@ -22,8 +22,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from agent.errors import BsfgError
-from agent.fact_store import StoreError
+from agent.errors import BsfgError, StoreError
 from agent.lease import LEASE_EPOCH_MAX, LeaseClaim
 from agent.pages import Hole, Start
 from pyspark_bsfg.errors import (

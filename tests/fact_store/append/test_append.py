@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from agent.append_contract import AppendOutcome
+from agent.errors import StoreBusy
 from agent.fact_store import FactStore
 from agent.fact_store.append.append import content_digest
-from agent.fact_store.core.errors import FactsRefused, StoreBusy, StoreClosed
+from agent.fact_store.core.errors import FactsRefused, StoreClosed
 from agent.fact_store.core.records import Appended
 from agent.fact_store.sqlite import recovery
 from agent.message import Json, Message, Sample, Value

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from agent.errors import StoreError, StoreFull
 from agent.fact_store.artifacts import artifact_files
 from agent.fact_store.artifacts.artifact_files import ArtifactFiles
-from agent.fact_store.core.errors import StoreError, StoreFull
 from tests.fact_store.artifacts.putting import CHUNK, blob, name_of, put
 from tests.sim import first_seed, patient, scaled
 

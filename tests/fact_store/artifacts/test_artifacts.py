@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent.errors import StoreError, StoreUnavailable
 from agent.fact_store.artifacts import artifact_files
 from agent.fact_store.artifacts.artifact_files import ArtifactFiles
 from agent.fact_store.core.artifact_reference import (
@@ -30,8 +31,6 @@ from agent.fact_store.core.errors import (
     ArtifactRefused,
     ArtifactsFull,
     ArtifactTooLarge,
-    StoreError,
-    StoreUnavailable,
 )
 from agent.message import Envelope, Fact, Message, canonical_json
 from agent.pages import ArtifactReference

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from agent.errors import StoreError
 from agent.fact_store import FactStore, StoreReader
-from agent.fact_store.core.errors import StoreError, StoreForeign, StoreLocked, StoreMissing, StoreUnusable
+from agent.fact_store.core.errors import StoreForeign, StoreLocked, StoreMissing, StoreUnusable
 from agent.fact_store.divergence import scrubber
 from tests.fact_store.making import AT_ONCE, TELEMETRY, done, samples, tag
 from tests.support.disk_calls import DiskCalls

@@ -14,8 +14,9 @@ from click.testing import CliRunner
 
 from agent.batch import open_messages, parse
 from agent.cli import bsfg
+from agent.errors import StoreError
 from agent.fact_store import FactStore
-from agent.fact_store.core.errors import StoreDamaged, StoreError
+from agent.fact_store.core.errors import StoreDamaged
 from agent.fact_store.divergence import watch
 from agent.fact_store.divergence.quarantine import mark_suspect, quarantined_files
 from agent.fact_store.divergence.witness import read_witness

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from agent.batch import open_messages, parse
+from agent.errors import StoreFull
 from agent.fact_store import FactStore
-from agent.fact_store.core.errors import StoreDamaged, StoreForeign, StoreFull
+from agent.fact_store.core.errors import StoreDamaged, StoreForeign
 from agent.fact_store.divergence import witness
 from agent.fact_store.divergence.quarantine import mark_suspect, quarantine, quarantined_files
 from agent.fact_store.divergence.witness import LiveWitness, Witness, read_witness

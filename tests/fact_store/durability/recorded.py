@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from agent.errors import StoreError
 from agent.fact_store import FactStore
-from agent.fact_store.core.errors import StoreError
 from agent.positions import Position
 from tests.fact_store.durability.faults import connect_with
 from tests.fact_store.durability.promises import NORTH, RUN, STREAMS, origin_of_north, say

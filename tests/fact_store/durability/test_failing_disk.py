@@ -24,8 +24,9 @@ from typing import Any
 
 import pytest
 
+from agent.errors import StoreFull
 from agent.fact_store import FactStore
-from agent.fact_store.core.errors import StoreDamaged, StoreFailed, StoreFull, StoreUnusable
+from agent.fact_store.core.errors import StoreDamaged, StoreFailed, StoreUnusable
 from agent.fact_store.sqlite.connection import connect
 from agent.positions import Position
 from tests.fact_store.durability.faulty_disk import FaultyDisk, the_disk

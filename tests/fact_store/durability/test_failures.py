@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from agent.errors import StoreBusy, StoreError, StoreFull
 from agent.fact_store import FactStore
-from agent.fact_store.core.errors import StoreBusy, StoreClosed, StoreDamaged, StoreError, StoreFailed, StoreFull
+from agent.fact_store.core.errors import StoreClosed, StoreDamaged, StoreFailed
 from agent.fact_store.core.records import Appended
 from agent.fact_store.sqlite.connection import connect
 from agent.settings.store import StoreSettings

@@ -31,8 +31,9 @@ from hypothesis.stateful import (
 
 from agent import batch
 from agent.append_contract import AppendOutcome
+from agent.errors import StoreFull
 from agent.fact_store import FactStore
-from agent.fact_store.core.errors import ConfirmBeyondLog, DefinitionsMissing, StoreFull
+from agent.fact_store.core.errors import ConfirmBeyondLog, DefinitionsMissing
 from agent.fact_store.integrity.verify import VerifyCounts, verify_store
 from agent.fact_store.retention.housekeeping import Housekeeping
 from agent.fact_store.sqlite.connection import connect

@@ -16,8 +16,8 @@ from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
+from agent.errors import StoreError
 from agent.fact_store import FactStore
-from agent.fact_store.core.errors import StoreError
 from agent.fact_store.sqlite.connection import connect
 from tests.fact_store.durability.power import KINDS, Crash, crashes, record, require_strace
 from tests.fact_store.durability.promises import Promises, broken

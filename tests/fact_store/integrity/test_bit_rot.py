@@ -22,8 +22,9 @@ from pathlib import Path
 import pytest
 
 from agent.batch import DIGEST_BYTES, Kind, Origin, open_messages, parse
+from agent.errors import StoreError
 from agent.fact_store import FactStore, StoreReader
-from agent.fact_store.core.errors import StoreDamaged, StoreError, StoreUnusable
+from agent.fact_store.core.errors import StoreDamaged, StoreUnusable
 from agent.fact_store.integrity.verify import VerifyCounts, verify_store
 from agent.fact_store.sqlite import Transaction
 from agent.pages import ComparedSums, HeldSum, Hole, Page, SignerCertificate, StoredBatch

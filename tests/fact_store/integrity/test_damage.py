@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from agent.errors import StoreBusy
 from agent.fact_store import FactStore, StoreReader
 from agent.fact_store.append.queue import WriteQueue
-from agent.fact_store.core.errors import StoreBusy
 from agent.fact_store.core.page_assembly import PageAssembly, parse_row
 from agent.fact_store.integrity import damage_registry
 from agent.pages import Hole, OriginRange

@@ -7,8 +7,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from agent import batch
+from agent.errors import StoreFull
 from agent.fact_store import FactStore, StoreReader
-from agent.fact_store.core.errors import StoreFull
 from agent.fact_store.writer import writer as writer_module
 from agent.message import Fact, Sample
 from agent.settings.store import StoreSettings, StreamSettings

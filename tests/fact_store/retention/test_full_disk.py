@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from agent.errors import StoreFull
 from agent.fact_store import FactStore, StoreReader
-from agent.fact_store.core.errors import StoreFull, StoreUnusable
+from agent.fact_store.core.errors import StoreUnusable
 from agent.fact_store.sqlite.connection import OPENING_BYTES
 from agent.settings.store import StoreSettings
 from tests.fact_store.durability.promises import RUN, Promises, broken, number_of

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from agent.errors import StoreFull
 from agent.fact_store import FactStore
-from agent.fact_store.core.errors import StoreFull
 from agent.fact_store.writer import refusals
 from agent.positions import Position
 from agent.settings.store import StoreSettings, StreamSettings

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from agent.errors import StoreFull
 from agent.fact_store import FactStore
-from agent.fact_store.core.errors import StoreFull
 from agent.fact_store.retention.holding import Backlog, alone_forfeited, bytes_forfeited
 from agent.message import Sample
 from agent.pages import Hole

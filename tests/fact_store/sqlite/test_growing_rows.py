@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.batch import Origin
-from agent.fact_store import FactStore, StoreFull
+from agent.errors import StoreFull
+from agent.fact_store import FactStore
 from agent.fact_store.sqlite import transaction
 from agent.pages import HeldRange, HeldSum, count
 from tests.fact_store.making import AT_ONCE, IN_MEMORY, TELEMETRY, Elsewhere

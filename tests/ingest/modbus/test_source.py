@@ -28,7 +28,7 @@ from agent.ingest.sampling import SamplingRule
 from agent.ingest.tags.tag_map import Tag
 from agent.message import TagDefinition
 from agent.settings.sources import ModbusSourceSettings
-from tests.ingest.fakes import Busy, FakeStore
+from tests.ingest.fakes import FakeStore
 from tests.waiting import wait_until_async
 
 S = 1_000_000_000
@@ -87,7 +87,7 @@ def dead() -> Device:
 
 async def made(store: FakeStore, tags: Sequence[Tag] = TAGS) -> ModbusSource:
     """A source of these registers that is connected to nothing."""
-    recorder = Recorder("meter", "plant-a", store, (Busy,), "facts.operational")
+    recorder = Recorder("meter", "plant-a", store, "facts.operational")
     numbers = await recorder.define([tag.definition for tag in tags])
     settings = ModbusSourceSettings("meter", Path("t.csv"), 0, host="meter")
     return ModbusSource(settings, Endpoints(), Delivery("meter", tags, numbers, recorder))

@@ -18,7 +18,7 @@ from agent.ingest.tags.tag_map import Tag
 from agent.message import TagDefinition
 from agent.settings.opcua_address import NodeAddress
 from agent.settings.sources import OpcuaSourceSettings
-from tests.ingest.fakes import Busy, FakeStore
+from tests.ingest.fakes import FakeStore
 from tests.ingest.opcua.fake_session import (
     FakeSession,
 )
@@ -43,7 +43,7 @@ TAGS = [tag(1), tag(2)]
 
 async def made(store: FakeStore, tags: list[Tag] = TAGS, **settings: object) -> tuple[OpcuaSource, Recorder]:
     """A source of these tags that is connected to nothing; it has a subscription that stands for one."""
-    recorder = Recorder("plc", "plant-a", store, (Busy,), "facts.operational")
+    recorder = Recorder("plc", "plant-a", store, "facts.operational")
     numbers = await recorder.define([tag.definition for tag in tags])
     used = OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv"), **{"buffer_values_max": 1_000, **settings})  # type: ignore[arg-type]
     found = OpcuaSource(used, Delivery("plc", tags, numbers, recorder))

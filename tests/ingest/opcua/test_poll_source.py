@@ -29,7 +29,7 @@ from agent.ingest.tags.tag_map import Tag
 from agent.message import Sample, TagDefinition
 from agent.settings.opcua_address import NodeAddress
 from agent.settings.sources import OpcuaSourceSettings
-from tests.ingest.fakes import Busy, FakeStore
+from tests.ingest.fakes import FakeStore
 from tests.ingest.opcua.fake_session import FakeSession, living, opening
 from tests.waiting import wait_until_async
 
@@ -52,7 +52,7 @@ async def polled(store: FakeStore, *names: str) -> OpcuaPollSource:
         for n, name in enumerate(names, 1)
         for reading in [Reading(NodeAddress("urn:x", name), "3" if name == "array" else "")]
     ]
-    recorder = Recorder("plc", "plant-a", store, (Busy,), "facts.operational")
+    recorder = Recorder("plc", "plant-a", store, "facts.operational")
     numbers = await recorder.define([tag.definition for tag in tags])
     settings = OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv"), mode="poll", poll_interval_ms=10)
     return OpcuaPollSource(settings, Delivery("plc", tags, numbers, recorder))

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from agent.concurrency import TaskGroup
-from agent.fact_store import StoreFull
+from agent.errors import StoreFull
 from agent.health.snapshot import PairRefusal
 from agent.node.pairing import LeadDesk, PairPorts, PairRunner, partner_lacks
 from agent.node.pairing.runner import ANSWER_S, MS, SwitchRefused
@@ -105,7 +105,7 @@ class Stage:
         self.unseen_s = 0.0
         peers: dict[str, Any] = {"idmz": self.witness, "plant-a-2": self.partner}
         ports = PairPorts(
-            *(self.box, self.box, peers.get, lambda: self.accepts, lambda: self.lacks, (StoreFull,)),
+            *(self.box, self.box, peers.get, lambda: self.accepts, lambda: self.lacks),
             unseen_s=lambda: self.unseen_s,
         )
         name = store_name_of("plant-a", "plant-a", bytes(16))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agent.concurrency import TaskGroup
-from agent.fact_store import FactStore, StoreBusy, StoreFull, TermRefused
+from agent.fact_store import FactStore
 from agent.node.node import _zone_term
 from agent.node.pairing import LeadDesk, PairPorts, PairRunner
 from agent.replication.mqtt import Reply
@@ -89,9 +89,8 @@ class Plant:
             def requester_of(asked: str) -> Any:
                 return Way(self, node, asked)
 
-            errors = (StoreBusy, StoreFull, TermRefused)
             ports = PairPorts(
-                *(store, self.sources[node], requester_of, lambda: True, str, errors),
+                *(store, self.sources[node], requester_of, lambda: True, str),
                 zone_term=_zone_term(store),
             )
             self.runners[node], self.desks[node] = PairRunner(settings, ports, desk), desk

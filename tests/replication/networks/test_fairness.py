@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from agent.local_socket.serving.store_errors import REFUSAL_CODES, STORE_ERRORS
 from agent.replication.mqtt.carrier import Incoming
 from agent.replication.mqtt.transport import Connection
 from agent.replication.protocol.codec import encode_request
@@ -90,7 +89,7 @@ async def test_searches_of_one_zone_do_not_make_another_one_busy(shared: Mosquit
         return LatestValues([], lambda _: pytest.fail(stream), 0, 7)
 
     plant, idmz = Node.open(shared, "plant-a", tmp_path), Node.open(shared, "idmz", tmp_path)
-    server = plant.server = Server(plant.link, plant.store, EXPORTS, STORE_ERRORS, REFUSAL_CODES, look_up=look_up)
+    server = plant.server = Server(plant.link, plant.store, EXPORTS, look_up=look_up)
     asker = idmz.requester("plant-a")
     flood = Flood(shared, GetLatest(stream=STREAM))
     async with plant.running(), idmz.running(), flood.running():
@@ -128,9 +127,7 @@ def test_pages_of_one_zone_do_not_delay_those_of_another(
         settings = StoreSettings(batch_facts_target=10_000)
         plant, idmz = Node.open(shared, "plant-a", tmp_path, settings), Node.open(shared, "idmz", tmp_path)
         limits = PeerLimits(requests_per_second_max=100_000)
-        plant.server = Server(
-            plant.link, plant.store, EXPORTS, STORE_ERRORS, REFUSAL_CODES, limits={"evil": limits, "idmz": limits}
-        )
+        plant.server = Server(plant.link, plant.store, EXPORTS, limits={"evil": limits, "idmz": limits})
         await plant.append(0, 400_000)
         asker = idmz.requester("plant-a")
         where = {"first_offset": 1, "last_offset": 400_000, "life": plant.store.life.hex()}

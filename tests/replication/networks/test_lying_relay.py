@@ -20,7 +20,6 @@ import pytest
 
 from agent.batch import Batch, Link, Origin, parse, seal_messages
 from agent.fact_store import FactStore
-from agent.local_socket.serving.store_errors import COMPARISON_ERRORS
 from agent.message import Envelope, Fact, Message
 from agent.pages import SignerCertificate
 from agent.positions import Position
@@ -199,7 +198,7 @@ async def test_a_lie_changes_nothing_that_is_stored(broker: Mosquitto, tmp_path:
     liar, puller = Liar(relay, lie), enterprise.pullers[0]
     requester = ThrottledRequester(enterprise.requester("idmz"))
     settings = AntiEntropySettings("idmz", (STREAM,), frozenset({"idmz", "plant-a"}), every_hours=0)
-    comparer = AntiEntropy(requester, enterprise.store, settings, COMPARISON_ERRORS, judge=enterprise.judge)
+    comparer = AntiEntropy(requester, enterprise.store, settings, judge=enterprise.judge)
     async with running(plant, relay):
         await plant.append(0, BEFORE)
         await relay.wait_end(BEFORE)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from agent.errors import StoreError
 from agent.pages import ArtifactReference
 from agent.replication.mqtt.requester import Reply
 from agent.replication.protocol.errors import MalformedMessage, PeerRefused, TransportError
@@ -23,7 +24,7 @@ BLOB = b"some report " * 100_000
 DIGEST = "sha256:" + hashlib.sha256(BLOB).hexdigest()
 
 
-class Refused(Exception):
+class Refused(StoreError):
     """The store's errors."""
 
     def __init__(self, *, retryable: bool) -> None:
@@ -88,7 +89,7 @@ def bring(files: Files, peer: Peer, bandwidth: TokenBucket | None = None) -> Non
 
 def pull_from(peer: Peer, files: Files, bandwidth: TokenBucket | None = None) -> ArtifactPull:
     """Brings from the peer into the files."""
-    return ArtifactPull(ThrottledRequester(peer, bandwidth), files, (Refused,))  # type: ignore[arg-type]
+    return ArtifactPull(ThrottledRequester(peer, bandwidth), files)  # type: ignore[arg-type]
 
 
 def refused(code: str, *, retryable: bool) -> PeerRefused:
@@ -163,7 +164,7 @@ def test_an_artifact_that_takes_long_is_named_meanwhile(caplog: pytest.LogCaptur
 
     files = Files()
     files.put_chunk = put_chunk  # type: ignore[method-assign]
-    pull = ArtifactPull(ThrottledRequester(peer, None), files, (Refused,), lambda: now_s)  # type: ignore[arg-type]
+    pull = ArtifactPull(ThrottledRequester(peer, None), files, lambda: now_s)  # type: ignore[arg-type]
     asyncio.run(pull.fetch([]))
     assert seen[:4] == ["", "", "", f"plant has sent {2 * CHUNK_BYTES_MAX:,} of 1,200,000 bytes of an artifact in 12 s"]
     assert [record.message for record in caplog.records].count("artifact_slow") == 1

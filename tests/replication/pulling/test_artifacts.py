@@ -12,7 +12,6 @@ import pytest
 
 from agent.fact_store import FactStore
 from agent.fact_store.core.errors import ArtifactMissing
-from agent.local_socket.serving.store_errors import COMPARISON_ERRORS
 from agent.message import Envelope, Fact, Message, canonical_json
 from agent.replication.protocol.errors import PeerRefused
 from agent.replication.protocol.messages import CHUNK_BYTES_MAX, GetObject, ObjectAnswer, PutAnswer, PutObject
@@ -160,7 +159,7 @@ async def test_a_comparison_brings_what_was_missing(broker: Mosquitto, tmp_path:
     plant.serve({"idmz": [STREAM]})
     idmz.pull("plant-a")
     settings = AntiEntropySettings("plant-a", (STREAM,), frozenset({"plant-a"}), frozenset(), 0)
-    comparer = AntiEntropy(ThrottledRequester(idmz.requester("plant-a")), idmz.store, settings, COMPARISON_ERRORS)
+    comparer = AntiEntropy(ThrottledRequester(idmz.requester("plant-a")), idmz.store, settings)
     put(plant, SMALL)
     await file_report(plant, SMALL)
     for file in (tmp_path / "plant-a" / "artifacts").glob("??/*"):

@@ -17,10 +17,9 @@ import msgspec
 import pytest
 
 from agent.batch import Origin
+from agent.errors import StoreBusy
 from agent.fact_store import FactStore, StoreDamaged
-from agent.fact_store.core.errors import StoreBusy
 from agent.fact_store.integrity.verify import VerifyCounts, verify_store
-from agent.local_socket.serving.store_errors import COMPARISON_ERRORS, REFUSAL_CODES, STORE_ERRORS
 from agent.pages import Declined, OriginRange, ReceivedPage
 from agent.positions import Position
 from agent.replication.mqtt.carrier import Access, Incoming
@@ -77,7 +76,7 @@ class Peer:
     def __init__(self, store: FactStore) -> None:
         self.link = Link(Access("b", "plant-a", "host", 1, lambda: None))  # type: ignore[arg-type, return-value]
         self.link.connection = self  # type: ignore[assignment]
-        self.server = Server(self.link, store, {"idmz": frozenset({STREAM})}, STORE_ERRORS, REFUSAL_CODES)  # type: ignore[arg-type]
+        self.server = Server(self.link, store, {"idmz": frozenset({STREAM})})  # type: ignore[arg-type]
         self.answers = dict[bytes, bytes]()
         self.spoil: Callable[[Request], Request] = lambda request: request
 
@@ -123,7 +122,7 @@ async def comparing(
         await wait_until_async(lambda: peer.server._group is not None, "the server")
         judge = PageJudge(idmz, policy)
         requester: Any = ThrottledRequester(peer, limit)  # type: ignore[arg-type]
-        yield AntiEntropy(requester, idmz, settings, COMPARISON_ERRORS, judge=judge), peer
+        yield AntiEntropy(requester, idmz, settings, judge=judge), peer
         serving.cancel()
 
 
@@ -630,7 +629,7 @@ async def scheduled(
     store: Any = SimpleNamespace(zone="idmz", times_restored=times_restored, artifacts=None, inbound=None)
     requester: Any = Mock(peer_node="plant-a")
     settings = AntiEntropySettings("plant-a", ("one", "two"), frozenset({"plant-a"}), every_hours=24)
-    comparer = AntiEntropy(requester, store, settings, COMPARISON_ERRORS, chance=lambda: chance, judge=Mock())
+    comparer = AntiEntropy(requester, store, settings, chance=lambda: chance, judge=Mock())
     now_s, compared, failures = 0.0, list[tuple[float, str]](), list(failing)
 
     async def compare(stream: str, *, repair: bool) -> None:
@@ -797,7 +796,7 @@ class Inventor:
         """The result of a comparison with repair with this peer, from which everything was pulled."""
         put_page(idmz, "plant-a", STREAM, [], [], Position(bytes(16), 1)).result()
         settings = AntiEntropySettings("plant-a", (STREAM,), frozenset({"plant-a"}))
-        comparer = AntiEntropy(ThrottledRequester(self), idmz, settings, COMPARISON_ERRORS)  # type: ignore[arg-type]
+        comparer = AntiEntropy(ThrottledRequester(self), idmz, settings)  # type: ignore[arg-type]
         return await comparer.compare(STREAM, repair=True)
 
 

@@ -20,8 +20,8 @@ import pytest
 
 from agent import batch
 from agent.batch import Batch, Origin, parse
-from agent.fact_store.core.errors import DefinitionsMissing, FactsRefused, StoreError, StoreFull
-from agent.local_socket.serving.store_errors import STORE_ERRORS
+from agent.errors import StoreError, StoreFull
+from agent.fact_store.core.errors import DefinitionsMissing, FactsRefused
 from agent.pages import (
     ArtifactProgress,
     ArtifactReference,
@@ -162,7 +162,7 @@ class Scene:
         self.store, self.peer = store, HandPeer()
         asker: Any = self.peer
         port: Any = store
-        self.puller = Puller(*(asker, port, PULL, STORE_ERRORS), chance=lambda: 0.0, bandwidth=bandwidth)
+        self.puller = Puller(*(asker, port, PULL), chance=lambda: 0.0, bandwidth=bandwidth)
 
     async def answer(self, payload: bytes, number: int = -1, *, is_proven: bool = True) -> None:
         """Answer a request, by default the newest."""

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.batch import DIGEST_BYTES, Batch, Codec, Definitions, Header, Kind, Origin
-from agent.fact_store import StoreError
+from agent.errors import StoreError
 from agent.fact_store.core import Insert, decide_insert
 from agent.pages import BatchEnd, HeldRange, Page, StoredBatch
 from agent.replication.protocol.messages import HELD_RUNS_MAX, HeldRun
@@ -83,7 +83,7 @@ class Store:
 
 def shared(store: Store) -> SharedZones:
     """What a reader with this store names."""
-    return SharedZones(store, (StoreError,), STREAM, ("mill", "mill-2"))  # type: ignore[arg-type]
+    return SharedZones(store, STREAM, ("mill", "mill-2"))  # type: ignore[arg-type]
 
 
 def page(server: Store, held: Sequence[tuple[str, str, int, int]]) -> tuple[Sequence[HeldRun], list[Batch]]:

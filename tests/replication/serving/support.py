@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 
 from agent.fact_store import FactStore
-from agent.local_socket.serving.store_errors import REFUSAL_CODES, STORE_ERRORS
 from agent.message import Envelope
 from agent.node.latest import latest_lookup
 from agent.replication.mqtt.carrier import Access, Incoming
@@ -86,7 +85,7 @@ async def serving(
     peer, exports = Peer(), {"idmz": frozenset({STREAM}), "enterprise": frozenset({ORDERS})}
     with FactStore.open(folder / "facts.db", "plant-a", streams=streams, signer=signer) as store:
         settings = {"look_up": latest_lookup(store.reader, lambda _: 0, lambda *_: []), **settings}
-        server = Server(peer.link, store, exports, STORE_ERRORS, REFUSAL_CODES, appends=appends, **settings)  # type: ignore[arg-type]
+        server = Server(peer.link, store, exports, appends=appends, **settings)  # type: ignore[arg-type]
         async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as group:
             running = group.create_task(server.run())
             await wait_until_async(lambda: server._group is not None, "the server")

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from agent.batch import open_samples, parse
-from agent.fact_store.core.errors import StoreBusy, UnknownConsumer
+from agent.errors import StoreBusy
+from agent.fact_store.core.errors import UnknownConsumer
 from agent.message import Sample
 from agent.pages import HeldSum
 from agent.replication.protocol.codec import encode_request

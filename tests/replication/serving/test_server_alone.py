@@ -10,7 +10,6 @@ import pytest
 
 from agent.batch import Origin
 from agent.fact_store import FactStore
-from agent.local_socket.serving.store_errors import STORE_ERRORS
 from agent.replication.protocol.errors import MalformedMessage
 from agent.replication.protocol.messages import (
     AcquireLease,
@@ -143,7 +142,7 @@ async def test_a_server_that_has_stopped_takes_no_request(tmp_path: Path) -> Non
     """Its link may outlive it by a moment: what arrives then is dropped. The store has nothing left to call."""
     peer = Peer()
     with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
-        server = Server(peer.link, store, {"idmz": frozenset({STREAM})}, STORE_ERRORS)  # type: ignore[arg-type]
+        server = Server(peer.link, store, {"idmz": frozenset({STREAM})})  # type: ignore[arg-type]
         before = dict(store._writer._subscribers)
         running = asyncio.create_task(server.run())
         await wait_until_async(lambda: server._group is not None, "the server")

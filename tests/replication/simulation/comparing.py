@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
-from agent.fact_store.core.errors import StoreError
-from agent.local_socket.serving.store_errors import COMPARISON_ERRORS
+from agent.errors import StoreError
 from agent.replication.mqtt.requester import Reply, peer_refused
 from agent.replication.protocol.codec import ArrivedAnswer, encode_request
 from agent.replication.protocol.errors import ReplicationError, TransportError
@@ -87,7 +86,7 @@ class Comparing:
         origins = node.world.origins - node.running.own_zones | {peer, zone_of(peer)}
         settings = AntiEntropySettings(peer, (STREAM,), origins, every_hours=0, pair_zones=frozenset(PAIR.values()))
         requester: Any = PeerRequester(self._pull)
-        comparer = AntiEntropy(requester, node.running, settings, COMPARISON_ERRORS, judge=node.judge)
+        comparer = AntiEntropy(requester, node.running, settings, judge=node.judge)
         self._running = self._compare(comparer)
         run(self._running, node.soon)
         return True

@@ -9,8 +9,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
 from agent.batch import Origin
+from agent.errors import StoreError
 from agent.fact_store import FactStore
-from agent.fact_store.core.errors import StoreError
 from agent.fact_store.core.records import Appended
 from agent.message import Sample
 from agent.settings.store import StreamSettings

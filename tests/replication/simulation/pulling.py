@@ -9,8 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from agent.batch import Batch
-from agent.fact_store.core.errors import StoreError
-from agent.local_socket.serving.store_errors import STORE_ERRORS
+from agent.errors import StoreError
 from agent.pages import PutResult, ReceivedPage
 from agent.positions import Position, furthest
 from agent.replication.protocol.codec import ArrivedAnswer, encode_request
@@ -69,7 +68,7 @@ class Pull:
         store: Any = _WatchedStore(self)
         requester: Any = PeerRequester(self)
         self._runner = PullRunner(
-            *(store, settings, STORE_ERRORS, requester, self._check),
+            *(store, settings, requester, self._check),
             make_receiver=world.receiver,
             judge=self.node.judge,
         )

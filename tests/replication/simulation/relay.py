@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from agent.batch import Batch, Definitions, Kind, Link, Origin, Sign, open_samples, parse, seal_columns, seal_samples
-from agent.fact_store.core.errors import StoreError
+from agent.errors import StoreError
 from agent.message import TagDefinition
 from agent.replication.protocol.codec import decode_answer
 from agent.replication.protocol.messages import FetchAnswer

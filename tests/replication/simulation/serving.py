@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import pytest
 
 from agent.lease import Lease, LeaseClaim
-from agent.local_socket.serving.store_errors import REFUSAL_CODES, STORE_ERRORS
 from agent.replication.mqtt.carrier import Incoming
 from agent.replication.protocol.codec import decode_answer, decode_heartbeat, decode_request
 from agent.replication.protocol.errors import MalformedMessage
@@ -115,7 +114,7 @@ class Serving:
         carrier: Any = SimpleNamespace(node=node, route=self._arrived.__setitem__, require=lambda: self)
         store: Any = WatchedStore(self)
         self.server = server.Server(
-            *(carrier, store, exports, STORE_ERRORS, REFUSAL_CODES),
+            *(carrier, store, exports),
             zones={zone: frozenset({zone, zone_of(zone)}) for zone in exports},
         )
         self.server._group = self  # type: ignore[assignment]

@@ -7,6 +7,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import groupby
 
 from agent.batch import SEQUENCE_MAX, Origin
+from agent.columns import BatchError
+from agent.errors import StoreError
 from agent.pages import ComparedSums, HeldRange, HeldSum
 from agent.pages import Span as Sequences
 from agent.positions import NOTHING_READ, Position
@@ -33,14 +35,12 @@ class DifferenceSearch:
         store: ReceivingStore,
         zones: ComparedZones,
         found: Comparison,
-        store_errors: tuple[type[Exception], ...],
         *,
         is_begun_late: bool,
     ) -> None:
         """`is_begun_late`: the pull did not begin at the oldest fact, so that earlier facts do not count as missing."""
         self._peer, self._store, self._zones, self._found = peer, store, zones, found
         self._stream = found.stream
-        self._store_errors = store_errors
         self._is_begun_late = is_begun_late
         self._is_level = False  # whether everything in the peer's log at the first answer has been pulled
         self._theirs: dict[Origin, list[HeldRange]] = {}
@@ -221,7 +221,7 @@ class DifferenceSearch:
         sequence = common[-1][1]
         try:
             damaged = await asyncio.to_thread(self._store.inbound.damaged_definitions, self._stream, origin, sequence)
-        except self._store_errors as error:  # the table cannot be read
+        except (StoreError, BatchError) as error:  # the table cannot be read
             self._found.refuse(str(error))
             return
         if damaged is not None and (origin.zone, damaged) not in self._found.damaged_definitions:

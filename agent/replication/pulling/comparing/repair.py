@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 
 from agent.batch import Definitions, Origin
+from agent.columns import BatchError
+from agent.errors import StoreError
 from agent.pages import Declined, DefinitionChain, LackingDefinitions, ReceivedPage
 from agent.pages import Span as Sequences
 from agent.replication.protocol.errors import DefinitionsUnavailable
@@ -36,7 +38,6 @@ class RepairTools:
     judge: PageJudge
     artifacts: ArtifactPull
     definitions: DefinitionPull
-    store_errors: tuple[type[Exception], ...]
 
 
 class Repair:
@@ -87,7 +88,6 @@ class Repair:
     async def _fetch_definitions(self, zone: str, wanted: Definitions) -> None:
         """Fetch all definitions up to these, which repairs the damaged ones."""
         put_back = 0
-        unrepaired: tuple[type[Exception], ...] = (DefinitionsUnavailable, *self._tools.store_errors)
 
         async def repair(chains: list[DefinitionChain]) -> None:
             nonlocal put_back
@@ -97,7 +97,7 @@ class Repair:
 
         try:
             await self._tools.definitions.get([LackingDefinitions(zone, wanted)], repair)
-        except unrepaired as error:
+        except (DefinitionsUnavailable, StoreError, BatchError) as error:
             self._refuse(error)
         self._found.repaired_definitions += put_back
         self._found.repaired_ranges += put_back > 0
@@ -150,7 +150,7 @@ class Repair:
                 repairing = self._store.inbound.repair(self._found.stream, self._peer.peer_node, [batch])
                 try:
                     put_back = await asyncio.wrap_future(repairing)
-                except self._tools.store_errors as error:
+                except (StoreError, BatchError) as error:
                     self._refuse(error)
                 else:
                     facts += batch.header.count if put_back else 0

@@ -23,7 +23,7 @@ from agent.ingest.opcua.session import OpenedSubscription
 from agent.ingest.opcua.values.variant import ValueReader
 from agent.ingest.recorder import Recorder
 from agent.settings.sources import OpcuaSourceSettings
-from tests.ingest.fakes import Busy, FakeStore
+from tests.ingest.fakes import FakeStore
 from tests.ingest.opcua.events.events import S, event
 from tests.waiting import wait_until_async
 
@@ -132,7 +132,7 @@ class Collecting:
 
     def __init__(self, **settings: Any) -> None:
         self.store, self.server = FakeStore(), Server()
-        recorder = Recorder("plc", "plant-a", self.store, (Busy,), "facts.operational")
+        recorder = Recorder("plc", "plant-a", self.store, "facts.operational")
         known = {"events": ("Server",), "parked_retry_ms": 100, **settings}
         self.collector = EventCollector(
             OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv"), **known), recorder.for_another_task(EVENTS_LOST)

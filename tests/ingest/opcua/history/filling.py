@@ -27,7 +27,7 @@ from agent.ingest.recorder import Recorder
 from agent.ingest.tags.tag_map import Tag
 from agent.message import Sample
 from agent.settings.opcua_address import STANDARD_URI, NodeAddress
-from tests.ingest.fakes import Busy, FakeStore
+from tests.ingest.fakes import FakeStore
 from tests.ingest.test_delivery import S, made, retagged
 from tests.ingest.test_delivery import tag as plain_tag
 from tests.waiting import wait_until_async
@@ -181,7 +181,7 @@ async def prepared(
     store, stored = store or FakeStore(), stored or FakeStored()
     tags = [dataclasses.replace(tag(name), stream="facts.other") if name in other else tag(name) for name in names]
     delivery = await made(store, *tags)
-    recorder = Recorder("plc", "plant-a", store, (Busy,), "facts.operational")
+    recorder = Recorder("plc", "plant-a", store, "facts.operational")
     fill = HistoryBackfill(delivery, recorder, stored, values_per_s)
     fill.now_ns = lambda: 1_000 * S
     delivery.on_gap(fill.note_gap)

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from agent.errors import StoreFull
 from agent.ingest.opcua.history import HistoryPage
 from agent.message import Message
-from tests.ingest.fakes import Busy, FakeStore
+from tests.ingest.fakes import FakeStore
 from tests.ingest.opcua.history.filling import FakeHistory, Filling, prepared
 from tests.waiting import wait_until_async
 
@@ -47,7 +48,7 @@ async def test_a_session_that_ends_before_its_result_is_recorded_leaves_it() -> 
 
         def append_message(self, stream: str, message: Message) -> Future[Any]:
             if self.refuses_results and message.fact.predicate == "history_backfilled":
-                raise Busy("full")
+                raise StoreFull("full")
             return super().append_message(stream, message)
 
     def is_amid() -> bool:
