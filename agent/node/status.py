@@ -119,7 +119,7 @@ class StatusCollector:
         self._from_disk = _FromDisk()
         self._lag_samples = LagSamples()
         self._appends = AppendWindow()
-        self._unreadable: dict[str, str] = {}  # what could not be read last time, and why
+        self._unreadable = ""  # why the store could not be read last time
         self._turns = 0
         self._since: dict[str, int] = {}
         self._recorded: RecordedHealth | None = None
@@ -375,19 +375,16 @@ class StatusCollector:
             self._from_disk.own_ends = dict(_own_ends(self._store))
             space = self._store.space()
         except StoreError as error:
-            self._note_unreadable("space", error)
+            self._note_unreadable(str(error))
             return None
-        self._note_unreadable("space", None)
+        self._note_unreadable("")
         return space
 
-    def _note_unreadable(self, what: str, error: Exception | None) -> None:
-        """Log once what cannot be read."""
-        why = "" if error is None else str(error)
-        if why and self._unreadable.get(what) != why:
-            log.error("status_unreadable", extra={"what": what, "why": why})
-            self._unreadable[what] = why
-        elif not why:
-            self._unreadable.pop(what, None)
+    def _note_unreadable(self, why: str) -> None:
+        """Log once why the store cannot be read; empty: it can."""
+        if why and why != self._unreadable:
+            log.error("status_unreadable", extra={"what": "space", "why": why})
+        self._unreadable = why
 
     def _source_certificates(self) -> dict[str, tuple[float, Path]]:
         """By source: days left of the one of our certificates for it that ends first, and its file."""

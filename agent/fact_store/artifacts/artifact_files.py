@@ -41,7 +41,8 @@ from agent.fact_store.core import (
     decide_chunk,
     quota_charge,
 )
-from agent.fact_store.sqlite import disk_free, sync_folder
+from agent.fact_store.sqlite import disk_free
+from agent.file_replace import sync_folder
 from agent.pages import ArtifactProgress, ArtifactReference
 
 PARTIAL = "partial"

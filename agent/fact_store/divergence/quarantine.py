@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from agent.fact_store.divergence.witness import read_json, sidecar_path, write_json
-from agent.fact_store.sqlite import file_bytes, sync_folder, wal_path
+from agent.fact_store.sqlite import file_bytes, wal_path
+from agent.file_replace import sync_folder
 
 _PARTS = ("-wal", "-shm", ".witness", ".lost", "")
 

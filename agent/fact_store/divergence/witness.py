@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from agent.fact_store.sqlite import NO_LOG, LogEnd, LogFollower, sync_folder
+from agent.fact_store.sqlite import NO_LOG, LogEnd, LogFollower
+from agent.file_replace import sync_folder
 from agent.message import check_depth
 
 LINE_BYTES = 128

@@ -23,7 +23,6 @@ from agent.fact_store.sqlite.connection import (
     reading_tables,
     room_hint,
     running_error,
-    sync_folder,
     unlock,
 )
 from agent.fact_store.sqlite.definitions import read_definitions

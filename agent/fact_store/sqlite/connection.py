@@ -200,15 +200,6 @@ def disk_free(folder: Path) -> int | None:
     return None
 
 
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable. Raises OSError."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def room_hint() -> str:
     """The hint for a disk with too little room to open a store."""
     return f"opening a store may need {OPENING_BYTES:,} bytes; free some"
