@@ -158,8 +158,8 @@ class Checkers:
         """By node, what it declined because no signature covered it."""
         self._gap_sequences: dict[tuple[str, Origin], set[int]] = {}
         """By node, the sequences before a batch that came without them."""
-        self.durable: dict[tuple[str, str, bytes], int] = {}
-        """How far a peer's log was ever durable at its receiver: by (receiving zone, peer, life)."""
+        self.durable: dict[tuple[str, str, str, bytes], int] = {}
+        """How far a peer's log was ever durable at its receiver: by (receiving zone, peer, stream, life)."""
         self._uncertain: dict[str, list[Row]] = {}
         self._acknowledged_ranges: dict[str, list[tuple[int, int]]] = {}
         self._values: dict[str, dict[int, object]] = {}
@@ -184,10 +184,8 @@ class Checkers:
         self._resolve(node, log)
         for consumer in store.consumers.all():
             before = log.frontiers.get(consumer.name, 0)
-            if not before <= consumer.frontier <= store.end_offset(STREAM):
-                raise self.failed(
-                    f"frontier: {consumer.name} at {node.name} from {before} to {consumer.frontier}, end {log.end_offset}"
-                )
+            if not before <= consumer.frontier <= store.end_offset(consumer.stream):
+                raise self.failed(f"frontier: {consumer.name} at {node.name} from {before} to {consumer.frontier}")
             log.frontiers[consumer.name] = consumer.frontier
 
     def _check_row(self, node: Node, log: Log, row: Row) -> None:
@@ -248,11 +246,13 @@ class Checkers:
                 )
             self.acknowledged.update(row.key for row in log.between(first_offset, last_offset))
 
-    def confirmation_arrived(self, receiver: Node, peer: Node, life: bytes, offset: int) -> None:
+    def confirmation_arrived(self, receiver: Node, peer: Node, stream: str, life: bytes, offset: int) -> None:
         """A confirmation arrived at a peer."""
-        durable = self.durable.get((receiver.zone, peer.zone, life), 0)
+        durable = self.durable.get((receiver.zone, peer.zone, stream, life), 0)
         if offset > durable:
-            raise self.failed(f"frontier: {receiver.name} confirms {offset} to {peer.name}, {durable} is durable")
+            raise self.failed(
+                f"frontier: {receiver.name} confirms {offset} of {stream} to {peer.name}, {durable} is durable"
+            )
 
     def lease_held(self, node: Node, consumer: str, lease: Lease) -> None:
         """The store granted a lease or found the shown one in force; called in the order of its decisions."""
@@ -314,12 +314,13 @@ class Checkers:
 
     def page_stored(self, pull: Pull, lives: Sequence[Position], page: Offered) -> None:
         """A page is durable, and the position in each of its lives with it."""
-        self._note_durable(pull, lives)
+        self.note_durable(pull, lives)
         self._add_gone(page)
 
-    def _note_durable(self, pull: Pull, lives: Sequence[Position]) -> None:
+    def note_durable(self, pull: Pull, lives: Sequence[Position]) -> None:
+        """The position in each of these lives is durable."""
         for position in lives:
-            key = (pull.node.zone, pull.peer.zone, position.life)
+            key = (pull.node.zone, pull.peer.zone, pull.stream, position.life)
             self.durable[key] = max(position.offset, self.durable.get(key, 0))
 
     def check_skipped(self, node: Node, machines: Sequence[Node], offset: int, page: Offered) -> None:
@@ -408,7 +409,7 @@ class Checkers:
         self.committed(node)
         self._check_pages_durable_at_death(node)
         for pull in node.pulls:
-            self._note_durable(pull, store.inbound.trail(pull.peer.zone, STREAM))
+            self.note_durable(pull, store.inbound.trail(pull.peer.zone, pull.stream))
 
     def cloned(self, node: Node, twin: Node) -> None:
         """A second machine starts from a copy of a node's files."""
@@ -523,10 +524,10 @@ def _intact(store: FactStore) -> set[Key]:
 
 
 def _reported(node: Node, kind: str) -> list[OriginRange]:
-    """The ranges in a node's incidents of a kind."""
+    """The ranges of the stream in a node's incidents of a kind."""
     found = []
     for incident in node.running.reader.incidents():
-        if incident.kind == kind:
+        if incident.kind == kind and incident.subject.startswith(f"{STREAM} "):
             _, _, origin, first, _, last = incident.subject.replace(",", "").split(" ")
             zone, life = origin.split("/")
             found.append(OriginRange(zone, bytes.fromhex(life), int(first), int(last)))

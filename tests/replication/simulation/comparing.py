@@ -25,7 +25,6 @@ from agent.replication.pulling import anti_entropy, artifact_pull, definition_pu
 from agent.replication.pulling.anti_entropy import AntiEntropy, AntiEntropySettings
 from agent.replication.pulling.comparing import differences, repair
 from agent.signing.messages import MessagePlace
-from tests.replication.simulation.checkers import STREAM
 from tests.replication.simulation.steps import Waiting, run
 from tests.replication.simulation.trust import PAIR, zone_of
 
@@ -84,7 +83,9 @@ class Comparing:
             return False
         peer = self._pull.peer.zone
         origins = node.world.origins - node.running.own_zones | {peer, zone_of(peer)}
-        settings = AntiEntropySettings(peer, (STREAM,), origins, every_hours=0, pair_zones=frozenset(PAIR.values()))
+        settings = AntiEntropySettings(
+            peer, (self._pull.stream,), origins, every_hours=0, pair_zones=frozenset(PAIR.values())
+        )
         requester: Any = PeerRequester(self._pull)
         comparer = AntiEntropy(requester, node.running, settings, judge=node.judge)
         self._running = self._compare(comparer)
@@ -93,7 +94,7 @@ class Comparing:
 
     async def _compare(self, comparer: AntiEntropy) -> None:
         with suppress(ReplicationError, StoreError):  # the next one restarts
-            found = await comparer.compare(STREAM, repair=True, scan=True)
+            found = await comparer.compare(self._pull.stream, repair=True, scan=True)
             self._pull.node.world.injected["repaired"] += found.repaired_ranges
         self._running = None
 

@@ -22,7 +22,7 @@ from agent.replication.pulling.receiving.pull_events import ReceiverSettings
 from agent.replication.pulling.receiving.receiver import Receiver
 from tests.replication.simulation import comparing, serving, stepped, trust
 from tests.replication.simulation.broker import TakenOverBroker
-from tests.replication.simulation.checkers import Checkers, Violation
+from tests.replication.simulation.checkers import STREAM, Checkers, Violation
 from tests.replication.simulation.faults import Faults
 from tests.replication.simulation.node import Node
 from tests.replication.simulation.pulling import Pull
@@ -87,6 +87,7 @@ TOPOLOGIES: dict[str, Topology] = {
 class World:
     """One schedule. `run` ends when everything has converged; raises Violation."""
 
+    streams: tuple[str, ...] = (STREAM,)
     faults_end_ms = FAULTS_END_MS
     events_max = EVENTS_MAX
 

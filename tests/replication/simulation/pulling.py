@@ -43,9 +43,10 @@ class _Batches(list[Batch]):
 class Pull:
     """One stream that a node pulls from a peer, in all lives of the node."""
 
-    def __init__(self, node: Node, peer: Node) -> None:
+    def __init__(self, node: Node, peer: Node, stream: str = STREAM) -> None:
         self.node = node
         self.peer = peer
+        self.stream = stream
         self._runner: PullRunner | None = None
         self._is_handling = False
         self._is_linked = False
@@ -61,7 +62,7 @@ class Pull:
         nodes = [zone for zone in sorted(world.zones) if zone_of(zone) == zone_of(self.peer.zone)]
         shared = () if len(nodes) == 1 else (*nodes, zone_of(self.peer.zone))
         settings = PullSettings(
-            *(self.peer.zone, STREAM, self._consumer_name, world.origins),
+            *(self.peer.zone, self.stream, self._consumer_name, world.origins),
             receiver=replace(world.settings, page_bytes_max=PAGE_BYTES_MAX, repeated_ms=REPEATED_MS if shared else 0),
             shared_zones=shared,
         )
@@ -101,24 +102,26 @@ class Pull:
             return None
         store, peer, core = self.node.running, self.peer.running, self._runner.core if self._runner else None
         consumer = peer.consumers.get(self._consumer_name)
-        trail = store.inbound.trail(self.peer.zone, STREAM)
-        at = furthest([(position, peer.resolve(STREAM, position)) for position in trail]).offset
-        end, frontier = peer.end_offset(STREAM), consumer.frontier if consumer else 0
+        trail = store.inbound.trail(self.peer.zone, self.stream)
+        at = furthest([(position, peer.resolve(self.stream, position)) for position in trail]).offset
+        end, frontier = peer.end_offset(self.stream), consumer.frontier if consumer else 0
         if at == end and frontier == end:
             return None
         reason = core.contact.lost_reason if core else None
-        return f"{self.node.name} has {at} of {end} of {self.peer.name}, confirmed {frontier} ({reason})"
+        return (
+            f"{self.node.name} has {at} of {end} of {self.stream} of {self.peer.name}, confirmed {frontier} ({reason})"
+        )
 
     def _twins(self) -> Iterator[Pull]:
         """The pulls under the same consumer name."""
         for node in self.node.world.nodes:
             for pull in node.pulls:
-                if pull is not self and (node.zone, pull.peer) == (self.node.zone, self.peer):
+                if pull is not self and (node.zone, pull.peer, pull.stream) == (self.node.zone, self.peer, self.stream):
                     yield pull
 
     @property
     def _consumer_name(self) -> str:
-        return f"{self.node.zone}.{STREAM}"
+        return f"{self.node.zone}.{self.stream}"
 
     # --- as `Puller` does it
 
@@ -261,6 +264,9 @@ class _WatchedInbound:
         if batches.version == "major":
             raise Violation(f"version: {pull.node.name} takes a page of another major version")
         putting = self._inbound.put_page(page)
+        if pull.stream != STREAM:
+            putting.add_done_callback(lambda future: future.exception() or check.note_durable(pull, page.read))
+            return putting
         offered = Offered([batch.sealed for batch in batches], page.holes, batches.served)
         check.page_offered(pull, page.read[-1], offered)
         pull.node.world.check.facts_declined(pull.node, page.declined)

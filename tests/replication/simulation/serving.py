@@ -108,9 +108,10 @@ class Serving:
         """The request of the coroutine that is being stepped."""
         self._answers: dict[bytes, Send] = {}
         self._heartbeats: dict[bytes, Callable[[], None]] = {}
+        self._streams: dict[bytes, str] = {}
         self._arrived: dict[str, Callable[[Incoming], None]] = {}
         self._asked = self.now
-        exports = dict.fromkeys(node.world.zones, frozenset({STREAM}))
+        exports = dict.fromkeys(node.world.zones, frozenset(node.world.streams))
         carrier: Any = SimpleNamespace(node=node, route=self._arrived.__setitem__, require=lambda: self)
         store: Any = WatchedStore(self)
         self.server = server.Server(
@@ -133,6 +134,7 @@ class Serving:
         zone = self.node.zone
         self._answers[correlation], self._heartbeats[correlation] = send, on_heartbeat
         self._asked = Asked(requester, instance, _decoded(payload))
+        self._streams[correlation] = getattr(self._asked.request, "stream", STREAM)
         topic, answer_to = request_topic(zone, requester.zone), response_topic(zone, requester.zone, instance)
         self._arrived[topic](Incoming(topic, payload, answer_to, correlation, EXPIRY_S, is_retained=False))
 
@@ -148,7 +150,7 @@ class Serving:
             return
         with contextlib.suppress(MalformedMessage):  # from a server broken on purpose; the receiver refuses the page
             answer, _ = decode_answer(split_answer(payload)[0])
-            if isinstance(answer, FetchAnswer):
+            if isinstance(answer, FetchAnswer) and self._streams[correlation] == STREAM:
                 self.node.world.check.holes_announced(self.node, answer.holes)
         self._answers[correlation](payload)
 
@@ -215,7 +217,7 @@ class WatchedConsumers:
         assert isinstance(request, FetchFacts)
         check = node.world.check
         assert life is not None
-        check.confirmation_arrived(requester, node, life, last_offset)
+        check.confirmation_arrived(requester, node, request.stream or STREAM, life, last_offset)
 
         def confirmed(future: Future[int]) -> None:
             if future.exception() is None:
