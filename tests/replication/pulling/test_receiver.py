@@ -105,7 +105,7 @@ def test_a_long_wait_lasts_as_long_as_heartbeats_name_it() -> None:
 
 
 def test_when_a_pull_was_level() -> None:
-    """An answer that ends with the log has all that the peer had when it was asked. Heartbeats say that nothing came
+    """An answer that ends with the log has all that the peer had when it was asked, once it is stored. Heartbeats say that nothing came
     while the request waited: from the first to the last of them, however late they are read. A page with more behind
     it, or a heartbeat of another request, says nothing."""
     driver = Driver(10, ReceiverSettings(wait_ms=30_000, answer_timeout_ms=3_000))
@@ -117,14 +117,19 @@ def test_when_a_pull_was_level() -> None:
     asked_ms = driver.now_ms
     driver.now_ms += 40
     driver.answer(page(21, 30))
+    driver(Appended())
+    assert driver.core.contact.level_ms is None
+    driver(Appended())
     assert driver.core.contact.level_ms == asked_ms >= first_ms
-    driver(Appended())
-    driver(Appended())
     waits, asked_ms = driver.fetches[-1].fetch_id, driver.now_ms
     for at_ms, level_ms in ((3_000, 0), (8_000, 5_000), (8_001, 5_000), (25_000, 10_000)):
         driver.core.still_waits(waits, asked_ms + at_ms)
         assert driver.core.contact.level_ms == asked_ms + level_ms
     driver.core.still_waits(waits - 1, asked_ms + 30_000)
+    assert driver.core.contact.level_ms == asked_ms + 10_000
+    driver.now_ms += 30_000
+    driver.answer(page(31, 40))
+    driver(AppendFailed("no", is_retryable=False))
     assert driver.core.contact.level_ms == asked_ms + 10_000
 
 

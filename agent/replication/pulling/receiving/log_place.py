@@ -135,6 +135,11 @@ class AcceptedPages:
         return len(self._ahead) < PAGES_AHEAD_MAX
 
     @property
+    def is_empty(self) -> bool:
+        """Whether all pages are stored."""
+        return self._appending is None and not self._ahead
+
+    @property
     def is_storing(self) -> bool:
         """Whether a page is at the store."""
         return self._appending is not None

@@ -167,17 +167,32 @@ class HeldLease:
 
 class PeerContact:
     """`lost_reason` says why the peer sends no facts at present, None while it does. What the peer had at `level_ms`
-    has arrived; None: that is not known in this life."""
+    is stored; None: that is not known in this life."""
 
     def __init__(self, settings: ReceiverSettings) -> None:
         self._settings = settings
         self.lost_reason: str | None = None
         self.is_answering = False
         self.level_ms: int | None = None
+        self._arrived_ms: int | None = None  # what it had then has arrived
         self.failures = 0
         self.ask_at_ms = 0
         self._returning_until_ms: int | None = None  # None before the first connection
         self._restart_at_ms = 0  # no request after another refused position before this time
+
+    def note_level(self, at_ms: int, *, is_stored: bool) -> None:
+        """What the peer had then has arrived. `is_stored`: all of it is stored."""
+        self._arrived_ms = max(self._arrived_ms or 0, at_ms)
+        if is_stored:
+            self.note_stored()
+
+    def note_stored(self) -> None:
+        """What has arrived is stored."""
+        self.level_ms = self._arrived_ms
+
+    def note_dropped(self) -> None:
+        """What was not stored has to come again."""
+        self._arrived_ms = self.level_ms
 
     def lose(self, kind: NoteKind, reason: str) -> Note | None:
         """No facts come. Noted once, and again only if a reason for an operator replaces a passing one."""

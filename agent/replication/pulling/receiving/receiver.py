@@ -120,7 +120,7 @@ class Receiver:
         the peer is gone."""
         if self._open is not None and self._open.fetch_id == fetch_id:
             self._open = self._open.still_waits(now_ms, self._settings.answer_timeout_ms)
-            self.contact.level_ms = max(self.contact.level_ms or 0, self._open.sent_ms + self._open.waited_ms)
+            self.contact.note_level(self._open.sent_ms + self._open.waited_ms, is_stored=self.pages.is_empty)
 
     # ----------------------------------------------------------------------------------------------------------- asking
 
@@ -192,7 +192,7 @@ class Receiver:
     def _note_level(self, page: ArrivedPage, fetch: OpenFetch | None) -> None:
         """A page that was made after its request, and ends with the log."""
         if fetch is not None and not page.more:
-            self.contact.level_ms = fetch.sent_ms
+            self.contact.note_level(fetch.sent_ms, is_stored=self.pages.is_empty)
 
     def _note_life(self, life: str, now_ms: int) -> None:
         self.lives = self.lives.answered(life, now_ms, self._settings.twins_ms)
@@ -330,6 +330,8 @@ class Receiver:
         self.pace.note_stored(event.facts_stored)
         waited, was_refused = self.pages.waits, self.pages.is_refused
         self.place = self.place.store(self.pages.stored())
+        if self.pages.is_empty:
+            self.contact.note_stored()
         if waited:
             self._add_note(NoteKind.STORE_ACCEPTS, "")
         if was_refused:
@@ -342,5 +344,6 @@ class Receiver:
             self.pages.pause(event.reason, now_ms, jitter)
         else:
             self.pages.refuse()
+            self.contact.note_dropped()
             self.place = self.place.drop()
             self._block(NoteKind.PAGE_REFUSED, event.reason, now_ms)
