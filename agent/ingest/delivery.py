@@ -81,10 +81,12 @@ class Delivery:
         numbers: Sequence[int],
         recorder: Recorder,
         standby: Standby | None = None,
+        on_turn: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_turn`: called before what is due is delivered."""
         self.source = source
         self.recorder = recorder
-        self._standby = standby
+        self._standby, self._on_turn = standby, on_turn
         self.sampler = Sampler()
         self.tags: dict[int, Tag] = {}
         self.points: dict[int, Any] = {}
@@ -185,6 +187,7 @@ class Delivery:
     async def deliver_due(self, now_ns: int) -> None:
         """Record the samples and gaps that are due because time has passed."""
         self.turns_total += 1
+        self._on_turn()
         await self._record(self.sampler.due(now_ns))
         self.recorder.hand_in_gaps()
         await self.recorder.settle()

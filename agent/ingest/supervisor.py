@@ -64,7 +64,7 @@ log = logging.getLogger(__name__)
 DRAIN_S = 10.0  # at a stop, for uncommitted facts; systemd waits longer
 BUSY_WAIT_S = 5.0  # longest wait for a server without room: a dead session may end there at any moment
 CONNECTED_STATES = (State.CONNECTED, State.STANDBY)
-OWN_LATE_NS = 60 * 10**9  # a sample that is so much newer than what this node recorded is another gateway's
+VALUE_WAIT_S = 5.0  # for the first good value of a source that is up, before its gap is declared without one
 NUMBERING_RETRY_S = 10.0  # after the store failed to number a new tag map; the recorder retries refusals
 
 
@@ -155,6 +155,14 @@ def _undelivered_ns(settings: SourceSettings) -> int:
     return (settings.sampling_interval_ms + 2 * settings.publishing_interval_ms) * 1_000_000
 
 
+@dataclass(frozen=True, slots=True)
+class EarlierLead:
+    """Another gateway of the zone may have recorded until now. `complete_ns`: up to when all that it recorded is here,
+    or declared missing, on our clock; None: not known."""
+
+    complete_ns: int | None = None
+
+
 @dataclass(slots=True)
 class _Search:
     """One search in a stream: the tags that are asked for, and what was found."""
@@ -209,9 +217,8 @@ class SourceSupervisor:
         self._running: asyncio.Task[None] | None = None
         self._outage: Outage | None = None  # from a loss to the first value after it
         self._standby = Standby(self._became_warm, self._continue)
-        self._led_ns: int | None = None  # until when another gateway recorded, on our clock
-        self._is_led_declared = True  # and what was missing before is declared
-        self._has_stood_by = False
+        self._earlier_lead: EarlierLead | None = None  # None: this gateway records alone
+        self._up_s = 0.0  # since when it is connected
         self._gap_place: int | None = None  # of what declares the time before its first value, among what is recorded
         self._retry = asyncio.Event()
         self._connects_total = self._errors_total = 0
@@ -278,11 +285,10 @@ class SourceSupervisor:
         self._has_tags.set()
         self._offered.set()
 
-    def begin_recording(self, since_ns: int | None, *, is_declared: bool = True, has_stood_by: bool = False) -> None:
-        """Record from now on; another gateway was last known to record at `since_ns`. `is_declared`: what was missing
-        before that is. `has_stood_by`: one may have recorded until now, known or not."""
+    def begin_recording(self, earlier_lead: EarlierLead | None) -> None:
+        """Record from now on. None: this gateway records alone."""
         if not self._standby.has_begun:
-            self._led_ns, self._is_led_declared, self._has_stood_by = since_ns, is_declared, has_stood_by
+            self._earlier_lead = earlier_lead
             self._standby.begin_recording()
             self._failures.forget()
             self._retry.set()
@@ -434,7 +440,7 @@ class SourceSupervisor:
             numbers = await self._recorder.define([tag.definition for tag in tags])
             if offered is self._tags:  # otherwise a new map was offered meanwhile
                 break
-        self._delivery = Delivery(self.settings.name, tags, numbers, self._recorder, self._standby)
+        self._delivery = Delivery(self.settings.name, tags, numbers, self._recorder, self._standby, self._end_wait)
         return self._source_from(self._delivery)
 
     async def _continue(self) -> None:
@@ -450,7 +456,7 @@ class SourceSupervisor:
                 delivery.seed(newest)
                 stored += newest.values()
             self._recorder.note_stored(max((known.good_ns for known in stored), default=0))
-        if self._has_stood_by:
+        if self._earlier_lead is not None:
             delivery.sampler.doubt_seeded()
         own, reason = {part: known for part, known in parts.items() if part != EVENTS_PART}, AGENT_STOPPED
         led = self._led(source, parts.get(""), stored)
@@ -469,24 +475,21 @@ class SourceSupervisor:
             self._note_gap()
 
     def _led(self, source: Source, own: Stored | None, stored: Sequence[Newest]) -> Stored | None:
-        """Until when another gateway recorded, on the clock of the source; None if this one recorded later, or none
-        did. `stored`: the newest samples. One that has failed while this one was off has recorded at least until then;
-        one that had lost the source only until its loss."""
+        """Up to when all that another gateway recorded is here, on the clock of the source; None if this one recorded
+        later, or none did. `stored`: the newest samples. A gateway that had lost the source has recorded until then. Of
+        one that failed while this one was new, only its samples tell."""
+        if self._earlier_lead is None:
+            return None
         newest_ns = max((newest.good_ns for newest in stored), default=0)
         ahead_ns = source.clock.ahead_ns
         if ahead_ns is None and own is not None:
             ahead_ns = own.ahead_ns
-        if self._led_ns is not None:
-            led_ns = self._led_ns + (ahead_ns or 0)
-            if not self._is_led_declared:  # what it declares is stored before its first value
-                led_ns = min(led_ns, newest_ns or (led_ns if own is None else own.complete_ns))
+        if self._earlier_lead.complete_ns is not None:
+            led_ns = self._earlier_lead.complete_ns + (ahead_ns or 0)
             if stored and all(newest.sample.quality == quality.BAD_COMMUNICATION_ERROR for newest in stored):
                 led_ns = min([led_ns, *(newest.sample.source_time_ns for newest in stored)])
-        elif self._has_stood_by and newest_ns > (0 if own is None else own.complete_ns + OWN_LATE_NS):
-            now_ns = time.time_ns() + (ahead_ns or 0)
-            if newest_ns > now_ns and own is not None:
-                return None  # the other gateway's clock is ahead: its times say nothing
-            led_ns = min(newest_ns, now_ns)
+        elif newest_ns and own is None:
+            led_ns = min(newest_ns, time.time_ns() + (ahead_ns or 0))
         else:
             return None
         led = Stored(led_ns - _undelivered_ns(self.settings), ahead_ns)
@@ -516,7 +519,7 @@ class SourceSupervisor:
         if source is None or delivery is None or delivery.is_standby:
             return
         await source.finish()
-        if self._has_stood_by and self._gap_place is None and self._end_outage():
+        if self._earlier_lead is not None and self._gap_place is None and self._end_outage():
             outage = self._outage = Outage()  # of its own: the values that came are stored after the gap
         delivery.has_outage = True
         if outage.since is None:  # not before `finish`, because it delivers signs of life
@@ -530,8 +533,8 @@ class SourceSupervisor:
 
     def _hold(self) -> None:
         """In an outage, until the source is up and its gap is known. If this gateway dies meanwhile, the other one
-        takes the newest value for the end of what is missing."""
-        if self._has_stood_by:
+        takes a good value for the end of the outage."""
+        if self._earlier_lead is not None:
             self._recorder.hold()
 
     def _note_gap(self) -> None:
@@ -552,6 +555,7 @@ class SourceSupervisor:
 
     def _came_up(self) -> None:
         self._connects_total += self._state is not State.STANDBY
+        self._up_s = time.monotonic()
         self._become(Event.UP)
         assert self._source is not None, "it came up"
         if self._outage is None or self._outage.reason != SOURCE_LOST:
@@ -579,8 +583,17 @@ class SourceSupervisor:
             assert self._delivery is not None, "made with the source"
             self._returned(self._outage, self._source, self._delivery)
 
+    def _end_wait(self) -> None:
+        """Called again and again while the source runs. One that is up and has no good value, for example because the
+        device refuses all registers, would keep the other gateway from believing that the gaps of all are stored."""
+        is_late = self._state is State.CONNECTED and time.monotonic() - self._up_s >= VALUE_WAIT_S
+        if is_late and self._earlier_lead is not None and self._gap_place is None and self._outage is not None:
+            assert self._source is not None, "it came up"
+            assert self._delivery is not None, "made with the source"
+            self._returned(self._outage, self._source, self._delivery)
+
     def _returned(self, outage: Outage, source: Source, delivery: Delivery) -> None:
-        """End the outage: a value has arrived, and the source is connected."""
+        """End the outage: the source is connected, and a value has arrived or is not waited for any longer."""
         self._outage, delivery.has_outage = None, False
         if outage.reason == SOURCE_LOST:
             log.info("source returned", extra={"action": "source_returned", "source": self.settings.name})
@@ -636,8 +649,7 @@ class Ingest:
         self._search = None if stored is None else JointSearch(stored)
         self._find_removed, self._keep_files = find_removed, keep_files
         self._is_recording = is_recording
-        self._led_ns: int | None = None  # until when another gateway recorded
-        self._is_led_declared, self._has_stood_by = True, not is_recording
+        self._earlier_lead = None if is_recording else EarlierLead()
         self._by_name = dict[str, SourceSupervisor]()
         self._by_name |= {s.name: self._supervisor(s, tag_maps[s.name]) for s in sources}
         for name, found in problems.items():
@@ -686,16 +698,15 @@ class Ingest:
             self._end_background()
             self._run_background(self._group)
 
-    def begin_recording(self, since_ns: int | None, *, is_declared: bool = True) -> None:
-        """Record from now on. `since_ns`: when another gateway of the zone was last known to record, on our clock; each
-        source declares a gap from then on, or from where this node was complete if that is later. None: none did. If
-        what was missing before that may not be declared (`is_declared`), the gap begins at the newest value at the
-        latest."""
+    def begin_recording(self, since_ns: int | None) -> None:
+        """Record from now on. `since_ns`: up to when all that another gateway of the zone recorded is here, or declared
+        missing, on our clock; each source declares a gap from then on, or from where this node was complete if that is
+        later. None: not known."""
         if self._is_recording:
             return
-        self._is_recording, self._led_ns, self._is_led_declared = True, since_ns, is_declared
+        self._is_recording, self._earlier_lead = True, EarlierLead(since_ns)
         for supervisor in self._by_name.values():
-            supervisor.begin_recording(since_ns, is_declared=is_declared, has_stood_by=True)
+            supervisor.begin_recording(self._earlier_lead)
         if self._group is not None:
             self._record_removed(self._group)
 
@@ -771,8 +782,8 @@ class Ingest:
         recorder = self._recorder_of(settings.name)
         found = SourceSupervisor(settings, tags, recorder, self._stored, lambda: self._endpoints, self._search)
         if self._is_recording:
-            led_ns = self._led_ns if settings.name in self._by_name else None
-            found.begin_recording(led_ns, is_declared=self._is_led_declared, has_stood_by=self._has_stood_by)
+            is_new = settings.name not in self._by_name
+            found.begin_recording(EarlierLead() if is_new and self._earlier_lead else self._earlier_lead)
         return found
 
     def _offer(self, source: str, tags: TagMap) -> None:

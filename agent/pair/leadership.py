@@ -144,7 +144,7 @@ class _PartnerLead:
     """The last lead of the partner that was heard of: when last, and since when with all gaps before it stored."""
 
     term: int = 0
-    last_ns: int | None = None
+    last_ns: int = 0
     gaps_stored_ns: int | None = None
 
 
@@ -176,6 +176,9 @@ class Leadership:
     """With which it records, or has last recorded."""
     highest_term: int = 0
     """Of all leaders that were heard of."""
+    complete_ns: int | None = None
+    """Up to when all that the partner has recorded is here, or declared missing by facts that are here; None: not
+    known."""
     witness: WitnessWord | None = None
     partner: PartnerWord | None = None
     _condition: _Condition = field(default_factory=_Condition)
@@ -208,20 +211,17 @@ class Leadership:
             return
         if claim.term > lead.term:
             lead.term, lead.gaps_stored_ns = claim.term, None
-        lead.last_ns = max(lead.last_ns or at_ns, at_ns)
+        lead.last_ns = max(lead.last_ns, at_ns)
         if claim.gaps_stored and lead.gaps_stored_ns is None:
             lead.gaps_stored_ns = at_ns
 
-    def partner_recorded_until(self, level_ns: int) -> tuple[int | None, bool]:
-        """Until when the partner recorded, as far as its facts are here; None: it was not heard to. Then whether all
-        that was missing before its last lead is declared by facts that are here: a leader that dies at once takes that
-        with it. `level_ns`: what the partner had stored then is here."""
+    def note_level(self, level_ns: int) -> None:
+        """What the partner had stored then is here. That counts once it has all facts of what was missing before the
+        partner's lead: a leader that dies at once takes them with it."""
         lead = self._partner_lead
-        if lead.last_ns is None:
-            return None, False
         # What is heard of an answer's time is when it was asked for, at most a lease before.
-        is_declared = lead.gaps_stored_ns is not None and lead.gaps_stored_ns + self.times.lease_ns <= level_ns
-        return min(lead.last_ns, level_ns), is_declared
+        if lead.gaps_stored_ns is not None and lead.gaps_stored_ns + self.times.lease_ns <= level_ns:
+            self.complete_ns = max(min(lead.last_ns, level_ns), self.complete_ns or 0)
 
     def witness_word(self, now_ns: int) -> WitnessWord | None:
         """What the witness said within the last lease."""

@@ -3,7 +3,8 @@ node above that is their witness.
 
 `tests.replication.simulation` has stores, pulls and network; here each gateway also has an event loop (`node_loop`), in
 which `PairRunner`, `LeadDesk` and `Ingest` run as in a node. The device is a Modbus register that counts; only its line
-is simulated. Programs append messages with acks = "quorum". A schedule of named faults is drawn from a seed; then
+is simulated. Its values and the operational facts are two streams, pulled apart. Programs append messages with acks =
+"quorum". A schedule of named faults is drawn from a seed; then
 everything is healthy, one gateway leads, the device stops and `plant_checks` judges what is stored.
 """
 
@@ -34,8 +35,8 @@ from agent.message import Envelope, Fact, Message
 from agent.node.health_recorder import RecordedHealth
 from agent.node.node import _zone_term
 from agent.node.pairing import LeadDesk, PairPorts, PairRunner, partner_lacks
-from agent.node.pairing.runner import SwitchRefused
-from agent.node.stored_samples import StoredSamples
+from agent.node.pairing.runner import ZONE_PART, SwitchRefused
+from agent.node.stored_samples import OPERATIONAL_STREAM, StoredSamples
 from agent.pair import Role
 from agent.replication.mqtt import Reply
 from agent.replication.protocol.codec import decode_request, encode_request
@@ -161,6 +162,10 @@ class PlantPull(Pull):
     recorded: RecordedHealth | None = None
     """Outlives the process; a restored disk brings back an older one."""
     has_answered = False
+    is_stuck = False
+    """None of its requests arrives."""
+    slow_ms = 0
+    """By what its requests are late."""
     _life = -1
     """Of the process that has started it: none after one that began when its peer was gone."""
 
@@ -174,8 +179,12 @@ class PlantPull(Pull):
         """With what an earlier process has recorded of it."""
         now_ms = time.time_ns() // 1_000_000
         has_read = self._runner is not None and self._runner.core.place.offset
-        behind_s = self.recorded.behind_s(self.peer.name, STREAM, now_ms) if self.recorded and has_read else 0.0
+        behind_s = self.recorded.behind_s(self.peer.name, self.stream, now_ms) if self.recorded and has_read else 0.0
         self.lag, self.has_answered = PullLag(time.monotonic(), behind_s), False
+
+    def _send(self, *request: Any) -> None:
+        if not self.is_stuck:
+            self.node.after(self.slow_ms, partial(super()._send, *request))
 
     def happened(self, event: Event) -> None:
         self.has_answered = self.has_answered or isinstance(event, PageArrived)
@@ -194,7 +203,7 @@ class PlantPull(Pull):
         return self.lag.sample(time.monotonic(), core.place.offset, end, is_connected=is_connected)
 
     def _record(self) -> None:
-        key = f"peer/{self.peer.name}/{STREAM}/lag_seconds"
+        key = f"peer/{self.peer.name}/{self.stream}/lag_seconds"
         self.recorded = RecordedHealth(time.time_ns() // 1_000_000, {key: self._lag_s()})
         self.node.after(1_000, self._record)
 
@@ -209,7 +218,7 @@ class PlantNode(Node):
     runner: PairRunner | None = None
     ingest: Ingest | None = None
     frozen_until_ms = 0
-    pull_of_gone: PlantPull | None = None
+    pulls_of_gone: tuple[PlantPull, ...] = ()
     """From the partner that is dead for ever."""
     copied_ms = 0
     """When the copy was made to which its disk is put back."""
@@ -219,6 +228,9 @@ class PlantNode(Node):
         super().start(**how)
         if self._store is None:
             return
+        if self.world.now_ms == 0:  # each gateway once had all that the other one had recorded, which was nothing
+            self._store.appends.set_completeness(ZONE_PART, {ZONE_PART: (time.time_ns(), None)})
+            self._commit()
         self.loop = NodeLoop(
             self.after, time.monotonic, lambda why: self.world.check.failed(f"ends: {self.name} {why}")
         )
@@ -232,13 +244,12 @@ class PlantNode(Node):
 
     async def _live(self, partner: str) -> None:
         world, store, maps = self.world, self.running, self.world.tag_maps
-        if self.pull_of_gone is not None:
-            self.pull_of_gone.begin_lag()
-        (of_partner,) = [pull for pull in self.pulls if pull.peer.name == partner] or [self.pull_of_gone]
-        assert of_partner is not None, "a gateway pulls from the other one"
+        for pull in self.pulls_of_gone:
+            pull.begin_lag()
+        of_partner = [pull for pull in (*self.pulls, *self.pulls_of_gone) if pull.peer.name == partner]
         settings = world.source_of(self)
         self.ingest = Ingest(
-            *("mill", [settings], maps, store.appends, STREAM),
+            *("mill", [settings], maps, store.appends),
             stored=StoredSamples(store.reader),
             is_recording=False,
         )
@@ -246,13 +257,15 @@ class PlantNode(Node):
 
         def lacks() -> str:
             frontiers = {consumer.name: consumer.frontier for consumer in store.consumers.all()}
-            return partner_lacks(partner, (STREAM,), {STREAM: store.end_offset(STREAM)}, frontiers)
+            return partner_lacks(
+                partner, world.streams, {name: store.end_offset(name) for name in world.streams}, frontiers
+            )
 
         ports = PairPorts(
             *(world.check.watch_lead(self), self.ingest, peers.get),  # type: ignore[arg-type]
             accepts=lambda: not store.refuses_appends,
             lacks=lacks,
-            unseen_s=of_partner.unseen_s,
+            unseen_s=lambda: max(pull.unseen_s() for pull in of_partner),
             zone_term=_zone_term(store),
         )
         pair = NodeSettings(IdentitySettings("mill", name=self.name), pair=PairSettings(partner, WITNESS))
@@ -326,6 +339,7 @@ class Way:
 class PlantWorld(World):
     """One schedule: the faults of these names, as the seed draws them."""
 
+    streams = (STREAM, OPERATIONAL_STREAM)
     faults_end_ms = FAULTS_MS
     stops_ms = FAULTS_MS + SETTLE_MS + STAY_MS
     events_max = 5_000_000
@@ -350,7 +364,7 @@ class PlantWorld(World):
     def _make_nodes(self, topology: Any) -> list[Node]:
         nodes = {name: PlantNode(self, name, name, is_sink=False) for name in (*BOXES, WITNESS)}
         for receiver, peer in topology.pulls:
-            nodes[receiver].pulls.append(PlantPull(nodes[receiver], nodes[peer]))
+            nodes[receiver].pulls += [PlantPull(nodes[receiver], nodes[peer], stream) for stream in self.streams]
         return list(nodes.values())
 
     @property
@@ -541,6 +555,18 @@ def _delay(of: PlantWorld) -> Heal:
     return lambda: of.ways.update({ends: Way()})
 
 
+def _lag(of: PlantWorld) -> Heal:
+    """A pull of one stream is stuck or slow, while that of the other one goes on."""
+    pull = of.chance.choice([pull for node in of.nodes for pull in node.pulls])
+    pull.is_stuck, pull.slow_ms = of.chance.choice(((True, 0), (False, 400), (False, 2_000)))
+    return partial(_end_lag, pull)
+
+
+def _end_lag(*pulls: PlantPull) -> None:
+    for pull in pulls:
+        pull.is_stuck, pull.slow_ms = False, 0
+
+
 def _freeze(of: PlantWorld) -> Heal:
     node = of.chance.choice(of.nodes)
     node.frozen_until_ms = of.now_ms + of.chance.choice((1_000, 3_000, 10_000))
@@ -584,7 +610,7 @@ def _dead(of: PlantWorld, name: str = "") -> Heal:
     of.check.destroyed(box.name, -1)
     of.nodes.remove(box)
     for node in of.nodes:
-        (node.pull_of_gone,) = [pull for pull in node.pulls if pull.peer is box] or [None]
+        node.pulls_of_gone = tuple(pull for pull in node.pulls if pull.peer is box)
         node.pulls = [pull for pull in node.pulls if pull.peer is not box]
     return lambda: None
 
@@ -598,9 +624,27 @@ def _cut_and_dead(of: PlantWorld, cut: Callable[[PlantWorld], Heal]) -> Heal:
     return cut(of)
 
 
-def _dead_at_begin(of: PlantWorld) -> Heal:
+def _late_and_dead(of: PlantWorld) -> Heal:
+    """The leader is gone for ever, and none has got its last facts of one stream, although those of the other came."""
+    leaders = [box for box in of.boxes if box.is_recording]
+    if len(leaders) != 1 or len(of.boxes) < 2:
+        return None
+    of.at(of.chance.randint(0, 6_000), lambda: _dead(of, leaders[0].name))
+    return _withhold(of, leaders[0], of.chance.choice(of.streams))
+
+
+def _withhold(of: PlantWorld, box: PlantNode, stream: str = OPERATIONAL_STREAM) -> Callable[[], object]:
+    """None gets facts of this stream from this gateway."""
+    pulls = [pull for node in of.nodes for pull in node.pulls]
+    pulls = [pull for pull in pulls if (pull.peer, pull.stream) == (box, stream)]
+    for pull in pulls:
+        pull.is_stuck = True
+    return partial(_end_lag, *pulls)
+
+
+def _dead_at_begin(of: PlantWorld, *, is_late: bool = False) -> Heal:
     """The leader dies for a moment. Soon after the other one has begun, while the device is slow, it is dead, too, for
-    a while or for ever."""
+    a while or for ever. `is_late`: before that its operational facts come no more."""
     leaders = [box.name for box in of.boxes if box.is_recording]
 
     def begun(node: PlantNode) -> None:
@@ -608,7 +652,14 @@ def _dead_at_begin(of: PlantWorld) -> Heal:
         if len(of.boxes) < 2:
             return
         of.device.slow_ms = of.chance.choice((0, 3_000))
-        of.at(of.chance.randint(0, 600 + 2 * of.device.slow_ms), lambda: die(node))
+        soon_ms = 600 + 2 * of.device.slow_ms
+        if is_late:
+            of.at(of.chance.randint(0, soon_ms), lambda: withhold(node))
+        of.at(of.chance.randint(0, soon_ms * (1 + is_late)), lambda: die(node))
+
+    def withhold(node: PlantNode) -> None:
+        if of.faults_are_on:
+            of._heals.append(_withhold(of, node))
 
     def die(node: PlantNode) -> None:
         of.device.slow_ms = 0
@@ -649,6 +700,7 @@ FAULTS: dict[str, Callable[[PlantWorld], Heal]] = {
     "split brain": _split_brain,
     "loss": _loss,
     "delay": _delay,
+    "late stream": _lag,
     "freeze": _freeze,
     "crash": _crash,
     "crash of both": lambda of: _crash(of, *BOXES),
@@ -657,7 +709,9 @@ FAULTS: dict[str, Callable[[PlantWorld], Heal]] = {
     "dead for ever": _dead,
     "apart and dead": lambda of: _cut_and_dead(of, _cable),
     "alone and dead": lambda of: _cut_and_dead(of, _split_brain),
+    "late and dead": _late_and_dead,
     "dead at begin": _dead_at_begin,
+    "late at begin": partial(_dead_at_begin, is_late=True),
     "full disk": _full,
     "device away": _device_away,
     "switch": partial(_in_order, work="switch"),

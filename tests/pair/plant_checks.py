@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 from agent.batch import Kind, open_messages, open_samples, parse
@@ -58,7 +58,8 @@ class Contents:
 def contents_of(node: Node) -> Contents:
     """Read all of a store."""
     found = Contents()
-    for stored in node.running.read(STREAM, 0, EVERYTHING, EVERYTHING).batches:
+    streams = (node.running.read(stream, 0, EVERYTHING, EVERYTHING) for stream in node.world.streams)
+    for stored in chain.from_iterable(page.batches for page in streams):
         batch = parse(stored.sealed)
         life = batch.header.origin.life
         if batch.header.origin.zone == "mill":
@@ -89,6 +90,14 @@ def uncovered(span: Span, gaps: Sequence[Span]) -> Iterator[int]:
     yield end - at
 
 
+def _joined(gaps: Sequence[Span]) -> Iterator[range]:
+    """The times that gaps cover, each once."""
+    at = 0
+    for first, last in sorted(gaps):
+        yield range(max(first, at), max(last, at))
+        at = max(at, last)
+
+
 class PlantChecks(Checkers):
     """One for each world."""
 
@@ -101,7 +110,7 @@ class PlantChecks(Checkers):
         """When a message was answered as applied."""
         self._destroyed: list[tuple[str, int, int]] = []
         """Disks, since when what came to them is lost, and when they were lost."""
-        self.doubled = self.gaps = self.values = 0
+        self.doubled = self.gaps = self.gap_ms = self.values = 0
         self.on_begin: Callable[[PlantNode], object] = lambda _: None
         """Called with each gateway that begins to lead."""
 
@@ -146,6 +155,7 @@ class PlantChecks(Checkers):
         # A gateway that has not heard the other one begins its gap at that one's newest sample, by that one's clock.
         unseen_ms = UNSEEN_MS_MAX + max(world.wall_jumps_ms) - min(world.wall_jumps_ms)
         self.gaps, self.values = len(gaps), len(values)
+        self.gap_ms = sum(map(len, _joined(gaps)))
         if not values or max(values) != len(changes) - 1:
             raise Violation(f"hole: the last number is {len(changes) - 1}, stored is {max(values, default=None)}")
         for value in range(min(values), len(changes) - 1):

@@ -164,14 +164,15 @@ def test_a_full_partner_records_nothing_though_it_leads() -> None:
         node = core()
         for at_ms in range(100, 3_100, 100):
             fitness = 5 if at_ms <= 1_000 else -1
-            claim = Claim("b", "b1", LEADS, 30, 30, fitness)
+            claim = Claim("b", "b1", LEADS, 30, 30, fitness, gaps_stored=True)
             if is_told_by_witness:
                 node.hear_witness(witness("b", 30, at_ms, other=claim))
             else:
                 node.hear_partner(PartnerWord(claim, None, at_ms * MS))
         node.hear_witness(witness("a", 33, 3_100))
         assert node.step(3_100 * MS, 5, 1) == Begin(33, "the witness has granted the lead")
-        assert node.partner_recorded_until(3_100 * MS) == (1_000 * MS, False)
+        node.note_level(3_100 * MS)
+        assert node.complete_ns == 1_000 * MS
 
 
 def test_the_fitness_of_the_partner_is_also_told_by_the_witness() -> None:
@@ -222,25 +223,34 @@ def test_the_gap_begins_when_the_partner_was_last_known_to_record() -> None:
     """The witness says for how long the lease of the other one lasts: so long ago it was renewed."""
     node = core()
     renewed = witness("b", 30, at_ms=1_000, remaining_ns=TIMES.lease_ns - 200 * MS)
-    node.hear_witness(replace(renewed, other=Claim("b", "b1", LEADS, 30, 30, 5)))
+    node.hear_witness(replace(renewed, other=Claim("b", "b1", LEADS, 30, 30, 5, gaps_stored=True)))
     node.hear_witness(replace(renewed, other=Claim("b", "b1", FOLLOWS, 30, 30, 5), heard_ns=2_000 * MS))
-    assert node.partner_recorded_until(3_000 * MS) == (800 * MS, False)
+    node.note_level(3_000 * MS)
+    assert node.complete_ns == 800 * MS
 
 
-def test_a_partner_is_believed_to_have_declared_what_it_missed() -> None:
-    """Only for its present term, and if what it had stored when it was first heard to say so is here."""
+def test_a_node_is_complete_up_to_what_the_partner_has_declared() -> None:
+    """A lead of the partner counts if what it had stored when it was first heard to have declared all is here. A later
+    term, of which that is not known, moves nothing, nor does a level that goes back."""
     node = core()
-    assert node.partner_recorded_until(9_000 * MS) == (None, False)
+    node.note_level(9_000 * MS)
+    assert node.complete_ns is None
     for at_ms in range(1_000, 5_000, 100):
         claim = Claim("b", "b1", LEADS, 30, 30, 5, gaps_stored=at_ms >= 2_000)
         node.hear_partner(PartnerWord(claim, None, at_ms * MS))
     since_ns = 2_000 * MS + TIMES.lease_ns
-    assert node.partner_recorded_until(since_ns - 1) == (since_ns - 1, False)
-    assert node.partner_recorded_until(since_ns) == (since_ns, True)
-    assert node.partner_recorded_until(9_000 * MS) == (4_900 * MS, True)
+    for level_ns, complete_ns in (
+        (since_ns - 1, None),
+        (since_ns, since_ns),
+        (9_000 * MS, 4_900 * MS),
+        (4_000 * MS, 4_900 * MS),
+    ):
+        node.note_level(level_ns)
+        assert node.complete_ns == complete_ns
     for term in (33, 30):  # a late word of the term before changes nothing
         node.hear_partner(PartnerWord(Claim("b", "b2", LEADS, term, 33, 5, gaps_stored=term == 30), None, 5_500 * MS))
-        assert node.partner_recorded_until(9_000 * MS) == (5_500 * MS, False)
+        node.note_level(9_000 * MS)
+        assert node.complete_ns == 4_900 * MS
 
 
 def test_a_node_says_when_what_it_missed_is_stored() -> None:

@@ -83,6 +83,13 @@ def _boastful(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Ingest, "gaps_stored", lambda self: self._is_recording)
 
 
+def _credulous(patch: pytest.MonkeyPatch) -> None:
+    def note_level(self: Leadership, level_ns: int) -> None:
+        self.complete_ns = min(self._partner_lead.last_ns, level_ns)
+
+    patch.setattr(Leadership, "note_level", note_level)
+
+
 def _always_level(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PullLag, "unseen_s", lambda *_: 0.0)
 
@@ -101,12 +108,13 @@ def _impatient(patch: pytest.MonkeyPatch) -> None:
     [
         (_same_term, "term", ("split brain",), 0),
         (_deaf, "leader", ("split brain",), 0),
-        (_restless, "leader", ("partition",), 6),
+        (_restless, "leader", ("partition",), 13),
         (_hasty_quorum, "quorum", ("alone and dead",), 0),
         (_no_gap, "hole", ("crash",), 4),
         (_loss_forgotten, "hole", ("device away",), 2),
-        (_always_level, "hole", ("apart and dead", "delay", "loss"), 37),
-        (_boastful, "hole", ("dead at begin",), 25),
+        (_always_level, "hole", ("late and dead",), 3),
+        (_credulous, "hole", ("late at begin",), 10),
+        (_boastful, "hole", ("late at begin",), 57),
         (_latest_by_arrival, "latest", ("split brain",), 2),
         (_impatient, "converges", ("one way",), 0),
     ],

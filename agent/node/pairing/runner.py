@@ -44,6 +44,10 @@ STEP_S = 0.1
 _REFUSALS = (StoreBusy, StoreFull, TermRefused)  # of the store, for now
 HEARD_OUT_S = 10.0
 """At a planned switch: time for the other node to pull what this one has recorded, and then to begin."""
+ZONE_PART = ""
+"""Under this name, which no source has, the store keeps up to when the whole zone is complete here."""
+COMPLETE_NS = 5_000 * MS
+"""Between two times that it keeps."""
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +79,10 @@ class PairRunner:
         self._pair, self._ports = settings.pair, ports
         names = PairNames(settings.node.name, ports.store.life.hex(), settings.pair.partner)
         self._leadership = Leadership(names, time.monotonic_ns(), highest_term=ports.zone_term)
+        stored = ports.store.reader.completeness(ZONE_PART).get(ZONE_PART)
+        if stored is not None:
+            self._leadership.complete_ns = time.monotonic_ns() - max(time.time_ns() - stored[0], 0)
+        self._complete_due_ns = 0
         self._refusals: dict[str, tuple[PairRefusal, int]] = {}
         self._heard = asyncio.Event()
         self._acting = asyncio.Lock()
@@ -155,6 +163,8 @@ class PairRunner:
     async def _step(self) -> None:
         async with self._acting:
             ports = self._ports
+            if not self._leadership.is_recording:
+                self._note_complete()
             fitness = ports.sources.fitness() if ports.accepts() else -1
             was_recording = self._leadership.is_recording
             now_ns, unix_ms = time.monotonic_ns(), time.time_ns() // MS
@@ -179,13 +189,26 @@ class PairRunner:
             self._leadership.release(time.monotonic_ns())
             return False
         # What the other node had recorded and this one has not pulled may be lost with it: it is in the gap, too.
-        now_ns, unix_ns = time.monotonic_ns(), time.time_ns()
-        until_ns, is_declared = self._leadership.partner_recorded_until(now_ns - round(ports.unseen_s() * 1e9))
-        since_ns = None if until_ns is None else unix_ns - (now_ns - until_ns)
-        ports.sources.begin_recording(since_ns, is_declared=is_declared)
+        ports.sources.begin_recording(self._complete_unix_ns())
         log.warning("lead_begun", extra={"zone": ports.store.zone, "term": decision.term, "why": decision.why})
         self._note_lead(f"{self._shown[1] or 'none'} to {ports.store.node}", decision.why)
         return True
+
+    def _complete_unix_ns(self) -> int | None:
+        """Up to when all that the other node has recorded is here, or declared."""
+        now_ns, unix_ns = time.monotonic_ns(), time.time_ns()
+        self._leadership.note_level(now_ns - round(self._ports.unseen_s() * 1e9))
+        complete_ns = self._leadership.complete_ns
+        return None if complete_ns is None else unix_ns - (now_ns - complete_ns)
+
+    def _note_complete(self) -> None:
+        """Store it now and then, for the next process."""
+        if (now_ns := time.monotonic_ns()) < self._complete_due_ns:
+            return
+        self._complete_due_ns = now_ns + COMPLETE_NS
+        if (complete_ns := self._complete_unix_ns()) is not None:
+            with contextlib.suppress(*_REFUSALS):
+                self._ports.store.appends.set_completeness(ZONE_PART, {ZONE_PART: (complete_ns, None)})
 
     def _note_ended(self, why: str) -> None:
         zone = self._ports.store.zone

@@ -31,9 +31,8 @@ class Sources:
     def __init__(self) -> None:
         self.is_recording = False
 
-    def begin_recording(self, since_ns: int | None, *, is_declared: bool) -> None:
+    def begin_recording(self, since_ns: int | None) -> None:
         assert (since_ns or 1) > 0
-        assert since_ns is not None or not is_declared
         self.is_recording = True
 
     async def end_recording(self) -> None:
