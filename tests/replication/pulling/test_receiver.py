@@ -105,9 +105,9 @@ def test_a_long_wait_lasts_as_long_as_heartbeats_name_it() -> None:
 
 
 def test_when_a_pull_was_level() -> None:
-    """An answer that ends with the log has all that the peer had when it was asked, once it is stored. Heartbeats say that nothing came
-    while the request waited: from the first to the last of them, however late they are read. A page with more behind
-    it, or a heartbeat of another request, says nothing."""
+    """An answer that ends with the log has all that the peer had when it was asked, once it is stored. Heartbeats say
+    that nothing came while the request waited: from the first to the last of them, however late they are read. A page
+    with more behind it, or a heartbeat of another request, says nothing."""
     driver = Driver(10, ReceiverSettings(wait_ms=30_000, answer_timeout_ms=3_000))
     driver(LinkUp())
     assert driver.core.contact.level_ms is None
