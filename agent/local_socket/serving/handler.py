@@ -13,8 +13,8 @@ import logging
 import os
 import pwd
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -38,6 +38,9 @@ from agent.settings.node import NodeSettings
 from agent.signing.errors import SigningError
 from agent.signing.files import load_identity, read_compromises
 
+if TYPE_CHECKING:
+    from agent.ingest import Ingest
+
 log = logging.getLogger(__name__)
 
 NO_INSTANCE = "command"
@@ -51,19 +54,6 @@ Reload = Callable[[], Awaitable[messages.Reloaded]]
 Switch = Callable[[], Awaitable[messages.PairSwitched]]
 Status = Callable[[bool], bytes]
 """status(everything) is the status of the node as JSON."""
-
-
-class Sources(Protocol):
-    """The sources of a running node."""
-
-    def retry(self, source: str) -> str:
-        """Connect to a source now. Returns its state before. Raises a BsfgError that names the known sources."""
-
-    async def read_tags(self, source: str, names: Collection[str]) -> Sequence[Any]:
-        """Tags read over the source's connection, with the attributes of `TagValue`. Raises a BsfgError."""
-
-    def backfill(self, source: str, first_ns: int, last_ns: int) -> int:
-        """Queue a time for filling from the source's history. Returns the number of open gaps. Raises a BsfgError."""
 
 
 @contextlib.contextmanager
@@ -133,7 +123,7 @@ class RequestHandler:
         self,
         store: FactStore,
         compare: Compare | None = None,
-        sources: Sources | None = None,
+        sources: Ingest | None = None,
         reload: Reload | None = None,
         status: Status | None = None,
         look_up: LookUp | None = None,
@@ -219,7 +209,7 @@ def _check_consumer_name(name: str, owner: str) -> None:
 
 
 async def _of_sources(
-    sources: Sources,
+    sources: Ingest,
     request: messages.RetrySource | messages.BackfillSource | messages.ReadSource,
 ) -> Answer:
     match request:

@@ -18,7 +18,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from agent.columns import SampleColumns
 from agent.ingest import quality
@@ -45,6 +45,9 @@ from agent.ingest.source_clock import drift_ns
 from agent.ingest.tags.tag_map import Tag
 from agent.message import Envelope, Fact, Message, Sample, canonical_json, time_text
 
+if TYPE_CHECKING:
+    from agent.ingest.opcua.session import Session  # which imports this package
+
 log = logging.getLogger(__name__)
 
 ACQUISITION = "history"
@@ -60,21 +63,6 @@ STORED_TIMES_MAX = 2_000_000  # some 150 MB; a slice with more is halved
 RETRY_S, RETRY_MAX_S = 1.0, 60.0  # after a call that failed as a whole
 CALLS_FAILED_MAX = 8  # calls that fail for some four minutes
 GONE_NS_MAX = 86_400 * 1_000_000_000  # read again of a tag whose node was gone; one that never was there is in each gap
-
-
-class HistorySession(Protocol):
-    """The part of a session that is used here."""
-
-    async def namespaces(self) -> list[str]:
-        """The server's namespace URIs, by index."""
-
-    async def clock_ns(self) -> int | None:
-        """The time on the server's clock; None if it gives none."""
-
-    async def read_history(
-        self, ranges: Sequence[HistoryRange], nodes: Sequence[tuple[Reading, int]], values_max: int
-    ) -> list[HistoryPage]:
-        """Raw values of nodes. Raises HistoryRefused if the call as a whole is refused."""
 
 
 @dataclass(slots=True)
@@ -162,7 +150,7 @@ class HistoryBackfill:
         self._endless.clear()
         self._add(_Job("request", first_ns, min(last_ns, self.now_ns() - UNDELIVERED_NS_MAX)))
 
-    async def run(self, session: HistorySession) -> None:
+    async def run(self, session: Session) -> None:
         """Fill gaps for the length of a session."""
         for begun in self._jobs:
             if begun.fill is not None:
@@ -234,7 +222,7 @@ class HistoryBackfill:
                 job = job.with_all_of(known)
         self._jobs.append(job)
 
-    async def _step(self, job: _Job, session: HistorySession) -> int:
+    async def _step(self, job: _Job, session: Session) -> int:
         """Make one call of a job, or end it. Returns how many values were read."""
         if job.fill is None:
             assert job.slices is not None, "it has begun"
@@ -289,7 +277,7 @@ class HistoryBackfill:
             self._add(_Job("gap", first_ns, last_ns + 1, {sample.tag for sample in later}, over_s))
         return [sample for sample in missing if not first_ns <= sample.source_time_ns <= last_ns]
 
-    async def _read(self, session: HistorySession, call: list[HistoryRange], values_max: int) -> list[HistoryPage]:
+    async def _read(self, session: Session, call: list[HistoryRange], values_max: int) -> list[HistoryPage]:
         """Read history. A tag that is not in the tag map or at the server has none."""
         namespaces = await session.namespaces()
         nodes = {asked: node for asked in call if (node := self._node(asked.tag, namespaces)) is not None}
