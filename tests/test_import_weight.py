@@ -9,7 +9,7 @@ import pytest
 
 PROTOCOLS = ("asyncua", "pymodbus")
 OTHERS = ("pyspark", "pyarrow", "pandas", "apsw", "sqlite_utils")
-LIBRARIES = (*PROTOCOLS, *OTHERS, "paho", "cryptography", "prometheus_client", "sqlite3")
+LIBRARIES = (*PROTOCOLS, *OTHERS, "paho", "cryptography", "prometheus_client", "watchdog", "sqlite3")
 PARTS = ("agent.fact_store", "agent.ingest", "agent.replication", "agent.health", "agent.query", "agent.node")
 MACHINERY = (
     *("agent.fact_store", "agent.ingest", "agent.query", "agent.node", "agent.demo", "bench"),

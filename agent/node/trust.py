@@ -105,7 +105,7 @@ class TrustFiles:
 
     async def run(self) -> None:
         """Watch the files until cancelled."""
-        await watch_files(lambda: self.files, self._check_files, self._times)
+        await watch_files("trust files", lambda: self.files, self._check_files, self._times)
 
     def read(self, *, is_start: bool = False) -> None:
         """Read the files if they have changed. Raises StoreBusy; then call again."""

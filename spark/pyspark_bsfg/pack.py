@@ -19,7 +19,7 @@ import pyspark_bsfg
 
 SUFFIXES = (".py", ".sql")
 # The last four are needed only to read facts over MQTT.
-LIBRARIES = ("pyarrow", "msgspec", "rfc8785", "zstandard", "paho-mqtt", "cryptography", "cffi")
+LIBRARIES = ("pyarrow", "msgspec", "rfc8785", "zstandard", "paho-mqtt", "watchdog", "cryptography", "cffi")
 LEFT_OUT = ("include", "tests")  # of pyarrow: half of its files, for programs that compile against it
 QUICK = 1  # of deflate: a shared library of a hundred megabytes takes seconds instead of half a minute
 

@@ -66,7 +66,7 @@ class TagWatch:
 
     async def run(self) -> None:
         """Watch until cancelled."""
-        await watch_files(lambda: [source.tags_file for source in self._sources], self._check, self._times)
+        await watch_files("tag files", lambda: [source.tags_file for source in self._sources], self._check, self._times)
 
     async def _check(self) -> float:
         """Check the files; returns the seconds until the next check, few while a file is missing."""

@@ -1,6 +1,6 @@
 """The identity of a node at one broker: three PEM files that may be replaced while the node runs.
 
-The files are checked when a connection is made, after a change, and periodically. They are
+The files are checked when a connection is made, when the file system reports a change, and periodically. They are
 checked together (key, certificate, authority, zone, purpose, dates), and a valid identity is kept in memory, so that
 invalid or partly copied files change nothing. `rotation` decides which identity is used; `link` tries a new one on a
 second connection and switches over when the broker has accepted it (docs/decisions/0035).
@@ -153,7 +153,7 @@ class IdentityWatcher:
     async def run(self) -> None:
         """Watch until cancelled."""
         files = lambda: [file for identity in self._identities for file in identity.files]  # noqa: E731
-        await watch_files(files, self._check, self._times)
+        await watch_files("certificates", files, self._check, self._times)
 
     async def _check(self) -> float:
         now_s = asyncio.get_running_loop().time()
