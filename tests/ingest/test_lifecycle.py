@@ -7,6 +7,7 @@ from agent.ingest.lifecycle import (
     TRANSITIONS,
     Backoff,
     Event,
+    Failures,
     Outage,
     State,
 )
@@ -34,6 +35,17 @@ def test_waits_grow_and_stay_within_their_limit(failures: int, jitter: float) ->
     wait_ms = Backoff(1_000, 60_000).wait_ms(failures, jitter)
     assert 500 <= wait_ms <= 60_000
     assert wait_ms >= min(60_000, 1_000 * 2 ** min(failures - 1, 10)) // 2
+
+
+def test_only_a_life_with_values_ends_a_row_of_failures() -> None:
+    """Values for five seconds of one life do not count for the next ones, however long these are alive."""
+    failures, counts = Failures(), []
+    for first_value_s, alive_s in ((None, 5.0), (10.0, 12.0), (20.0, 30.0), (None, 40.0), (None, 50.0)):
+        failures.begin_life()
+        if first_value_s is not None:
+            failures.note_value(first_value_s)
+        counts.append(failures.end_life(alive_s))
+    assert counts == [1, 2, 1, 2, 3]
 
 
 def test_an_outage_logs_each_reason_once() -> None:

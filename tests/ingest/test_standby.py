@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -469,15 +470,17 @@ async def test_a_source_that_is_changed_before_its_first_value_keeps_its_gap(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The device was away since this gateway began to record, and a reload makes its source anew: it begins where it
-    would have begun without the reload."""
+    would have begun without the reload. A source that the reload adds begins where this node was complete."""
     monkeypatch.setattr(ModbusSource, "run", obedient)
     store, stored, changed = FakeStore(), before(2 * S, 3 * S), [modbus(1, tmp_path, TAG, timeout_ms=301)]
+    (tmp_path / "new.csv").write_text(TAG.replace("plant/x", "plant/y"))
+    changed.append(replace(changed[0], name="new", tags_file=tmp_path / "new.csv"))
     async with ingesting(modbus(1, tmp_path, TAG), store=store, stored=stored, is_recording=False) as run:
         run.ingest.begin_recording(7 * S)
         await asyncio.sleep(0)  # until `run` has begun
         await run.ingest.change(changed, load_tag_maps(changed))
-        await wait_until_async(lambda: store.messages, "the gap")
-    assert gaps(store)[0][0] == "1970-01-01T00:00:07Z"
+        await wait_until_async(lambda: len(store.messages) == 2, "both gaps")
+    assert sorted(begin for begin, *_ in gaps(store)) == ["1970-01-01T00:00:02Z", "1970-01-01T00:00:07Z"]
 
 
 async def test_a_source_that_was_changed_stores_its_gaps_before_its_values(

@@ -106,8 +106,8 @@ def test_bits_of_one_word_are_refused_together() -> None:
 
 def test_a_read_that_is_never_answered_does_not_silence_the_unit() -> None:
     """A device leaves reads of one register unanswered. The unit is asked for another read when it is probed, and then
-    the value alone is bad."""
-    wanted = [register(address) for address in (0, 1, 2, 200, 201, 400)]
+    the value alone is bad. Nor do two of them in one poll, if it refuses a third one in between."""
+    wanted = [register(address) for address in (0, 1, 2, 200, 201, 400, 600)]
     unit, device = unit_of(wanted), Device({1: SILENT})
     assert poll(unit, device).is_silent
     unit.fell_silent(0)
@@ -119,6 +119,8 @@ def test_a_read_that_is_never_answered_does_not_silence_the_unit() -> None:
         done = poll(unit, device, number * S)
         assert not done.is_silent or number < 1
     assert set(done.values) == set(wanted) - {register(1)}
+    done = poll(unit, Device({200: SILENT, 400: 2, 600: SILENT}), 20 * S)
+    assert (done.values, done.is_silent) == ([register(0), register(2)], False)
 
 
 def test_reads_that_are_never_answered_cost_few_time_outs() -> None:

@@ -12,7 +12,7 @@ from agent.pair import Claim, ClaimState, PartnerWord
 from agent.replication.protocol.messages import ClaimEntry, ClaimLead, LeadAnswer
 from agent.replication.serving import Caller, Refuse, store_name_of
 
-BOXES = {"plant-a": "plant-a", "plant-a-2": "plant-a"}
+BOXES = {"plant-a": "plant-a", "plant-a-2": "plant-a", "plant-c": "plant-c", "plant-c-2": "plant-c"}
 
 
 def desk_at(folder: Path) -> LeadDesk:
@@ -70,7 +70,7 @@ async def test_a_node_is_no_witness_of_its_own_zone(partner: str, said: str, tmp
 
 async def test_the_lead_is_on_the_disk_before_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that refuses costs the answer; the next claim is answered as soon as the lead is stored, with a term that
-    no other node gets after a restart."""
+    no other node gets after a restart, whichever zone was lent one later."""
     now_ns = [0]
     monkeypatch.setattr("agent.node.pairing.lead_desk.time.monotonic_ns", lambda: now_ns[0])
     desk, now_ns[0] = desk_at(tmp_path), 10_000_000_000
@@ -81,7 +81,11 @@ async def test_the_lead_is_on_the_disk_before_it_is_told(tmp_path: Path, monkeyp
     (tmp_path / "leads.json").rmdir()
     answer = await asked(desk, claim())
     assert answer.leader == "plant-a"
-    assert json.loads((tmp_path / "leads.json").read_text())["plant-a"][0] == "plant-a"
+    await asked(desk, claim("plant-c", zone="plant-c"))
+    assert {zone: row[0] for zone, row in json.loads((tmp_path / "leads.json").read_text()).items()} == {
+        "plant-a": "plant-a",
+        "plant-c": "plant-c",
+    }
     again = desk_at(tmp_path)
     now_ns[0] += 60_000_000_000
     other = await asked(again, claim("plant-a-2", term=1))

@@ -25,16 +25,20 @@ DAYS = [(date(2026, 1, n).isoformat(), zone) for n in (1, 2, 3) for zone in ("a"
 
 @pytest.fixture
 def written(monkeypatch: pytest.MonkeyPatch) -> list[Key]:
-    """The dates and zones that are computed; each gets a file with the number of facts that it stands for."""
+    """The dates and zones that are computed; each gets a file with the number of facts that it stands for: all of its
+    facts, but two of nine and more."""
     computed: list[Key] = []
+
+    def stands_for(facts: int) -> int:
+        return facts if facts < 9 else 2
 
     def copy(_: Any, step: Step, source: Source, keys: Sequence[Key]) -> dict[Key, int]:
         for key in keys:
             path = step.folder / module._ASIDE / f"date={key[0]}" / f"zone={key[1]}" / "x.parquet"
             path.parent.mkdir(parents=True, exist_ok=True)
-            pq.write_table(pa.table({"count": [source.parts[key].facts]}), path)
+            pq.write_table(pa.table({"count": [stands_for(source.parts[key].facts)]}), path)
         computed.extend(keys)
-        return {key: source.parts[key].facts for key in keys}
+        return {key: stands_for(source.parts[key].facts) for key in keys}
 
     monkeypatch.setattr(module, "_written", copy)
     return computed
@@ -111,8 +115,8 @@ def test_a_kill_leaves_whole_files_and_the_next_run_goes_on(
 
 @pytest.mark.usefixtures("written")
 def test_a_date_does_not_shrink(tmp_path: Path) -> None:
-    """Fewer facts, or none, leave the file as it is and are named, until fewer are accepted; a foreign folder is
-    refused."""
+    """Fewer facts, or none, leave the file as it is and are named, until fewer are accepted; more facts replace it,
+    also if they stand for fewer; a foreign folder is refused."""
     made = step(tmp_path / "t")
     brought_up(made, dict.fromkeys(DAYS[:2], 5))
     outcome = brought_up(made, {DAYS[0]: 4})
@@ -122,6 +126,8 @@ def test_a_date_does_not_shrink(tmp_path: Path) -> None:
     assert content(made.folder) == dict.fromkeys(DAYS[:2], 5)
     assert brought_up(made, {DAYS[0]: 4}, is_fewer_accepted=True).kept == []
     assert content(made.folder) == {DAYS[0]: 4}
+    outcome = brought_up(made, {DAYS[0]: 9})
+    assert (outcome.kept, outcome.repeated, content(made.folder)) == ([], 7, {DAYS[0]: 2})
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("dear")
     with pytest.raises(JobRefused, match="name another folder"):

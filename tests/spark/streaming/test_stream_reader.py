@@ -279,7 +279,8 @@ def test_a_query_waits_while_the_store_is_away(
 @pytest.mark.parametrize("kind", ["expired", "damaged"])
 def test_a_loss_ends_the_query_or_is_passed(tmp_path: Path, kind: str) -> None:
     """Facts that the store no longer has end the query, naming all of them; with failOnDataLoss=false the rest is read,
-    and Spark's progress has how many were released, also when a start repeats the batch, and how many wait."""
+    and Spark's progress has how many were released, also when a start repeats the batch or others follow, and how many
+    wait."""
     path = tmp_path / "facts.db"
     making.store(path, [[Sample(1, NOON_NS, float(n))] * 5 for n in range(6)])
     start = stream(tmp_path).initialOffset()
@@ -302,6 +303,9 @@ def test_a_loss_ends_the_query_or_is_passed(tmp_path: Path, kind: str) -> None:
     again = stream(tmp_path, failOnDataLoss="false")
     again.partitions(start, end)  # the batch is repeated after a start
     assert again.reportLatestOffset()["lost_facts"] == said["lost_facts"]
+    making.release(path, 30)
+    again.latestOffset({**end, "offset": 26}, ReadMaxRows(25))
+    assert again.reportLatestOffset()["lost_facts"] == said["lost_facts"] + 4
 
 
 def test_a_restored_store_is_refused_or_read_again(tmp_path: Path) -> None:
