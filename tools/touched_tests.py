@@ -3,10 +3,10 @@
     tools/touched_tests.py              of what differs from the last commit
     tools/touched_tests.py FILE...      of these files
 
-A module's tests are those that mirror its path (`agent/health/verdict.py`: `tests/health/test_verdict*.py`), then test
-files that import it, those of its own folder first. A changed helper of the tests stands for the test files that use
-it. At most FILES_MAX are named, because the answer has to come within a minute; how many are left out is said on
-standard error.
+A module's tests are those that mirror its path (`agent/health/verdict.py`: `tests/health/test_verdict*.py`), those that
+type it as a command, then test files that import it, those of its own folder first. A changed helper of the tests
+stands for the test files that use it. At most FILES_MAX are named, because the answer has to come within a minute; how
+many are left out is said on standard error.
 """
 
 import ast
@@ -46,6 +46,9 @@ def tests_of(file: str) -> list[str]:
     own = here(Path(file).stem) or here(Path(file).stem, folder.parent)  # the tests of all commands are in one folder
     if not file.endswith(".py"):  # SQL, pages
         return own or here("")
+    if file.startswith("agent/cli/"):
+        word, of_commands = f'"{Path(file).stem}"', here("", Path("tests/cli"))
+        own += [test for test in of_commands if word in (ROOT / test).read_text("utf-8")]
     users = sorted(_users(_module(file)), key=lambda test: (Path(test).parent != folder, test))
     found = list(dict.fromkeys([*own, *users])) or [test for user in _using(file) for test in tests_of(user)]
     return found or here("") or here("", folder.parent)
