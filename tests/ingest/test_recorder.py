@@ -12,7 +12,7 @@ from agent.ingest import recorder as recorder_module
 from agent.ingest.completeness import Stored
 from agent.ingest.gap import LEADER_CHANGED, SERVER_QUEUE_OVERFLOW, SOURCE_LOST, STORE_REFUSED, Gap
 from agent.ingest.recorder import FAILURES_MAX, Recorder
-from agent.message import Envelope, Fact, Message, Sample, TagDefinition
+from agent.message import Envelope, Fact, Message, Sample, TagDefinition, time_text
 from tests.ingest.fakes import FakeStore, SlowStore
 from tests.waiting import LIMIT_S, wait_until_async
 
@@ -180,7 +180,7 @@ async def test_what_is_held_follows_the_gap_that_was_not_known(monkeypatch: pyte
         plc.add_gap(Gap("plc", LEADER_CHANGED, first_ns, 15, 0, count_exact=False))
     plc.release()
     assert await record(30) == 3
-    assert store.gaps_before == 2
+    assert (store.gaps_before, [gap["first_time"] for gap in store.told()]) == (2, [time_text(4), time_text(5)])
     plc.hold()
     assert [await record(40, 5), await record(50)] == [3, 9]
     plc.hold()
@@ -329,7 +329,8 @@ async def test_the_time_of_the_last_value_is_of_no_bad_sample() -> None:
 
 async def test_a_source_is_complete_when_everything_before_is_committed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not while samples are on their way, and not while a gap waits to become a fact. Parts that are no longer known
-    are removed, those that an earlier process has stored too. What the store refuses is stored later."""
+    are removed, those that an earlier process has stored too. What the store refuses, at once or when it commits, is
+    stored later."""
     monkeypatch.setattr(recorder_module, "COMPLETE_INTERVAL_S", 0.0)
     store = SlowStore()
     store.define([DEFINITION])
@@ -353,6 +354,12 @@ async def test_a_source_is_complete_when_everything_before_is_committed(monkeypa
     assert await noted(7) == {"part 0": 5}
     store.refusing = False
     assert await noted(7, 8) == {"part 0": 7, "part 1": 8}
+    with monkeypatch.context() as failing:
+        uncommitted = Future[Any]()
+        uncommitted.set_exception(StoreBusy("after all"))
+        failing.setattr(store, "set_completeness", lambda *_: uncommitted)
+        await noted(8, 8)
+    assert await noted(8, 8) == {"part 0": 8, "part 1": 8}
     await recorder.note_complete({"part 0": Stored(9)})
     await recorder.end_recording()
     assert {part: known.complete_ns for (_, part), known in store.complete.items()} == {"part 0": 9}

@@ -209,10 +209,10 @@ async def test_open_pages_are_bounded(site: Site, monkeypatch: pytest.MonkeyPatc
     await asyncio.sleep(0)
     site.watch._news.set()
     assert "main" not in json.loads((await again).partition("data: ")[2])
-    assert page._streams == {"a": 1}
     with monkeypatch.context() as over:
         over.setattr(app_module, "STREAM_S_MAX", 0.0)
-        assert [event async for event in page._events("/", {}, "b", "")] == [f"retry: {STREAM_RETRY_MS}\n\n"]
+        assert [event async for event in page._events("/", {}, "a", "")] == [f"retry: {STREAM_RETRY_MS}\n\n"]
+    assert page._streams == {"a": 1}, "the first one goes on"
     later = page._events("/zone/idmz", {}, "a", mark.removeprefix("id: "))
     await anext(later)
     assert "main" not in json.loads((await anext(later)).partition("data: ")[2]), "it has it"
