@@ -163,7 +163,7 @@ class PlantPull(Pull):
     """Outlives the process; a restored disk brings back an older one."""
     has_answered = False
     is_stuck = False
-    """None of its requests arrives."""
+    """None of its requests arrives, and no answer."""
     slow_ms = 0
     """By what its requests are late."""
     _life = -1
@@ -185,6 +185,14 @@ class PlantPull(Pull):
     def _send(self, *request: Any) -> None:
         if not self.is_stuck:
             self.node.after(self.slow_ms, partial(super()._send, *request))
+
+    def _answered(self, *answer: Any, **named: Any) -> None:
+        if not self.is_stuck:
+            super()._answered(*answer, **named)
+
+    def _still_waits(self, *heartbeat: Any) -> None:
+        if not self.is_stuck:
+            super()._still_waits(*heartbeat)
 
     def happened(self, event: Event) -> None:
         self.has_answered = self.has_answered or isinstance(event, PageArrived)
