@@ -49,7 +49,7 @@ from agent.settings.node import IdentitySettings, NodeSettings
 from agent.settings.pair import PairSettings
 from agent.settings.sources import ModbusSourceSettings
 from tests.pair.node_loop import NodeLoop
-from tests.pair.plant_checks import PlantChecks
+from tests.pair.plant_checks import POLL_MS, PlantChecks
 from tests.replication.simulation.checkers import STREAM, Violation
 from tests.replication.simulation.faults import Faults
 from tests.replication.simulation.network import TOPOLOGIES, World
@@ -58,7 +58,7 @@ from tests.replication.simulation.pulling import Pull
 from tests.replication.simulation.trust import PAIR
 
 BOXES, WITNESS = tuple(PAIR), "idmz"
-POLL_MS, SLOT_MS = 200, 100
+SLOT_MS = 100
 """The device answers at full 100 ms, so that two gateways that both ask it often have a time in common."""
 EXPIRY_MS = 1_000
 FAULTS_MS, SETTLE_MS, STAY_MS = 20_000, 15_000, 3_000

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent.batch import Kind, open_messages, open_samples, parse
 from agent.ingest import GAP_PREDICATE
+from agent.ingest.gap import POLLS_MISSED
 from agent.positions import begun_ms
 from agent.query.latest import find_latest
 from agent.query.scan import Scanner, parse_time_ns
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from tests.replication.simulation.node import Node
 
 MS = 1_000_000
+POLL_MS = 200
 UNSEEN_MS_MAX = 300
 """A number that stands for longer is read: a poll takes place every 200 ms, and 40 ms pass until the answer."""
 NO_VALUE = -1
@@ -74,7 +76,9 @@ def contents_of(node: Node) -> Contents:
             found.messages.add(message.envelope.message_id)
             if message.fact.predicate == GAP_PREDICATE:
                 gap = json.loads(message.fact.object_json)
-                found.gaps.add((parse_time_ns(gap["first_time"]) // MS, parse_time_ns(gap["last_time"]) // MS))
+                first_ms, last_ms = parse_time_ns(gap["first_time"]) // MS, parse_time_ns(gap["last_time"]) // MS
+                # The poll before those that were missed was made in time, and answered after them.
+                found.gaps.add((first_ms - POLL_MS * (gap["reason"] == POLLS_MISSED), last_ms))
     return found
 
 
