@@ -3,7 +3,7 @@
     term     no two lives of the zone that have a fact have one term
     leader   one gateway leads after the faults, and stays
     quorum   a message that was answered as applied is stored, unless two disks that may have held it were lost
-    hole     each number of the device is stored, or a gap fact covers its time on the clock of a gateway
+    hole     each number of the device is stored, or a gap fact or a bad sample covers its time on the clock of a gateway
     latest   of two samples of one time that of the higher life was the latest value, at every node
 
 Numbers that both gateways recorded are counted.
@@ -12,7 +12,7 @@ Numbers that both gateways recorded are counted.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
@@ -41,14 +41,16 @@ SKEW_MS_MAX = 30_000
 """A clock that is further ahead is not believed by `latest`."""
 
 Span = tuple[int, int]
+Sample = tuple[int, bytes, int, int]
+"""Source time, life, offset and value; those of a quality that is not good have none."""
 
 
 @dataclass
 class Contents:
     """What a store holds: samples by value, the messages, and the spans of gap facts, in ms."""
 
-    samples: list[tuple[int, bytes, int, int]] = field(default_factory=list)
-    """Source time, life, offset and value, in the order of offsets. Those of a quality that is not good have none."""
+    samples: list[Sample] = field(default_factory=list)
+    """In the order of offsets."""
     last: list[int] = field(default_factory=list)
     """For each sample the place of the last one of its batch, which a look at the store divides from others."""
     messages: set[str] = field(default_factory=set)
@@ -100,6 +102,18 @@ def _joined(gaps: Sequence[Span]) -> Iterator[range]:
     for first, last in sorted(gaps):
         yield range(max(first, at), max(last, at))
         at = max(at, last)
+
+
+def bad_spans(samples: Iterable[Sample]) -> Iterator[Span]:
+    """From each sample without a value to the next one that has one: a gap fact may die with the leader, and the series
+    is bad all the same."""
+    begun_ms: int | None = None
+    for time_ns, value in sorted({(time_ns, value) for time_ns, *_, value in samples}):
+        if value == NO_VALUE:
+            begun_ms = time_ns // MS if begun_ms is None else begun_ms
+        elif begun_ms is not None:
+            yield begun_ms, time_ns // MS
+            begun_ms = None
 
 
 class PlantChecks(Checkers):
@@ -154,7 +168,8 @@ class PlantChecks(Checkers):
     def _check_series(self, contents: dict[str, Contents]) -> None:
         world, changes = self._world, self._world.device.changes
         values = {value for held in contents.values() for *_, value in held.samples} - {NO_VALUE}
-        gaps = sorted(set[Span]().union(*(held.gaps for held in contents.values())))
+        declared = set[Span]().union(*(held.gaps for held in contents.values()))
+        gaps = sorted(declared | set(bad_spans(chain.from_iterable(held.samples for held in contents.values()))))
         offsets = {WALL_START_MS + ms for ms in world.wall_jumps_ms}
         # A gateway that has not heard the other one begins its gap at that one's newest sample, by that one's clock.
         unseen_ms = UNSEEN_MS_MAX + max(world.wall_jumps_ms) - min(world.wall_jumps_ms)
