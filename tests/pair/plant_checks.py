@@ -155,7 +155,7 @@ class PlantChecks(Checkers):
             raise Violation(f"term: {twice} have the term of another life")
         stored = set[str]().union(*(held.messages for held in contents.values()))
         for name, at_ms in self.acknowledged_ms.items():
-            lost_at = {disk for disk, since_ms, lost_ms in self._destroyed if since_ms < at_ms < lost_ms}
+            lost_at = {disk for disk, since_ms, lost_ms in self._destroyed if since_ms <= at_ms <= lost_ms}
             if name not in stored and len(lost_at) < 2:
                 raise Violation(f"quorum: {name} of {at_ms} is lost, with {lost_at or 'no disk'}")
         self._check_series(contents)
