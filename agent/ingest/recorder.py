@@ -193,6 +193,11 @@ class Recorder:
         self.hand_in_gaps(at_once=True)
         self._held_from = None
 
+    @property
+    def are_gaps_stored(self) -> bool:
+        """Whether every gap that was noted is committed."""
+        return not self._gaps and all(flight.gap is None for flight in self._flights)
+
     async def settle(self) -> None:
         """Append what was handed in. Returns when the number of uncommitted samples is within the limit."""
         if self._held_from is not None and self._in_flight <= IN_FLIGHT_SAMPLES_MAX:

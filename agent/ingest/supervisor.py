@@ -300,9 +300,10 @@ class SourceSupervisor:
 
     @property
     def is_gap_stored(self) -> bool:
-        """Whether what was missing before it began to record is stored, as a gap or as bad samples."""
-        place = self._gap_place
-        return not self._tags.tags or (place is not None and self._recorder.settled_total >= place)
+        """Whether what was missing before it began to record, and since, is stored as a gap or as bad samples."""
+        place, recorder = self._gap_place, self._recorder
+        is_stored = place is not None and recorder.settled_total >= place and recorder.are_gaps_stored
+        return is_stored or not self._tags.tags
 
     @property
     def is_connected(self) -> bool:
@@ -732,7 +733,7 @@ class Ingest:
         return sum(supervisor.is_connected for supervisor in self._by_name.values())
 
     def gaps_stored(self) -> bool:
-        """Whether it records, and what each source missed before it began is stored."""
+        """Whether it records, and what each source missed until now is stored."""
         return self._is_recording and all(supervisor.is_gap_stored for supervisor in self._by_name.values())
 
     def _run_background(self, group: TaskGroup) -> None:

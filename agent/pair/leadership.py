@@ -26,6 +26,7 @@ from agent.pair.claims import Claim, ClaimState, Granter, next_term
 from agent.pair.witness import LEASE_MS
 
 MS = 1_000_000
+GAPS_STORED_MAX = 100
 DOUBLINGS_MAX = 10  # of five seconds: one and a half hours
 
 
@@ -141,11 +142,11 @@ class _Condition:
 
 @dataclass(slots=True)
 class _PartnerLead:
-    """The last lead of the partner that was heard of: when last, and since when with all gaps before it stored."""
+    """The last lead of the partner that was heard of, and the first times since `complete_ns` at which all gaps were
+    stored there."""
 
     term: int = 0
-    last_ns: int = 0
-    gaps_stored_ns: int | None = None
+    gaps_stored_ns: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -210,18 +211,17 @@ class Leadership:
         if claim.state is not ClaimState.LEADS or claim.fitness < 0 or claim.term < lead.term:
             return
         if claim.term > lead.term:
-            lead.term, lead.gaps_stored_ns = claim.term, None
-        lead.last_ns = max(lead.last_ns, at_ns)
-        if claim.gaps_stored and lead.gaps_stored_ns is None:
-            lead.gaps_stored_ns = at_ns
+            lead.term, lead.gaps_stored_ns = claim.term, []
+        if claim.gaps_stored and len(lead.gaps_stored_ns) < GAPS_STORED_MAX:
+            lead.gaps_stored_ns.append(at_ns)
 
     def note_level(self, level_ns: int) -> None:
-        """What the partner had stored then is here. That counts once it has all facts of what was missing before the
-        partner's lead: a leader that dies at once takes them with it."""
-        lead = self._partner_lead
+        """What the partner had stored then is here. That counts up to where it had stored all facts of what was
+        missing: a leader that dies takes the others with it."""
+        told_ns = self._partner_lead.gaps_stored_ns
         # What is heard of an answer's time is when it was asked for, at most a lease before.
-        if lead.gaps_stored_ns is not None and lead.gaps_stored_ns + self.times.lease_ns <= level_ns:
-            self.complete_ns = max(min(lead.last_ns, level_ns), self.complete_ns or 0)
+        while told_ns and told_ns[0] + self.times.lease_ns <= level_ns:
+            self.complete_ns = max(told_ns.pop(0), self.complete_ns or 0)
 
     def witness_word(self, now_ns: int) -> WitnessWord | None:
         """What the witness said within the last lease."""

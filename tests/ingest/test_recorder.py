@@ -41,6 +41,21 @@ async def test_a_store_that_refuses_holds_the_source_and_loses_nothing() -> None
     assert recorder.samples_total == 3
 
 
+async def test_a_gap_is_stored_when_it_is_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not while it is merged with others, nor while the store has only queued it."""
+    store, committed, told = FakeStore(), Future[None](), list[bool]()
+    monkeypatch.setattr(store, "append_message", lambda *_: committed)
+    recorder = made(store)
+    recorder.add_gap(Gap("plc", STORE_REFUSED, 1, 2, 5, count_exact=True))
+    told.append(recorder.are_gaps_stored)
+    recorder.hand_in_gaps()
+    await recorder.settle()
+    told.append(recorder.are_gaps_stored)
+    committed.set_result(None)
+    await recorder.settle()
+    assert (told, recorder.are_gaps_stored) == ([False, False], True)
+
+
 async def test_committed_waits_for_what_was_handed_in_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another task reads the store once these samples are in it. They are not yet while they wait to be appended, while
     the store has only queued them, or when it has refused them after all."""

@@ -230,18 +230,21 @@ def test_the_gap_begins_when_the_partner_was_last_known_to_record() -> None:
 
 
 def test_a_node_is_complete_up_to_what_the_partner_has_declared() -> None:
-    """A lead of the partner counts if what it had stored when it was first heard to have declared all is here. A later
-    term, of which that is not known, moves nothing, nor does a level that goes back."""
+    """A time counts at which the partner had declared all, once what it had stored then is here; none in between at
+    which gaps waited there. A later term, of which that is not known, moves nothing, nor does a level that goes
+    back."""
     node = core()
     node.note_level(9_000 * MS)
     assert node.complete_ns is None
     for at_ms in range(1_000, 5_000, 100):
-        claim = Claim("b", "b1", LEADS, 30, 30, 5, gaps_stored=at_ms >= 2_000)
+        claim = Claim("b", "b1", LEADS, 30, 30, 5, gaps_stored=at_ms >= 2_000 and not 3_000 <= at_ms < 3_500)
         node.hear_partner(PartnerWord(claim, None, at_ms * MS))
     since_ns = 2_000 * MS + TIMES.lease_ns
     for level_ns, complete_ns in (
         (since_ns - 1, None),
-        (since_ns, since_ns),
+        (since_ns, 2_000 * MS),
+        (4_700 * MS, 2_900 * MS),
+        (5_000 * MS, 3_500 * MS),
         (9_000 * MS, 4_900 * MS),
         (4_000 * MS, 4_900 * MS),
     ):
