@@ -38,7 +38,7 @@ class ClaimState(Enum):
 class Claim:
     """What a node says of itself. `term`: with which it records, if it leads, else the least one that it can take.
     `highest`: no leader that it knows of had a higher term. `fitness`: how many sources are connected, -1 if its store
-    refuses. `instance`: its process. `gaps_stored`: it leads, and what was missing before it began is stored."""
+    refuses. `instance`: its process. `gaps_stored`: it leads, and what was missing until now is stored."""
 
     node: str
     instance: str

@@ -26,7 +26,7 @@ from agent.pair.claims import Claim, ClaimState, Granter, next_term
 from agent.pair.witness import LEASE_MS
 
 MS = 1_000_000
-GAPS_STORED_MAX = 100
+GAPS_STORED_MAX = 100  # claims: those of ten seconds, of both nodes and the witness
 DOUBLINGS_MAX = 10  # of five seconds: one and a half hours
 
 

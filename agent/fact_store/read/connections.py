@@ -55,7 +55,7 @@ class ReaderConnections:
 
 
 class HeldConnection:
-    """The one connection of somebody else, who has a read transaction open on it."""
+    """One connection with a read transaction open, which belongs to its maker."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self._path, self._connection = path, connection
@@ -67,4 +67,4 @@ class HeldConnection:
             yield self._connection
 
     def close(self) -> None:
-        """Its owner closes it."""
+        """Its maker closes it."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from agent.concurrency import TaskGroup, timeout
-from agent.errors import BsfgError, StoreBusy, StoreFull
+from agent.errors import BsfgError, StoreBusy, StoreError, StoreFull
 from agent.fact_store import FactStore, TermRefused
 from agent.health.snapshot import PairRefusal, PairSnapshot
 from agent.health.verdict import HEARD_MS
@@ -79,9 +79,9 @@ class PairRunner:
         self._pair, self._ports = settings.pair, ports
         names = PairNames(settings.node.name, ports.store.life.hex(), settings.pair.partner)
         self._leadership = Leadership(names, time.monotonic_ns(), highest_term=ports.zone_term)
-        stored = ports.store.reader.completeness(ZONE_PART).get(ZONE_PART)
-        if stored is not None:
-            self._leadership.complete_ns = time.monotonic_ns() - max(time.time_ns() - stored[0], 0)
+        with contextlib.suppress(StoreError):  # the store itself says what is wrong with it
+            if (stored := ports.store.reader.completeness(ZONE_PART).get(ZONE_PART)) is not None:
+                self._leadership.complete_ns = time.monotonic_ns() - max(time.time_ns() - stored[0], 0)
         self._complete_due_ns = 0
         self._refusals: dict[str, tuple[PairRefusal, int]] = {}
         self._heard = asyncio.Event()

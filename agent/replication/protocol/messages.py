@@ -870,7 +870,7 @@ class ClaimEntry(Part, frozen=True):
     """What a node of a zone says of itself. `instance`: its process. `term`: with which it records if it leads, else
     the least one that it can take; `highest`: no leader it knows of had a higher one. `fitness`: 0 if its store
     refuses facts, else one more than the number of sources that it reaches. `gaps_stored`: it leads, and the facts of
-    what was missing before it began are stored."""
+    what was missing until now are stored."""
 
     node: Zone
     instance: Life

@@ -13,6 +13,7 @@ import pytest
 
 from agent.concurrency import TaskGroup
 from agent.errors import StoreFull
+from agent.fact_store import StoreDamaged
 from agent.health.snapshot import PairRefusal
 from agent.node.pairing import LeadDesk, PairPorts, PairRunner, partner_lacks
 from agent.node.pairing.runner import ANSWER_S, MS, SwitchRefused
@@ -224,6 +225,18 @@ async def test_a_node_that_hears_nobody_records(tmp_path: Path) -> None:
     async with running(tmp_path) as stage:
         await stage.wait(lambda: stage.role == "alone", "recording alone")
         assert stage.box.done == ["took the lead", "records"]
+
+
+async def test_a_damaged_store_ends_no_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an earlier process has stored cannot be read: the node begins without it, and leads."""
+
+    def damaged(*_: object) -> None:
+        raise StoreDamaged("a row of the wrong type")
+
+    monkeypatch.setattr(Box, "completeness", damaged)
+    async with running(tmp_path) as stage:
+        stage.witness.says = lends("plant-a")
+        await stage.wait(lambda: stage.role == "leads", "the lead")
 
 
 async def test_a_busy_store_ends_no_node(tmp_path: Path) -> None:
