@@ -48,7 +48,7 @@ _COMMANDS = {
     "fleet": "agent.cli.health.page:fleet",
     "top": "agent.cli.health.page:top",
     "diag": "agent.cli.health.diag:diag",
-    "sql": "agent.cli.facts.sql:sql",
+    "sql": "agent.cli.store.export:sql",
     "store": "agent.cli.groups:store",
     "pki": "agent.cli.groups:pki",
     "broker": "agent.cli.broker:broker",

@@ -14,8 +14,7 @@ import msgspec
 
 from agent import local_socket
 from agent.cli import config_option, json_option, print_either, print_json, table
-from agent.cli.local_node import answer_s_option, ask, start_option, to_option
-from agent.cli.node_settings import load_settings
+from agent.cli.local_node import answer_s_option, ask, load_settings, start_option, to_option
 from agent.message import LOCAL_ZONE
 from agent.pages import Start
 

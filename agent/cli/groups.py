@@ -7,19 +7,19 @@ source = LazyGroup(
     "source",
     help="The OPC UA servers and Modbus devices that the node reads.",
     lazy={
-        "list": "agent.cli.source.listing:list_command",
-        "test": "agent.cli.source.probe:test",
-        "read": "agent.cli.source.read:read",
-        "retry": "agent.cli.source.retry:retry",
+        "list": "agent.cli.source.commands:list_command",
+        "test": "agent.cli.source.commands:test",
+        "read": "agent.cli.source.commands:read",
+        "retry": "agent.cli.source.commands:retry",
     },
 )
 tags = LazyGroup(
     "tags",
     help="Create, check and compare tag files, and import the tag lists of other products.",
     lazy={
-        "template": "agent.cli.tags.template:template",
-        "check": "agent.cli.tags.check:check",
-        "diff": "agent.cli.tags.diff:diff",
+        "template": "agent.cli.tags.commands:template",
+        "check": "agent.cli.tags.commands:check",
+        "diff": "agent.cli.tags.commands:diff",
         "import": "agent.cli.tags.import_list:import_list",
     },
 )
@@ -29,10 +29,10 @@ opcua = LazyGroup(
     lazy={
         "test": "agent.cli.opcua.probe:test",
         "browse": "agent.cli.opcua.browse:browse",
-        "read": "agent.cli.opcua.read:read",
-        "backfill": "agent.cli.opcua.backfill:backfill",
-        "trust": "agent.cli.opcua.trust:trust",
-        "certificate": "agent.cli.opcua.certificate:certificate",
+        "read": "agent.cli.opcua.browse:read",
+        "backfill": "agent.cli.source.commands:backfill",
+        "trust": "agent.cli.opcua.certificates:trust",
+        "certificate": "agent.cli.opcua.certificates:certificate",
     },
 )
 modbus = LazyGroup(
@@ -65,8 +65,8 @@ store = LazyGroup(
     help="Check, migrate and export a store, print its statistics and its lives.",
     lazy={
         "export": "agent.cli.store.export:export",
-        "lives": "agent.cli.store.lives:lives",
-        "migrate": "agent.cli.store.migrate:migrate",
+        "lives": "agent.cli.store.stats:lives",
+        "migrate": "agent.cli.store.verify:migrate",
         "stats": "agent.cli.store.stats:stats",
         "verify": "agent.cli.store.verify:verify",
     },

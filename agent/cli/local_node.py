@@ -1,11 +1,16 @@
 """Sends requests to the node of this machine over its socket. If no node runs, the command opens the store and answers
-the request itself; only then is the store's code imported."""
+the request itself; only then is the store's code imported.
+
+The settings are those that the node runs with: a mistake in one section of node.toml must not take the other commands
+from the person who corrects it. What is not in force is named on standard error.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -13,6 +18,7 @@ import msgspec
 
 from agent import local_socket
 from agent.client import Client
+from agent.config import load_sections, load_usable
 from agent.pages import Start
 from agent.settings.node import NodeSettings
 
@@ -23,6 +29,7 @@ AnswerWithoutNode = Callable[[NodeSettings, _RequestT], Coroutine[Any, Any, loca
 ANSWER_S = 10.0  # twice the default acks_timeout of a stream
 LOCKED_S = 10.0
 LOCKED_STEP_S = 0.05
+_LOADED = f"{__name__}.loaded"
 
 
 def start_of(_: click.Context, parameter: click.Parameter, value: str) -> Start:
@@ -112,3 +119,16 @@ async def _answer(
                 if time.monotonic() >= deadline:
                     raise
         await asyncio.sleep(LOCKED_STEP_S)
+
+
+def load_settings(config_file: Path) -> NodeSettings:
+    """The settings of the file as far as they are right, and those last in force for the rest; a command reads them
+    once. Raises ConfigError if a node could not start with it."""
+    loaded: dict[Path, NodeSettings] = click.get_current_context().meta.setdefault(_LOADED, {})
+    if config_file not in loaded:
+        plan = load_usable(load_sections(config_file))
+        assert plan.settings is not None, "there are settings to run with"
+        for part in plan.not_in_force:
+            click.echo(f"bsfg: {config_file}: {part}; see bsfg check", err=True)
+        loaded[config_file] = plan.settings
+    return loaded[config_file]

@@ -19,8 +19,7 @@ import msgspec
 from agent import local_socket
 from agent.cli import config_option, json_option, print_json
 from agent.cli.health.status import everything_option
-from agent.cli.local_node import ask
-from agent.cli.node_settings import load_settings
+from agent.cli.local_node import ask, load_settings
 from agent.client import Client
 from agent.errors import BsfgError
 from agent.health.brief import SHOWN_MAX

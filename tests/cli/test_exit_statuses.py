@@ -12,8 +12,8 @@ from agent import local_socket
 from agent.cli import broker, peer
 from agent.cli.modbus import scan as modbus_scan
 from agent.cli.opcua import probe as opcua_probe
+from agent.cli.source import commands as source_commands
 from agent.cli.source import connections
-from agent.cli.source import probe as source_probe
 from agent.cli.source.connections import ConnectionResult
 from agent.cli.store.store_file import report_holes
 from agent.client import asynchronous
@@ -70,9 +70,9 @@ def test_a_step_that_failed(name: str, place: int | None, monkeypatch: pytest.Mo
             yield ProbeStep(f"step {number}", Outcome.FAILED if number == place else Outcome.OK, "")
 
     source = SimpleNamespace(where="tcp://meter")
-    monkeypatch.setattr(source_probe, "source_of", lambda *_: (None, source))
-    monkeypatch.setattr(source_probe, "load_tag_map", lambda _: SimpleNamespace(tags=()))
-    monkeypatch.setattr(source_probe, "steps", steps)
+    monkeypatch.setattr(source_commands, "source_of", lambda *_: (None, source))
+    monkeypatch.setattr(source_commands, "load_tag_map", lambda _: SimpleNamespace(tags=()))
+    monkeypatch.setattr(source_commands, "steps", steps)
     monkeypatch.setattr(opcua_probe.Probe, "steps", steps)
     words = ("source", "test", "meter") if name == "source" else ("opcua", "test", "opc.tcp://meter:4840", "--json")
     assert run(*words).exit_code == (place is not None)

@@ -5,7 +5,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from agent.cli.store.readers import lasting_readers
+from agent.cli.health.status import lasting_readers
 
 
 def test_a_reader_that_does_not_end_is_named(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agent.cli.tags.options import temporary_source
+from agent.cli.tags.commands import temporary_source
 from agent.ingest.tags.example import json_schema
 from agent.ingest.tags.file import dialect_of, load_tag_map
 from agent.ingest.tags.tag_map import read_tag_map

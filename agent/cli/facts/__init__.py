@@ -1,2 +1,2 @@
-"""Commands on facts and artifacts: append, lease, fetch, confirm, tail, latest, sql, object; `peer_requests` asks
+"""Commands on facts and artifacts: append, lease, fetch, confirm, tail, latest, object; `peer_requests` asks
 another node."""

@@ -17,8 +17,7 @@ import msgspec
 
 from agent.append_contract import STORED
 from agent.cli import config_option, json_option, print_either, print_json
-from agent.cli.local_node import answer_s_option, ask, node_client, to_option
-from agent.cli.node_settings import load_settings
+from agent.cli.local_node import answer_s_option, ask, load_settings, node_client, to_option
 from agent.local_socket import LocalError
 from agent.message import Envelope, canonical_json, parse_json
 from agent.replication.protocol.messages import (

@@ -17,8 +17,7 @@ from typing import Any
 import click
 
 from agent.cli import config_option, json_option, print_either, print_json
-from agent.cli.local_node import node_client, start_option
-from agent.cli.node_settings import load_settings
+from agent.cli.local_node import load_settings, node_client, start_option
 from agent.client import FetchedFact
 from agent.fact_store import StoreReader
 from agent.pages import Hole, Start

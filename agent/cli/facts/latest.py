@@ -12,18 +12,17 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from agent.cli import config_option, json_option, print_json
-from agent.cli.facts.tags_in_force import tags_in_force
-from agent.cli.local_node import answer_s_option
-from agent.cli.node_settings import load_settings
+from agent.cli.local_node import answer_s_option, load_settings
 from agent.cli.store.store_file import file_option, open_reader, report_holes
 from agent.cli.table import lines
+from agent.config import load_kept
 from agent.query.latest import (
     DEPTH_FACTS,
     FRESH_MS,
@@ -31,6 +30,7 @@ from agent.query.latest import (
     LatestRecord,
     LatestSummary,
     Tag,
+    TagsInForce,
     aged_record,
     find_latest,
     latest_record,
@@ -40,6 +40,7 @@ from agent.query.latest import (
     tags_matching,
 )
 from agent.query.scan import ScanCounters, Scanner
+from agent.settings.node import NodeSettings
 from agent.status_codes import status_name
 
 COLUMNS = ("zone", "tag", "value", "unit", "quality", "source_time", "ahead", "age", "mode")
@@ -99,7 +100,7 @@ def latest(
     --json is given."""
     chosen = {"--config": config_file, "--file": store_file, "--zone": zone, "--stream": stream, "--from": peer}
     wanted, fresh_ms = tags_matching(tag_glob, zone), int(fresh_s * 1000)
-    in_force = None if store_file is not None else tags_in_force(config_file)
+    in_force = None if store_file is not None else _tags_in_force(config_file)
     counters = ScanCounters()
     if peer is not None:
         if store_file is not None:
@@ -279,3 +280,38 @@ def _report_missing(missing: Sequence[LatestRecord], depth_facts: int) -> None:
         more = f" and {len(missing) - MISSING_NAMED} more" if len(missing) > MISSING_NAMED else ""
         where = f"in the last {depth_facts:,} facts" if depth_facts else "in the store"
         click.echo(f"bsfg: no value {where} of {names}{more}", err=True)
+
+
+def _tags_in_force(config_file: Path) -> TagsInForce | None:
+    """None, with a line on standard error, if the tags of a source are not known."""
+    settings = load_settings(config_file)
+    if not settings.sources:  # of a node above many others: what reads tag files is not imported
+        return TagsInForce(settings.node.zone, {})
+    from agent.ingest import TagFile, find_tag_files
+
+    found = find_tag_files(settings.sources)
+    maps = {name: file.map for name, file in found.items() if isinstance(file, TagFile)}
+    wrong = {name: file for name, file in found.items() if not isinstance(file, TagFile)}
+    if wrong:
+        maps |= _last_maps(settings, wrong)
+    for name, problems in wrong.items():
+        if name not in maps:
+            click.echo(f"bsfg: stale and removed tags are not marked: {problems[0]}; see bsfg check", err=True)
+            return None
+    tags = [tag for file in maps.values() for tag in file.tags]
+    return TagsInForce(settings.node.zone, {tag.definition.subject: tag.longest_interval_ms for tag in tags})
+
+
+def _last_maps(settings: NodeSettings, sources: Collection[str]) -> dict[str, Any]:
+    """The maps of these sources that were last in force."""
+    from agent.ingest import TagMap, TagMapError, parse_tag_file
+
+    kept, found = load_kept(settings.node.state_dir), dict[str, TagMap]()
+    for source in () if kept is None else kept.settings.sources:
+        data = None if kept is None or source.name not in sources else kept.tag_files.get(source.name)
+        if data is not None:
+            try:
+                found[source.name] = parse_tag_file(source, data)
+            except TagMapError:
+                continue  # an older program read it
+    return found

@@ -22,8 +22,7 @@ import click
 
 from agent import local_socket
 from agent.cli import FILE, INPUT, config_option, json_option, print_json, table
-from agent.cli.local_node import answer_s_option, to_option
-from agent.cli.node_settings import load_settings
+from agent.cli.local_node import answer_s_option, load_settings, to_option
 from agent.errors import BsfgError
 from agent.fact_store import (
     ARTIFACTS_FOLDER,

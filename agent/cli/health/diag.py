@@ -22,7 +22,7 @@ import click
 
 from agent import __version__
 from agent.cli import FILE, config_option
-from agent.cli.node_settings import load_settings
+from agent.cli.local_node import load_settings
 
 COMMAND_S = 60.0
 LOG_LINES = 2_000

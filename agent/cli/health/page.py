@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from agent.cli import config_option, json_option, print_json
-from agent.cli.node_settings import load_settings
+from agent.cli.local_node import load_settings
 from agent.cli.run import set_up_logging
 from agent.cli.table import lines
 from agent.escaping import printable

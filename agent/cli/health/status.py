@@ -1,12 +1,14 @@
 """`bsfg status`: the state of the running node. Causes come first, each with what to do and what follows from it.
 
-It prints what the page and a monitoring system show. The exit status is 1 if the node
-does not answer.
+It prints what the page and a monitoring system show. The exit status is 1 if the node does not answer.
 """
 
 from __future__ import annotations
 
+import os
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -14,7 +16,6 @@ from typing import Any
 import click
 
 from agent.cli import config_option, json_option, print_either
-from agent.cli.store.readers import lasting_readers
 from agent.client import Client
 from agent.config import ConfigError, load_sections
 from agent.escaping import printable
@@ -23,6 +24,8 @@ from agent.health.problems import Level, duration
 WIDTH = 120
 everything_option = click.option("--all", "everything", is_flag=True, help="Print all, not only the worst ten.")
 LATE = 3  # so that monitoring tells a bad sensor from a dead source
+READ_MARKS = range(123, 128)  # https://www.sqlite.org/walformat.html, "WAL Locks": WAL_READ_LOCK(0) to (4)
+LASTING_S = 0.3  # a reader of ours ends within milliseconds
 
 
 @click.command()
@@ -221,3 +224,32 @@ def _held(consumer: dict[str, Any]) -> str:
     if not consumer["behind_facts"] or consumer["bytes_held"] is None:
         return ""
     return f", holds back {consumer['bytes_held'] / 1e6:.1f} MB"
+
+
+def lasting_readers(database: Path) -> list[str]:
+    """The processes that hold a read for some time, as `1234 (python3)`; none if they cannot be seen from here."""
+    shared = database.with_name(f"{database.name}-shm")
+    try:
+        first = set(_readers(shared))
+        if not first:
+            return []
+        time.sleep(LASTING_S)
+        return [f"{pid} ({_process_name(pid)})" for pid in sorted(first & set(_readers(shared)))]
+    except OSError:
+        return []
+
+
+def _readers(file: Path) -> Iterator[int]:
+    found = file.stat()
+    place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    for line in Path("/proc/locks").read_text("ascii").splitlines():
+        words = line.split()
+        if len(words) == 8 and words[5] == place and int(words[6]) in READ_MARKS and int(words[4]) > 0:
+            yield int(words[4])
+
+
+def _process_name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text("utf-8", "replace").strip()
+    except OSError:
+        return "of another user"

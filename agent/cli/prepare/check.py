@@ -1,19 +1,21 @@
 """`bsfg check`: every problem that can be found before a node starts, in one list.
 
 It reads node.toml, the tag maps that it names, the certificates and keys of brokers and sources, the state folder with
-and its store. A problem in one section does not hide problems of the others. It
-writes nothing, and connects to nothing without `--connect`. `run` starts with every configuration that `check` accepts.
-A file in /etc/bsfg is checked with the rights of the unit's user and for the unit's sandbox.
+its store, and what would leave two gateways both recording, or one without the other's facts. A problem in one section
+does not hide problems of the others. It writes nothing, and connects to nothing without `--connect`. `run` starts with
+every configuration that `check` accepts. A file in /etc/bsfg is checked with the rights of the unit's user and for the
+unit's sandbox.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import shutil
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -24,7 +26,6 @@ import click
 
 from agent.cli import config_option, json_option, print_json
 from agent.cli.prepare import unit
-from agent.cli.prepare.pair_check import pair_notes
 from agent.cli.terminal import print_check
 from agent.config import ConfigError, Sections, load_sections
 from agent.errors import StoreError
@@ -36,7 +37,7 @@ from agent.ingest import TagMapError, load_tag_maps
 from agent.ingest.opcua.security.file_check import FileFinding as Finding
 from agent.ingest.opcua.security.file_check import check_source_files
 from agent.replication.pki import WARN_DAYS, check_identity, describe, load_certificates
-from agent.settings.node import IdentitySettings
+from agent.settings.node import IdentitySettings, NodeSettings
 from agent.settings.store import StoreSettings
 from agent.signing.certificates import Signer, describe_signer
 from agent.signing.errors import SigningError
@@ -49,6 +50,7 @@ Check = Callable[[Sections], Iterator[Finding]]
 
 SIGNER_WARN_DAYS = 60
 """A certificate of five years is renewed rarely, and each receiver that pins it must be reconfigured."""
+KEYS_HINT = "let both nodes sign, each with a key that the other one trusts, or neither"
 
 
 @click.command()
@@ -244,7 +246,7 @@ def check_pair(sections: Sections) -> Iterator[Finding]:
     recorded = set[str]()
     with suppress(TagMapError):
         recorded = {tag.stream for found in load_tag_maps(sections.sources).values() for tag in found.tags}
-    for note in pair_notes(sections.settings, recorded):
+    for note in _pair_notes(sections.settings, recorded):
         yield Finding(note, is_problem=False)
 
 
@@ -258,3 +260,50 @@ STATIC_CHECKS: tuple[Check, ...] = (
     check_unit,
 )
 """The conditions that `run` needs at its start, in the order of its steps. They are checked without a connection."""
+
+
+def _pair_notes(settings: NodeSettings, recorded: Collection[str]) -> Iterator[str]:
+    """`recorded`: the streams of the tags."""
+    own, pair = settings.node, settings.pair
+    for peer in settings.peer:
+        if peer.zone == own.zone and peer.node != pair.partner:
+            why = f"peer {peer.node} records for our zone, {own.zone}, and [pair] does not name it: both nodes record"
+            yield f'{why}; write partner = "{peer.node}" in [pair]'
+    partner = next((peer for peer in settings.peer if peer.node == pair.partner), None)
+    if partner is None:
+        return
+    local = {stream.name for stream in settings.stream if stream.write_class == "local"}
+    others = {stream for peer in settings.peer if peer is not partner for stream in peer.exports}
+    for kind, exchanged in (("exports", partner.exports), ("pulls", partner.pulls)):
+        if lacking := sorted({*recorded, *others} - local - set(exchanged)):
+            why = f"{kind} of peer {partner.node} lacks {', '.join(lacking)}: one gateway has no copy of the other's facts"
+            yield f"{why}; add it there and at {partner.node}"
+    for peer in settings.peer:
+        if peer.node == pair.witness and peer.broker == partner.broker:
+            why = (
+                f"{pair.partner} and {pair.witness} are reached over one broker, {peer.broker}: without it both record"
+            )
+            yield f"{why}; give the two gateways a broker of their own (docs/how-to/two-gateways.md)"
+    yield from _signing_notes(settings)
+
+
+def _signing_notes(settings: NodeSettings) -> Iterator[str]:
+    """Whether the facts of the zone that both nodes record are accepted from the other one, and from this one."""
+    own, partner, signing = settings.node, settings.pair.partner, settings.signing
+    signs = signing.key_file is not None
+    if signs and signing.facts_ca_file is None:
+        pins = frozenset[bytes]().union(*(origin.pins for origin in settings.origin if origin.zone == own.zone))
+        with suppress(SigningError):  # which is told by itself
+            identity = load_identity(signing, own.zone, own.name)
+            pins -= {hashlib.sha256(identity.certificate).digest()} if identity else set()
+        if not pins:
+            why = f"no key of {partner} is trusted here: what it records of {own.zone} is not stored, once this node signed"
+            yield f'{why}; name facts_ca_file in [signing], or pin its certificate in [[origin]] zone = "{own.zone}"'
+    if not own.store_file.exists():
+        return
+    with suppress(StoreError), closing(StoreReader(own.store_file)) as reader:
+        if not signs and own.zone in reader.signed_zones():
+            why = f"facts of {own.zone} here are signed, and this node does not sign: receivers do not store what it records"
+            yield f"{why}; {KEYS_HINT}"
+        if declined := next((incident for incident in reader.incidents() if incident.declines(own.zone)), None):
+            yield f"facts of {own.zone} were not stored here: {declined.detail.partition('. ')[0]}; {KEYS_HINT}"

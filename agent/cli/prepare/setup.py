@@ -18,10 +18,9 @@ from typing import Any
 import click
 
 from agent.cli import PATH
-from agent.cli.prepare import answers as answers_module
 from agent.cli.prepare import questions, unit
 from agent.cli.prepare.init import write_node_toml
-from agent.cli.prepare.node_file import NodeFile
+from agent.cli.prepare.setup_files import NodeFile, answers_text, read_answers
 from agent.cli.prepare.site import HERE, Site
 from agent.cli.prepare.source_steps import SourceSteps
 from agent.cli.prepare.steps import SetupFailed, Steps, has_systemd
@@ -53,9 +52,7 @@ DIFFERENCES_SHOWN = 20
 )
 def setup(config_file: Path | None, answers: Path | None, exclude: tuple[str, ...]) -> None:
     """Set up a node: settings, key and request, broker and peer, first source, service; then show its first values."""
-    given = (
-        answers_module.read(answers) if answers is not None else {"zone": questions.ask_zone(_known_zone(config_file))}
-    )
+    given = read_answers(answers) if answers is not None else {"zone": questions.ask_zone(_known_zone(config_file))}
     if not isinstance(zone := given.get("zone"), str) or not ZONE.fullmatch(zone):
         raise click.UsageError(f"zone {zone!r}: a zone is 1 to 32 of a-z, 0-9 and -")
     file = (config_file or unit.CONFIG_FOLDER / f"{zone}.toml").absolute()
@@ -70,7 +67,7 @@ def _known_zone(config_file: Path | None) -> str | None:
     zones = {NodeFile(file).zone() for file in files if file.exists()}
     if not zones:
         kept = [file.with_suffix(".answers") for file in files] or sorted(unit.CONFIG_FOLDER.glob("*.answers"))
-        zones = {answers_module.read(file).get("zone") for file in kept if file.exists()}
+        zones = {read_answers(file).get("zone") for file in kept if file.exists()}
     return zones.pop() if len(zones) == 1 else None
 
 
@@ -78,11 +75,11 @@ def _ask(zone: str, file: Path) -> dict[str, Any]:
     """Ask what is not in the settings, with the answers of an earlier run as defaults, and save all answers. Returns
     those that are to be carried out. Raises SetupFailed."""
     kept = file.with_suffix(".answers")
-    before = answers_module.read(kept) if kept.exists() else {}
+    before = read_answers(kept) if kept.exists() else {}
     there = NodeFile(file) if file.exists() else None
     sources = {} if there is None else {kind: there.sources(kind) for kind in questions.SOURCES}
     given = questions.ask(zone, before, {} if there is None else there.table(), sources)
-    write_node_toml(kept, answers_module.text_of(given))
+    write_node_toml(kept, answers_text(given))
     click.echo(f"# the answers are in {kept}; to run setup with them again: bsfg setup --answers {kept}")
     return given | {
         kind: [source for source in given.get(kind, []) if source["name"] not in names]

@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from agent.cli.opcua import PINNED, SECTION_BEGINS, SECTION_ENDS
-from agent.cli.prepare.node_file import NodeFile
+from agent.cli.prepare.setup_files import NodeFile
 from agent.cli.prepare.steps import SetupFailed, Steps
 from agent.config import load_sections
 from agent.ingest import WITHOUT_VALUE, TagMap, TagMapError, load_tag_map

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from agent import local_socket
-from agent.cli.node_settings import load_settings
+from agent.cli.local_node import load_settings
 from agent.ingest import (
     ProbeStep,
     Tag,

@@ -1,11 +1,13 @@
-"""`bsfg store export`: write facts to a flat file for other programs, alongside a running node or from a file that was
-set aside.
+"""`bsfg store export`: write facts to a flat file for other programs. `bsfg sql`: run a SELECT statement. Both read a
+store alongside a running node or from a file that was set aside.
 
-At the end it prints how many facts it wrote and which offsets it could not read. Progress is shown on a terminal only.
+At the end they print which offsets they could not read; damage gives exit status 1. Progress is shown on a terminal
+only.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable
@@ -13,13 +15,15 @@ from pathlib import Path
 
 import click
 
-from agent.cli import FILE_OR_STDOUT, config_option
+from agent.cli import FILE_OR_STDOUT, config_option, json_option
 from agent.cli.store.store_file import file_option, open_reader, report_holes
-from agent.cli.terminal import Progress
+from agent.cli.table import lines
+from agent.cli.terminal import Progress, echo_csv
 from agent.message import INT64_MIN
 from agent.query.export import STDOUT, FormatName
 from agent.query.export import export as write
 from agent.query.scan import INT64_MAX, Bounds, Scanner, matches_glob, parse_moment_ns
+from agent.query.sql import SqlSession
 
 
 @click.command()
@@ -80,3 +84,22 @@ def _progress(scanner: Scanner, line: Progress) -> Callable[[int, str, int], Non
         line.show(f"{facts:,} facts, {(before[stream] + offset) / max(total, 1):4.0%} of the store")
 
     return show
+
+
+@click.command()
+@config_option
+@file_option
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV for spreadsheets.")
+@json_option
+@click.argument("statement")
+def sql(config_file: Path, store_file: Path | None, as_csv: bool, as_json: bool, statement: str) -> None:
+    """Run the SELECT statement STATEMENT ("-" reads it from standard input) on the tables facts, samples, latest,
+    definitions, streams, consumers and incidents; see docs/operate/query.md for their columns."""
+    text = sys.stdin.read() if statement == "-" else statement
+    with open_reader(config_file, store_file) as reader:
+        session = SqlSession(reader, time.time_ns())
+        with contextlib.closing(session):
+            answer = session.ask(text)
+            for line in lines(answer.columns, answer.rows, "json" if as_json else "csv" if as_csv else "table"):
+                (echo_csv if as_csv and not as_json else click.echo)(line)
+            sys.exit(report_holes(session.scanner.counters))

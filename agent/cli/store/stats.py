@@ -1,6 +1,7 @@
-"""`bsfg store stats`: counts of a store by stream, origin and consumer, and the size of its files.
+"""`bsfg store stats`: counts of a store by stream, origin and consumer, and the size of its files. `bsfg store lives`:
+the lives of each zone of which a store has facts: when each began, how many facts, and where.
 
-It reads only the summaries of batches, so a store of 100 million facts takes about a second. Flash wear is estimated
+They read only the summaries of batches, so a store of 100 million facts takes about a second. Flash wear is estimated
 from the bytes that the running node has written, or, without a node, from the batches and the times when they were
 recorded.
 """
@@ -14,18 +15,21 @@ import click
 
 from agent.batch import Origin
 from agent.cli import config_option, json_option, print_json
-from agent.cli.node_settings import load_settings
+from agent.cli.local_node import load_settings
 from agent.cli.store.store_file import file_option, open_reader
+from agent.cli.table import lines
 from agent.client import Client, NodeSilent
 from agent.fact_store import StoreReader
 from agent.health.flash import BYTES_PER_BYTE, BYTES_PER_COMMIT, written_bytes_per_s, years_text
 from agent.health.verdict import HISTORY
 from agent.message import time_text
+from agent.positions import begun_ms
 from agent.query.statistics import Statistics, statistics
 
 INCIDENTS_SHOWN = 5
 MEASURED_S_MIN = 300.0
 """A shorter run consists mostly of writes at the start: definitions, and a growing log."""
+LIFE_COLUMNS = ("zone", "life", "begun", "stream", "facts", "first", "last", "ranges")
 
 
 @click.command()
@@ -134,3 +138,21 @@ def _name(origin: Origin) -> str:
 
 def _mb(size: int) -> str:
     return f"{size / 1e6:,.1f} MB"
+
+
+@click.command()
+@config_option
+@file_option
+@click.option("--zone", help="Only the lives of this zone.")
+@json_option
+def lives(config_file: Path, store_file: Path | None, zone: str | None, as_json: bool) -> None:
+    """Print the lives of each zone: each opening of its store that recorded something, and the facts of it that are, or
+    were, held here, by stream. Several ranges mean that facts between them were never here."""
+    with open_reader(config_file, store_file) as reader:
+        held = reader.lives_held(zone)
+    rows = (
+        (of, life.hex(), time_text(begun_ms(life) * 1_000_000), stream, facts, first, last, ranges)
+        for of, life, stream, facts, first, last, ranges in held
+    )
+    for line in lines(LIFE_COLUMNS, rows, "json" if as_json else "table"):
+        click.echo(line)

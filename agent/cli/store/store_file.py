@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from agent.cli import FILE
-from agent.cli.node_settings import load_settings
+from agent.cli.local_node import load_settings
 from agent.fact_store import StoreReader
 from agent.query.scan import ScanCounters
 

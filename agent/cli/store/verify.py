@@ -1,8 +1,11 @@
 """`bsfg store verify`: check a store for damage, read-only, alongside a running node or on a file that was set aside.
+`bsfg store migrate`: migrate a store to the schema of this program, as a node does when it starts.
 
-It prints each damage with stream, offsets, origin and sequence, and at the end what to do; then where the history of a
-zone divides, contradicts itself or has a gap, which is no damage. Exit status 1 when there is damage. Progress is shown
-on a terminal only.
+`verify` prints each damage with stream, offsets, origin and sequence, and at the end what to do; then where the history
+of a zone divides, contradicts itself or has a gap, which is no damage. Exit status 1 when there is damage. Progress is
+shown on a terminal only.
+
+`migrate` is refused, without changes, while a node runs (StoreLocked) and for a store of a newer program (StoreTooNew).
 """
 
 from __future__ import annotations
@@ -10,17 +13,29 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
 from agent.cli import config_option, json_option, print_json
-from agent.cli.node_settings import load_settings
+from agent.cli.local_node import load_settings
 from agent.cli.store.store_file import file_option
 from agent.cli.terminal import Progress
+from agent.config import load
 from agent.errors import StoreError
-from agent.fact_store import Damage, Incident, StoreReader, VerifyCounts, verify_store
+from agent.fact_store import (
+    FILES,
+    Damage,
+    Incident,
+    StoreReader,
+    VerifyCounts,
+    check_known,
+    connect_reader,
+    migrate_store,
+    verify_store,
+)
 from agent.health.verdict import HISTORY
 
 SHOWN_MAX = 100
@@ -79,3 +94,19 @@ def _of_history(path: Path) -> list[Incident]:
             return [incident for incident in reader.incidents() if incident.kind in HISTORY][:SHOWN_MAX]
     except StoreError:
         return []
+
+
+@click.command()
+@config_option
+@file_option
+def migrate(config_file: Path, store_file: Path | None) -> None:
+    """Migrate a store to the schema of this program."""
+    path = store_file or load(config_file).node.store_file
+    with closing(connect_reader(path)) as connection:
+        before = check_known(connection)
+    migrate_store(path)
+    now = FILES[-1].stem
+    if len(before) == len(FILES):
+        click.echo(f"{path} has schema {now} already")
+    else:
+        click.echo(f"{path}: from schema {before[-1] if before else 'none'} to {now}")

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from agent.cli import FILE, FILE_OR_STDOUT
-from agent.cli.tags.options import PROTOCOLS, temporary_source
+from agent.cli.tags.commands import PROTOCOLS, temporary_source
 from agent.ingest import TagMapError
 from agent.ingest.tags.file import dialect_of
 from agent.ingest.tags.foreign import ignition, kepware, neuron
