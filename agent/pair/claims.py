@@ -3,7 +3,8 @@
 A term is the number of the life with which a leader records. Its remainder by three names who granted it: the witness,
 or one of the two nodes by itself. So no two lives with a fact have one term, though the granters do not hear each
 other: each granter only has to remember its own highest term, the witness in its file, a node as the number of its
-newest life with a fact.
+newest life with a fact. A node that is put back to a copy, hears nobody and whose clock is behind may forget it and
+grant a term again: the rest of the two lives, which is random, still orders them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What must hold in a plant with two gateways, beside what holds in every store (`simulation/checkers.py`).
 
-    term     no two lives of the zone that have a fact have one term
+    term     no two lives of the zone that have a fact have one term, unless a disk was put back that had granted it
     leader   one gateway leads after the faults, and stays
     quorum   a message that was answered as applied is stored, unless two disks that may have held it were lost
     hole     each number of the device is stored, or a gap fact or a bad sample covers its time on the clock of a gateway
@@ -122,8 +122,8 @@ class PlantChecks(Checkers):
     def __init__(self, world: PlantWorld) -> None:
         super().__init__()
         self._world = world
-        self._leads = set[bytes]()
-        """The lives with a term."""
+        self._leads = dict[bytes, tuple[str, int]]()
+        """The lives with a term, by whom and when they were begun."""
         self.acknowledged_ms: dict[str, int] = {}
         """When a message was answered as applied."""
         self._destroyed: list[tuple[str, int, int]] = []
@@ -139,7 +139,7 @@ class PlantChecks(Checkers):
     def term_begun(self, node: PlantNode, term: int, life: bytes) -> None:
         """A store has begun a life with a term."""
         self._world.say(f"{node.name} begins {term}")
-        self._leads.add(life)
+        self._leads[life] = node.name, self._world.now_ms
         self.on_begin(node)
 
     def destroyed(self, name: str, since_ms: int) -> None:
@@ -150,8 +150,9 @@ class PlantChecks(Checkers):
         """Everything has converged."""
         super().check_end(nodes)
         contents = {node.name: contents_of(node) for node in nodes}
-        lives = sorted(self._leads & set[bytes]().union(*(held.lives for held in contents.values())))
-        if twice := [b.hex() for a, b in pairwise(lives) if begun_ms(a) == begun_ms(b)]:
+        lives = set[bytes]().union(*(held.lives for held in contents.values()))
+        leads = sorted(life for life in self._leads if life in lives and not self._was_forgotten(life))
+        if twice := [b.hex() for a, b in pairwise(leads) if begun_ms(a) == begun_ms(b)]:
             raise Violation(f"term: {twice} have the term of another life")
         stored = set[str]().union(*(held.messages for held in contents.values()))
         for name, at_ms in self.acknowledged_ms.items():
@@ -161,6 +162,12 @@ class PlantChecks(Checkers):
         self._check_series(contents)
         for node in nodes:
             self._check_latest(node, contents[node.name])
+
+    def _was_forgotten(self, life: bytes) -> bool:
+        """Whether the disk that granted a term was put back to before it: with a clock that is behind, the gateway may
+        grant it again. The rest of the two lives orders them."""
+        name, at_ms = self._leads[life]
+        return any(disk == name and since_ms <= at_ms <= lost_ms for disk, since_ms, lost_ms in self._destroyed)
 
     def _check_once(self, node: Node, values: Sequence[object]) -> None:
         """Both gateways may have recorded a number."""
