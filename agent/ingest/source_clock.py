@@ -1,10 +1,11 @@
-"""The server's clock: what it shows now, and by how much it was set back so far. `ServerClock` is a core and takes
-times; `SourceClock` reads it over a session and follows it by our clocks."""
+"""The clock of a source: what it shows now, and by how much it was set back so far. It is read over a session, and
+followed by our clocks."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from agent.ingest.clock import BUILT_NS
@@ -24,47 +25,74 @@ class ClockReading(NamedTuple):
     read_ns: int
 
 
-class ServerClock:
-    """Follows the server's clock by our monotonic clock, which is never set. All times are in ns."""
+class ClockSession(Protocol):
+    """The part of a session that is used here."""
 
-    def __init__(self) -> None:
+    async def clock_ns(self) -> int | None:
+        """The time on the server's clock; None if it gives none."""
+
+
+def our_clocks() -> tuple[int, int]:
+    """Our monotonic clock, which is never set, and our wall clock."""
+    return time.monotonic_ns(), time.time_ns()
+
+
+class SourceClock:
+    """The clock of a source. It exists across sessions. All times are in ns."""
+
+    def __init__(self, ours: Callable[[], tuple[int, int]] = our_clocks) -> None:
+        self._ours = ours
         self.set_back_ns = 0  # total since the start, at most; less by how much it was set ahead
-        self.sets: deque[Moment] = deque(maxlen=SETS_MAX)  # when it was set, on the clock as it was
-        self._shown: tuple[int, int] | None = None  # the last reading, and our clock when it arrived
+        self._sets: deque[Moment] = deque(maxlen=SETS_MAX)  # when it was set, on the clock as it was
+        self._shown: tuple[int, int] | None = None  # the last reading, and our monotonic clock when it arrived
         self._ahead_ns = 0  # of our monotonic clock
         self._earlier_ahead_ns: int | None = None  # of our wall clock, in an earlier process
 
-    @property
-    def shown_ns(self) -> int | None:
-        """The last reading; None before the first."""
-        return None if self._shown is None else self._shown[0]
-
-    def now_ns(self, monotonic_ns: int, wall_ns: int) -> int:
-        """The present time on it, as far as is known; `wall_ns`, our own clock, before the first reading."""
+    def now_ns(self) -> int:
+        """The present time on it, as far as is known: before the first reading, that of our own clock."""
+        monotonic_ns, wall_ns = self._ours()
         return wall_ns if self._shown is None else monotonic_ns + self._ahead_ns
 
-    def ahead_of_ns(self, monotonic_ns: int, wall_ns: int) -> int | None:
-        """By how much it is ahead of our own clock; None before the first reading."""
+    def now(self) -> Moment:
+        """The present moment on it."""
+        return Moment(self.now_ns(), self.set_back_ns)
+
+    def spans(self, since: Moment, until: Moment) -> list[tuple[int, int]]:
+        """The spans of a gap (`completeness`)."""
+        return spans(since, until, self._sets)
+
+    @property
+    def ahead_ns(self) -> int | None:
+        """By how much it is ahead of ours; None before it was read."""
+        monotonic_ns, wall_ns = self._ours()
         return None if self._shown is None else monotonic_ns + self._ahead_ns - wall_ns
 
-    def continue_from(self, ahead_ns: int | None) -> None:
-        """An earlier process saw it ahead of our wall clock by so much; None: our clock was not believed."""
-        self._earlier_ahead_ns = ahead_ns
+    def continue_from(self, stored: Stored) -> None:
+        """Compare it with what an earlier process saw."""
+        self._earlier_ahead_ns = stored.ahead_ns
 
-    def least_ns(self, monotonic_ns: int) -> int | None:
+    def stored(self, complete: Moment) -> Stored:
+        """What the next process needs to know, if everything up to `complete` is stored."""
+        _, wall_ns = self._ours()
+        return Stored(complete.on(self.now()), self.ahead_ns if wall_ns > BUILT_NS else None)
+
+    def least_ns(self) -> int | None:
         """A lower bound of the readings from now on, unless it is set back; None before the first reading. The last
-        reading may have been late, or the first after a set back: `read` cannot tell. So the best one counts too."""
+        reading may have been late, or the first after a set back: `note_reading` cannot tell. So the best one counts
+        too."""
         if self._shown is None:
             return None
+        monotonic_ns, _ = self._ours()
         shown_ns, arrived_ns = self._shown
         elapsed_ns = monotonic_ns - arrived_ns
         by_last_ns = shown_ns + elapsed_ns - drift_ns(elapsed_ns) - DELAY_NS
         return max(by_last_ns, monotonic_ns + self._ahead_ns - drift_ns(elapsed_ns) - SET_AHEAD_NS)
 
-    def read(self, server_ns: int, monotonic_ns: int, least_ns: int | None, wall_ns: int) -> None:
+    def note_reading(self, server_ns: int, least_ns: int | None) -> None:
         """Take in a reading that arrived now. `least_ns` is the lower bound of this reading. A delay makes the server's
         clock seem late, never early: so the reading that is furthest ahead is the best one, less the drift since
         then."""
+        monotonic_ns, wall_ns = self._ours()
         ahead_ns, set_back_ns = server_ns - monotonic_ns, 0
         if self._shown is None:
             self._ahead_ns = ahead_ns
@@ -79,100 +107,27 @@ class ServerClock:
                 set_back_ns = self._ahead_ns - ahead_ns
             self._ahead_ns = max(ahead_ns, self._ahead_ns - drift_ns(monotonic_ns - self._shown[1]))
         if set_back_ns and self._shown is not None:
-            self.sets.append(Moment(server_ns + set_back_ns, self.set_back_ns))
+            self._sets.append(Moment(server_ns + set_back_ns, self.set_back_ns))
         self._shown = server_ns, monotonic_ns
         self.set_back_ns += set_back_ns
 
-
-def drift_ns(elapsed_ns: int) -> int:
-    """How much a clock may lose against another one in this time."""
-    return elapsed_ns * DRIFT_PER_MILLE // 1000
-
-
-def moment_shown(shown_ns: int, before: Moment, now: Moment) -> Moment:
-    """When the clock showed this time, by an answer that arrives now: as it is set now, or as it was at `before`,
-    because a reading that was made meanwhile may have shown already that it was set. It is not after now: of a clock
-    that was set several times at once, that would be the time of a set that is not seen yet, and losses would begin
-    after themselves."""
-    found = Moment(shown_ns, now.set_back_ns), Moment(shown_ns, before.set_back_ns)
-    return min(found, key=lambda at: (at.on(now) > now.time_ns + CLOCK_JUMP_NS, abs(at.on(now) - now.time_ns)))
-
-
-def sent_ns(publish_time_ns: int, arrived_ns: int, clock: ServerClock) -> int:
-    """A time on the server's clock that is not later than the sending of an answer that arrives now: its publish time,
-    otherwise the last reading of the clock, which arrived before it. The time of arrival is later by the time on the
-    line. A publish time that is later than the arrival is wrong and not used."""
-    if 0 < publish_time_ns <= arrived_ns + CLOCK_JUMP_NS:
-        return publish_time_ns
-    return arrived_ns if clock.shown_ns is None else clock.shown_ns
-
-
-def read_ns(shown_ns: int, answered_ns: int) -> int:
-    """When a clock with this reading was read, by its own time. Some servers (asyncua) update the clock that they show
-    only once a second, so the time of the answer is better. If it is further ahead, it is of another clock or of a late
-    answer, and the reading is used."""
-    return answered_ns if shown_ns <= answered_ns <= shown_ns + CLOCK_JUMP_NS else shown_ns
-
-
-class ClockSession(Protocol):
-    """The part of a session that is used here."""
-
-    async def clock_ns(self) -> int | None:
-        """The time on the server's clock; None if it gives none."""
-
-
-class SourceClock:
-    """The clock of a source. It exists across sessions."""
-
-    def __init__(self) -> None:
-        self._clock = ServerClock()
-
-    def now_ns(self) -> int:
-        """The present time on it, as far as is known."""
-        return self._clock.now_ns(time.monotonic_ns(), time.time_ns())
-
-    def now(self) -> Moment:
-        """The present moment on it."""
-        return Moment(self.now_ns(), self._clock.set_back_ns)
-
-    @property
-    def set_back_ns(self) -> int:
-        """By how much it was set back in total."""
-        return self._clock.set_back_ns
-
-    def spans(self, since: Moment, until: Moment) -> list[tuple[int, int]]:
-        """The spans of a gap (`completeness`)."""
-        return spans(since, until, self._clock.sets)
-
-    @property
-    def ahead_ns(self) -> int | None:
-        """By how much it is ahead of ours; None before it was read."""
-        return self._clock.ahead_of_ns(time.monotonic_ns(), time.time_ns())
-
-    def continue_from(self, stored: Stored) -> None:
-        """Compare it with what an earlier process saw."""
-        self._clock.continue_from(stored.ahead_ns)
-
-    def stored(self, complete: Moment) -> Stored:
-        """What the next process needs to know, if everything up to `complete` is stored."""
-        ahead_ns = self.ahead_ns if time.time_ns() > BUILT_NS else None
-        return Stored(complete.on(self.now()), ahead_ns)
-
-    def least_ns(self) -> int | None:
-        """A lower bound of a reading from now on, unless it is set back."""
-        return self._clock.least_ns(time.monotonic_ns())
-
-    def note_reading(self, server_ns: int, least_ns: int | None) -> None:
-        """Take in a reading that arrived now."""
-        self._clock.read(server_ns, time.monotonic_ns(), least_ns, time.time_ns())
-
     def sent(self, publish_time_ns: int, before: Moment) -> Moment:
-        """A moment on it that is not later than the sending of an answer that arrives now."""
-        return self.moment(sent_ns(publish_time_ns, self.now_ns(), self._clock), before)
+        """A moment on it that is not later than the sending of an answer that arrives now: its publish time, otherwise
+        the last reading, which arrived before it. The time of arrival is later by the time on the line. A publish time
+        that is later than the arrival is wrong and not used."""
+        arrived_ns = self.now_ns()
+        if 0 < publish_time_ns <= arrived_ns + CLOCK_JUMP_NS:
+            return self.moment(publish_time_ns, before)
+        return self.moment(arrived_ns if self._shown is None else self._shown[0], before)
 
     def moment(self, shown_ns: int, before: Moment) -> Moment:
-        """When it showed this time, by an answer that arrives now (`moment_shown`)."""
-        return moment_shown(shown_ns, before, self.now())
+        """When it showed this time, by an answer that arrives now: as it is set now, or as it was at `before`, because
+        a reading that was made meanwhile may have shown already that it was set. It is not after now: of a clock that
+        was set several times at once, that would be the time of a set that is not seen yet, and losses would begin
+        after themselves."""
+        now = self.now()
+        found = Moment(shown_ns, now.set_back_ns), Moment(shown_ns, before.set_back_ns)
+        return min(found, key=lambda at: (at.on(now) > now.time_ns + CLOCK_JUMP_NS, abs(at.on(now) - now.time_ns)))
 
     async def read(self, session: ClockSession) -> Moment:
         """Read it. A published clock is late: without this, the present may seem earlier than values that are lost."""
@@ -181,3 +136,15 @@ class SourceClock:
         if server_ns is not None:
             self.note_reading(server_ns, least_ns)
         return self.now()
+
+
+def drift_ns(elapsed_ns: int) -> int:
+    """How much a clock may lose against another one in this time."""
+    return elapsed_ns * DRIFT_PER_MILLE // 1000
+
+
+def read_ns(shown_ns: int, answered_ns: int) -> int:
+    """When a clock with this reading was read, by its own time. Some servers (asyncua) update the clock that they show
+    only once a second, so the time of the answer is better. If it is further ahead, it is of another clock or of a late
+    answer, and the reading is used."""
+    return answered_ns if shown_ns <= answered_ns <= shown_ns + CLOCK_JUMP_NS else shown_ns

@@ -98,7 +98,7 @@ class Probe:
             found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except OSError as error:
             failure = Failure(Step.TCP, NAME_UNKNOWN, str(error))
-            return failed("name", explain(failure, Identity(self.settings.url, "")).text)
+            return failed("name", str(explain(failure, Identity(self.settings.url, ""))))
         addresses = sorted({str(entry[4][0]) for entry in found})
         return ProbeStep("name", Outcome.OK, f"{host} is {', '.join(addresses)}, port {port}")
 

@@ -23,7 +23,7 @@ from asyncua.ua.uaerrors import UaError, UaStatusCodeError
 from cryptography.exceptions import InvalidSignature
 
 from agent.concurrency import timeout
-from agent.ingest.errors import SourceBusy, SourceError, SourceLost, SourceRefused
+from agent.ingest.errors import SourceLost, SourceRefused
 from agent.ingest.opcua.security.channel import SecuredClient, secure
 from agent.ingest.opcua.security.refusal import (
     CLOSED,
@@ -32,7 +32,6 @@ from agent.ingest.opcua.security.refusal import (
     PORT_CLOSED,
     SILENT,
     SWAPPED,
-    Explanation,
     Failure,
     Identity,
     Step,
@@ -221,17 +220,12 @@ async def connect(
         await library_call(client.connect())
     except (UaError, OSError, TimeoutError, *_FORGED) as error:
         failure = _failure(at, error)
-        explanation = explain(failure, identity, client.session_timeout / 1000)
-        if explanation.is_refusal and failure.status == CLOSED and not await _answers(endpoint_client):
+        explained = explain(failure, identity, client.session_timeout / 1000)
+        is_closed = isinstance(explained, SourceRefused) and failure.status == CLOSED
+        if is_closed and not await _answers(endpoint_client):
             # The server does not answer at all: it is shutting down and does not refuse the connection.
-            explanation = Explanation(False, f"no connection to {settings.url}: {CLOSED} while {failure.step.value}")
-        raise _error(explanation) from error
-
-
-def _error(explanation: Explanation) -> SourceError:
-    if explanation.is_refusal:
-        return SourceRefused(explanation.text)
-    return SourceBusy(explanation.text) if explanation.is_busy else SourceLost(explanation.text)
+            explained = SourceLost(f"no connection to {settings.url}: {CLOSED} while {failure.step.value}")
+        raise explained from error
 
 
 async def ask_endpoints(endpoint_client: StepTrackingClient) -> list[ua.EndpointDescription]:
@@ -246,7 +240,7 @@ async def offered_endpoints(
     try:
         found = await ask_endpoints(endpoint_client)
     except (UaError, OSError, TimeoutError) as error:
-        raise _error(explain(_failure(endpoint_client, error), Identity(settings.url, "None"))) from error
+        raise explain(_failure(endpoint_client, error), Identity(settings.url, "None")) from error
     return [endpoint for endpoint in found if str(endpoint.EndpointUrl).startswith("opc.tcp:")]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from agent.ingest.errors import SourceBusy, SourceError, SourceLost, SourceRefused
 from agent.ingest.opcua.security.certificate_facts import CertificateFacts
 
 
@@ -66,18 +67,9 @@ class Identity:
     user: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """One line for the operator. `is_refusal`: something must be changed before another attempt can succeed. `is_busy`:
-    the server has no room now."""
-
-    is_refusal: bool
-    text: str
-    is_busy: bool = False
-
-
-def explain(failure: Failure, identity: Identity, session_s: float = 0) -> Explanation:
-    """What happened, at which server, and what to do. `session_s`: how long the server keeps a dead session of ours."""
+def explain(failure: Failure, identity: Identity, session_s: float = 0) -> SourceError:
+    """The error that says in one line what happened, at which server, and what to do. SourceRefused: something must be
+    changed before another attempt can succeed. `session_s`: how long the server keeps a dead session of ours."""
     status, own = failure.status, identity.certificate
     if failure.step in (Step.TCP, Step.HELLO):
         return _not_reached(failure, identity)
@@ -85,12 +77,12 @@ def explain(failure: Failure, identity: Identity, session_s: float = 0) -> Expla
         return _user_refused(status, identity)
     if status == SWAPPED:
         text = f"{identity.url} presents another certificate in the session than before, or cannot sign with its key"
-        return Explanation(True, f"{text}; something between may answer in its place: find out what is at this address")
+        return SourceRefused(f"{text}; something between may answer in its place: find out what is at this address")
     if failure.step is Step.CHANNEL and identity.policy == "None" and status in {*_POLICY, *_HIDDEN}:
         return _nothing_unsecured(status, identity)
     if status in _POLICY:
         text = f"{identity.url} refuses the security policy {identity.policy} ({status})"
-        return Explanation(True, f"{text}; choose one that `bsfg opcua test {identity.url}` lists")
+        return SourceRefused(f"{text}; choose one that `bsfg opcua test {identity.url}` lists")
     if own is not None and failure.step in (Step.CHANNEL, Step.SESSION):
         if status in _HIDDEN:
             return _untrusted(failure, identity, own)
@@ -102,75 +94,73 @@ def explain(failure: Failure, identity: Identity, session_s: float = 0) -> Expla
             f" session for {session_s:.0f} s, and the source then connects by itself; otherwise close another client of it"
             " or raise its limit of sessions"
         )
-        return Explanation(False, text, is_busy=True)
+        return SourceBusy(text)
     what = f"{status} {failure.detail}".strip()
-    return Explanation(False, f"no connection to {identity.url}: {what} while {failure.step.value}")
+    return SourceLost(f"no connection to {identity.url}: {what} while {failure.step.value}")
 
 
-def _nothing_unsecured(status: str, identity: Identity) -> Explanation:
+def _nothing_unsecured(status: str, identity: Identity) -> SourceError:
     """The server does not even say without security what it offers, so `bsfg opcua test` cannot list it."""
     text = f"{identity.url} answers nothing without security, not even which policies it offers ({status})"
     todo = "export its certificate there, and set server_certificate_file (--server-certificate of `bsfg opcua test`)"
     if status == CLOSED:  # or the server goes down
         text = f"no connection to {identity.url}: {CLOSED} while {Step.CHANNEL.value}; if that remains, it may answer"
         text += " nothing without security"
-    return Explanation(status != CLOSED, f"{text}; {todo} and security_policy to the one that it has")
+    kind = SourceLost if status == CLOSED else SourceRefused
+    return kind(f"{text}; {todo} and security_policy to the one that it has")
 
 
-def _not_reached(failure: Failure, identity: Identity) -> Explanation:
+def _not_reached(failure: Failure, identity: Identity) -> SourceError:
     hints = {
         NAME_UNKNOWN: "the host name of {url} is unknown here ({detail}); correct it, or write the IP address",
         PORT_CLOSED: "nothing listens at {url}; is the server running, and is the port right (4840 is the usual one)?",
         NOT_OPC_UA: "what answers at {url} is not an OPC UA server ({detail}); correct host and port",
     }
     if failure.status in hints:
-        return Explanation(False, hints[failure.status].format(url=identity.url, detail=failure.detail))
+        return SourceLost(hints[failure.status].format(url=identity.url, detail=failure.detail))
     if failure.status == SILENT:
         what = "the address does not answer" if failure.step is Step.TCP else "the port is open, but nothing answers"
-        return Explanation(
-            False, f"no connection to {identity.url}: {what}; check the address, the server and firewalls"
-        )
+        return SourceLost(f"no connection to {identity.url}: {what}; check the address, the server and firewalls")
     if failure.step is Step.HELLO and failure.status == CLOSED:
         text = f"{identity.url} closes the connection at the first OPC UA message"
-        return Explanation(False, f"{text}; is it an OPC UA server with opc.tcp at this port, and not too busy?")
+        return SourceLost(f"{text}; is it an OPC UA server with opc.tcp at this port, and not too busy?")
     what = f"{failure.status} {failure.detail}".strip()
     text = f"no connection to {identity.url}: {what} while {failure.step.value}"
-    return Explanation(False, f"{text}; check the address, the server and firewalls")
+    return SourceLost(f"{text}; check the address, the server and firewalls")
 
 
-def _untrusted(failure: Failure, identity: Identity, own: CertificateFacts) -> Explanation:
+def _untrusted(failure: Failure, identity: Identity, own: CertificateFacts) -> SourceError:
     what = "refuses us, most likely because it does not trust our certificate"
     if failure.status == "BadCertificateUntrusted":
         what = "does not trust our certificate"
-    return Explanation(
-        True,
+    return SourceRefused(
         f"{identity.url} {what} ({failure.status} while {failure.step.value}); at the server, move the certificate with"
         f" thumbprint {own.sha1} (SHA-1; SHA-256 {own.sha256}) from rejected to trusted, or import"
         f" {identity.file_to_import} there; the source then connects by itself",
     )
 
 
-def _certificate_refused(status: str, identity: Identity, own: CertificateFacts) -> Explanation | None:
+def _certificate_refused(status: str, identity: Identity, own: CertificateFacts) -> SourceRefused | None:
     ours = f"our certificate (thumbprint {own.sha1}, {identity.file_to_import})"
     if status == "BadCertificateTimeInvalid":
         text = f"{identity.url} finds {ours} not valid at its time ({status}); it is valid from {own.validity}"
-        return Explanation(True, f"{text}; set the server's clock, or renew the certificate: bsfg opcua certificate")
+        return SourceRefused(f"{text}; set the server's clock, or renew the certificate: bsfg opcua certificate")
     if status == "BadCertificateUriInvalid":
         uris = ", ".join(own.uris) or "none"
         text = f"{identity.url} finds another application URI than the one in {ours} ({status})"
-        return Explanation(True, f"{text}; the certificate has {uris}: set application_uri to that")
+        return SourceRefused(f"{text}; the certificate has {uris}: set application_uri to that")
     if status in _ISSUER:
         text = f"{identity.url} cannot check the issuer of {ours} ({status})"
-        return Explanation(True, f"{text}; import the issuer's certificate and its revocation list at the server")
+        return SourceRefused(f"{text}; import the issuer's certificate and its revocation list at the server")
     if status in _UNUSABLE:
         text = f"{identity.url} cannot use {ours} ({status})"
-        return Explanation(True, f"{text}; let `bsfg opcua certificate` make one, and trust that at the server")
+        return SourceRefused(f"{text}; let `bsfg opcua certificate` make one, and trust that at the server")
     return None
 
 
-def _user_refused(status: str, identity: Identity) -> Explanation:
+def _user_refused(status: str, identity: Identity) -> SourceError:
     if not identity.user:
         text = f"{identity.url} accepts no anonymous user ({status})"
-        return Explanation(True, f"{text}; set user_name and password_file, or user_certificate_file")
+        return SourceRefused(f"{text}; set user_name and password_file, or user_certificate_file")
     text = f"{identity.url} refuses {identity.user} ({status})"
-    return Explanation(True, f"{text}; check name, password or certificate, and the user's rights at the server")
+    return SourceRefused(f"{text}; check name, password or certificate, and the user's rights at the server")

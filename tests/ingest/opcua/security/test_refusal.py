@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.ingest.errors import SourceBusy, SourceLost, SourceRefused
 from agent.ingest.opcua.security.certificate import ensure_certificate, file_to_import
 from agent.ingest.opcua.security.certificate_facts import CertificateFacts, facts_of, split_chain
 from agent.ingest.opcua.security.refusal import CLOSED, SILENT, SWAPPED, Failure, Identity, Step, explain
@@ -26,12 +27,12 @@ def own_certificate(tmp_path_factory: pytest.TempPathFactory) -> CertificateFact
 def test_a_server_that_does_not_trust_us_is_recognised(status: str, step: Step, own: CertificateFacts) -> None:
     """However the server hides it, the line names the server, both thumbprints, the file and the move to make."""
     found = explain(Failure(step, status), Identity(URL, "Basic256Sha256", own, "pki/own.der"))
-    assert found.is_refusal
-    assert found.text.startswith(f"{URL} ")
+    assert isinstance(found, SourceRefused)
+    assert str(found).startswith(f"{URL} ")
     for wanted in (own.sha1, own.sha256, "pki/own.der", status, "from rejected to trusted", "connects by itself"):
-        assert wanted in found.text
-    assert ("most likely" in found.text) == (status != "BadCertificateUntrusted")
-    assert "\n" not in found.text
+        assert wanted in str(found)
+    assert ("most likely" in str(found)) == (status != "BadCertificateUntrusted")
+    assert "\n" not in str(found)
 
 
 @pytest.mark.parametrize(
@@ -50,9 +51,9 @@ def test_a_server_that_does_not_trust_us_is_recognised(status: str, step: Step, 
 def test_other_refusals_are_distinguished(failure: Failure, words: str, own: CertificateFacts) -> None:
     """Each reason that a server does give leads to its own advice, and none of them to the advice to trust us."""
     found = explain(failure, Identity(URL, "Basic256Sha256", own, "pki/own.der", "user op"))
-    assert found.is_refusal
-    assert words in found.text
-    assert "from rejected to trusted" not in found.text
+    assert isinstance(found, SourceRefused)
+    assert words in str(found)
+    assert "from rejected to trusted" not in str(found)
 
 
 @pytest.mark.parametrize(
@@ -68,8 +69,9 @@ def test_other_refusals_are_distinguished(failure: Failure, words: str, own: Cer
 def test_what_may_pass_by_itself_is_no_refusal(failure: Failure, words: str, own: CertificateFacts) -> None:
     """A server that is silent, full or halted does not send the operator to its trust list."""
     found = explain(failure, Identity(URL, "Basic256Sha256", own, "pki/own.der"))
-    assert not found.is_refusal
-    assert words in found.text
+    assert isinstance(found, SourceLost)
+    assert isinstance(found, SourceBusy) == (failure.status == "BadTooManySessions")
+    assert words in str(found)
 
 
 @pytest.mark.parametrize("status", ["BadSecurityPolicyRejected", "BadSecurityChecksFailed", CLOSED])
@@ -77,16 +79,16 @@ def test_a_server_that_shows_nothing_without_security_needs_its_file(status: str
     """No advice to list its policies, which needs the same answer. A closed connection may also be a server that goes
     down."""
     found = explain(Failure(Step.CHANNEL, status), Identity(URL, "None"))
-    assert found.is_refusal is (status != CLOSED)
-    assert "set server_certificate_file" in found.text
-    assert "lists" not in found.text
+    assert isinstance(found, SourceRefused) is (status != CLOSED)
+    assert "set server_certificate_file" in str(found)
+    assert "lists" not in str(found)
 
 
 def test_without_a_certificate_of_ours_no_hint_names_a_trust_list() -> None:
     """Security None has no certificate to trust."""
     found = explain(Failure(Step.SESSION, CLOSED), Identity(URL, "None"))
-    assert not found.is_refusal
-    assert "trust" not in found.text
+    assert isinstance(found, SourceLost)
+    assert "trust" not in str(found)
 
 
 def test_a_chain_is_split_and_a_broken_one_refused(own: CertificateFacts) -> None:
