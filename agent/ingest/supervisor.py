@@ -113,20 +113,20 @@ class SourceStatistics:
         return self.state in CONNECTED_STATES
 
 
-def source_maker(
+def make_source(
     settings: SourceSettings,
+    delivery: Delivery,
     stored: StoredFacts | None,
-    recorder: Recorder,
     endpoints: Callable[[], Endpoints] | None,
-) -> Callable[[Delivery], Source]:
-    """The function that makes a source from its delivery. Without `stored` no gap is filled from history. `endpoints`
-    gives what Modbus sources share; None: this one has its own. The adapter is imported here, because asyncua takes
-    half a second and 25 MB, which a node without an OPC UA source does not need."""
+) -> Source:
+    """A source. Without `stored` no gap is filled from history. `endpoints` gives what Modbus sources share; None: this
+    one has its own. The adapter is imported here, because asyncua takes half a second and 25 MB, which a node without
+    an OPC UA source does not need."""
     if isinstance(settings, ModbusSourceSettings):
         from agent.ingest.modbus.line import Endpoints
         from agent.ingest.modbus.source import ModbusSource
 
-        return partial(ModbusSource, settings, (endpoints or Endpoints)())
+        return ModbusSource(settings, (endpoints or Endpoints)(), delivery)
     from agent.ingest.opcua import session
     from agent.ingest.opcua.events import EVENTS_LOST, EventCollector
     from agent.ingest.opcua.history import HistoryBackfill
@@ -134,18 +134,13 @@ def source_maker(
     from agent.ingest.opcua.source import OpcuaSource
 
     session.quiet_library()
-    rate = settings.history_values_per_s_max
-
-    def make(delivery: Delivery) -> OpcuaSource | OpcuaPollSource:
-        backfill = None
-        if stored is not None and rate:
-            backfill = HistoryBackfill(delivery, recorder.for_another_task(), stored, rate)
-        if settings.mode == "poll":
-            return OpcuaPollSource(settings, delivery, backfill)
-        events = EventCollector(settings, recorder.for_another_task(EVENTS_LOST)) if settings.events else None
-        return OpcuaSource(settings, delivery, backfill, events)
-
-    return make
+    rate, recorder, backfill = settings.history_values_per_s_max, delivery.recorder, None
+    if stored is not None and rate:
+        backfill = HistoryBackfill(delivery, recorder.for_another_task(), stored, rate)
+    if settings.mode == "poll":
+        return OpcuaPollSource(settings, delivery, backfill)
+    events = EventCollector(settings, recorder.for_another_task(EVENTS_LOST)) if settings.events else None
+    return OpcuaSource(settings, delivery, backfill, events)
 
 
 def _undelivered_ns(settings: SourceSettings) -> int:
@@ -208,15 +203,14 @@ class SourceSupervisor:
         self.settings = settings
         self._tags, self._recorder, self._stored = tags, recorder, stored
         self._search = search
-        self._source_from = source_maker(settings, stored, recorder, endpoints)
+        self._standby = Standby(self._became_warm, self._continue)
+        self._delivery = Delivery(settings.name, (), (), recorder, self._standby, self._end_wait)
+        self._source = make_source(settings, self._delivery, stored, endpoints)
         self._state = State.IDLE
-        self._source: Source | None = None
-        self._delivery: Delivery | None = None
         self._failures = Failures()
         self._stop = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
         self._outage: Outage | None = None  # from a loss to the first value after it
-        self._standby = Standby(self._became_warm, self._continue)
         self._earlier_lead: EarlierLead | None = None  # None: this gateway records alone
         self._up_s = 0.0  # since when it is connected
         self._gap_place: int | None = None  # of what declares the time before its first value, among what is recorded
@@ -224,9 +218,9 @@ class SourceSupervisor:
         self._connects_total = self._errors_total = 0
         self._last_error = ""
         self._offered = asyncio.Event()
-        self._has_tags = asyncio.Event()
+        self._has_numbers = asyncio.Event()  # the delivery was offered a map
         if tags.tags:
-            self._has_tags.set()
+            self._offered.set()
         self.file_problems: tuple[Problem, ...] = ()  # of the tag file on disk, which is not in force
         self._numbering_problem = ""
 
@@ -264,7 +258,7 @@ class SourceSupervisor:
         self._become(Event.STOP)
         try:
             async with timeout(DRAIN_S):
-                if self._source is not None and self._standby.is_over:
+                if self._standby.is_over:
                     await self._source.finish()
                     if not was_away and self._end_outage():
                         await self._source.finish()  # it is complete up to a later time now
@@ -282,7 +276,6 @@ class SourceSupervisor:
     def offer(self, tags: TagMap) -> None:
         """Read these tags from now on."""
         self._tags = tags
-        self._has_tags.set()
         self._offered.set()
 
     def begin_recording(self, earlier_lead: EarlierLead | None) -> None:
@@ -319,7 +312,7 @@ class SourceSupervisor:
         before the call."""
         self._failures.forget()
         self._retry.set()
-        if self._state is State.CONNECTED and self._source is not None:
+        if self._state is State.CONNECTED:
             self._source.retry()
         return self._state
 
@@ -327,29 +320,24 @@ class SourceSupervisor:
         """Queue a time for filling from history. Returns the number of open gaps. Raises NoHistory."""
         if self.kind != "opcua":
             raise NoHistory(f"{self.settings.name} is a Modbus device, which keeps no history")
-        backfill = self._source.backfill if self._source is not None else None
+        backfill = self._source.backfill
         if backfill is None:
-            raise NoHistory(
-                f"history of {self.settings.name} is not read"
-                + ("; it has not been connected yet" if self._source is None else ": history_values_per_s_max is 0")
-            )
+            raise NoHistory(f"history of {self.settings.name} is not read: history_values_per_s_max is 0")
         backfill.request(first_ns, last_ns)
         return backfill.gaps_open
 
     async def read_tags(self, names: Collection[str]) -> list[TagReading]:
         """Read the tags with these names over the open connection, without recording them. Raises NotConnected and
         SourceLost."""
-        read_tags = None if self._source is None else self._source.read_tags
+        read_tags = self._source.read_tags
         if read_tags is None or self._state is not State.CONNECTED:
             raise NotConnected(f"{self.settings.name} is {self._state.value}: {self._last_error or 'no value yet'}")
         return await read_tags([tag for tag in self._tags.tags if tag.name in names])
 
     def statistics(self) -> SourceStatistics:
-        counts = self._delivery.sampler.counts if self._delivery is not None else None
-        backfill = self._source.backfill if self._source is not None else None
-        events = self._source.events if self._source is not None else None
-        ahead_ns = self._source.clock.ahead_ns if self._source is not None else None
-        tally = self._delivery.sampler.tally() if self._delivery is not None else Tally(0, len(self._tags.tags))
+        counts, ahead_ns = self._delivery.sampler.counts, self._source.clock.ahead_ns
+        backfill, events = self._source.backfill, self._source.events
+        tally = self._delivery.sampler.tally() if self._delivery.tags else Tally(0, len(self._tags.tags))
         if self._state is State.STANDBY:
             tally = Tally(0, 0)  # none is expected to have a value here
         return SourceStatistics(
@@ -363,28 +351,26 @@ class SourceSupervisor:
             backfilled_total=backfill.values_total if backfill is not None else 0,
             gaps_open=backfill.gaps_open if backfill is not None else 0,
             dropped_total=self._recorder.lost_total,
-            duplicates_total=counts.duplicates if counts is not None else 0,
-            out_of_order_total=counts.out_of_order if counts is not None else 0,
-            polls_missed_total=self._source.polls_missed_total if self._source is not None else 0,
-            polls_late_total=self._source.polls_late_total if self._source is not None else 0,
+            duplicates_total=counts.duplicates,
+            out_of_order_total=counts.out_of_order,
+            polls_missed_total=self._source.polls_missed_total,
+            polls_late_total=self._source.polls_late_total,
             store_refused_total=self._recorder.refused_total,
             last_value_unix_ms=self._recorder.last_value_unix_ms,
             clock_ahead_s=None if ahead_ns is None else ahead_ns / 1e9,
-            service_level=self._source.service_level if self._source is not None else None,
+            service_level=self._source.service_level,
             connects_total=self._connects_total,
             errors_total=self._errors_total,
             last_error=self._last_error,
-            remarks=self._source.remarks if self._source is not None else "",
+            remarks=self._source.remarks,
             tags_problem=_summary(self.file_problems) or self._numbering_problem,
             events=EventStatistics(*events.statistics()) if events is not None else None,
-            turns_total=self._errors_total
-            + self._recorder.refused_total
-            + (self._delivery.turns_total if self._delivery is not None else 0),
+            turns_total=self._errors_total + self._recorder.refused_total + self._delivery.turns_total,
         )
 
     async def _live(self) -> None:
         """Run the source again and again, with pauses in between."""
-        await self._has_tags.wait()  # a tag file without tags is not good
+        await self._has_numbers.wait()  # a tag file without tags is not good
         backoff = Backoff(self.settings.reconnect_delay_ms, self.settings.reconnect_delay_max_ms)
         while True:
             self._become(Event.START)
@@ -396,7 +382,7 @@ class SourceSupervisor:
             outage = self._outage = self._outage or Outage()
             self._log_loss(outage, error)
             await self._error_of(self._finish_life(outage))
-            failures = self._failures.end_life(0.0 if self._source is None else self._source.alive_s)
+            failures = self._failures.end_life(self._source.alive_s)
             wait_s = backoff.wait_ms(failures, random.random()) / 1000  # noqa: S311 jitter
             await self._pause(min(wait_s, BUSY_WAIT_S) if isinstance(_innermost(error), SourceBusy) else wait_s)
 
@@ -425,31 +411,17 @@ class SourceSupervisor:
         return None
 
     async def _one_life(self) -> None:
-        if self._source is None:
-            self._source = await self._prepare()
-        assert self._delivery is not None, "made with the source"
         self._delivery.expect_value(self._got_value)
         if self._standby.has_begun:
             await self._standby.end_standby()
         await self._source.run(self._came_up)
 
-    async def _prepare(self) -> Source:
-        """Number the tags at the store and create the source; once."""
-        while True:
-            offered = self._tags
-            tags = offered.tags
-            numbers = await self._recorder.define([tag.definition for tag in tags])
-            if offered is self._tags:  # otherwise a new map was offered meanwhile
-                break
-        self._delivery = Delivery(self.settings.name, tags, numbers, self._recorder, self._standby, self._end_wait)
-        return self._source_from(self._delivery)
-
     async def _continue(self) -> None:
         """Before anything is recorded: continue where an earlier process of this node ended, or another gateway, if
         that recorded later. The time since then is an outage."""
         source, delivery, parts, stored = self._source, self._delivery, dict[str, Stored](), list[Newest]()
-        assert source is not None, "made in its first life"
-        assert delivery is not None, "made with the source"
+        if not delivery.tags:
+            delivery.take_over_map(source.clock.now_ns())
         if self._stored is not None and self._search is not None:
             parts |= await asyncio.to_thread(self._stored.completeness, self.settings.name)
             for stream, numbers in delivery.numbers_by_stream().items():
@@ -460,7 +432,7 @@ class SourceSupervisor:
         if self._earlier_lead is not None:
             delivery.sampler.doubt_seeded()
         own, reason = {part: known for part, known in parts.items() if part != EVENTS_PART}, AGENT_STOPPED
-        led = self._led(source, parts.get(""), stored)
+        led = self._led(parts.get(""), stored)
         if led is not None:
             parts, reason = {"": led}, LEADER_CHANGED
             own.pop("", None)  # so that `led` replaces it in the store
@@ -475,14 +447,14 @@ class SourceSupervisor:
         else:
             self._note_gap()
 
-    def _led(self, source: Source, own: Stored | None, stored: Sequence[Newest]) -> Stored | None:
+    def _led(self, own: Stored | None, stored: Sequence[Newest]) -> Stored | None:
         """Up to when all that another gateway recorded is here, on the clock of the source; None if this one recorded
         later, or none did. `stored`: the newest samples. A gateway that had lost the source has recorded until then. Of
         one that failed while this one was new, only its samples tell."""
         if self._earlier_lead is None:
             return None
         newest_ns = max((newest.good_ns for newest in stored), default=0)
-        ahead_ns = source.clock.ahead_ns
+        ahead_ns = self._source.clock.ahead_ns
         if ahead_ns is None and own is not None:
             ahead_ns = own.ahead_ns
         if self._earlier_lead.complete_ns is not None:
@@ -510,14 +482,15 @@ class SourceSupervisor:
     async def _number_offer(self) -> None:
         offered = self._tags
         numbers = await self._recorder.define([tag.definition for tag in offered.tags])
-        if self._delivery is not None and offered is self._tags:
+        if offered is self._tags:  # otherwise a newer one was offered meanwhile
             self._delivery.offer_map(offered.tags, numbers)
+            self._has_numbers.set()
 
     async def _finish_life(self, outage: Outage) -> None:
         """Deliver the remaining samples of a life. Then record that no tag has a value since the source was
         complete."""
         source, delivery = self._source, self._delivery
-        if source is None or delivery is None or delivery.is_standby:
+        if delivery.is_standby:
             return
         await source.finish()
         if self._earlier_lead is not None and self._gap_place is None and self._end_outage():
@@ -558,43 +531,38 @@ class SourceSupervisor:
         self._connects_total += self._state is not State.STANDBY
         self._up_s = time.monotonic()
         self._become(Event.UP)
-        assert self._source is not None, "it came up"
         if self._outage is None or self._outage.reason != SOURCE_LOST:
             log.info("source connected", extra={"action": "source_connected", "source": self.settings.name})
         if self._outage is None:
             self._source.take_missed()  # there was nothing before
-        elif self._delivery is not None and not self._delivery.is_value_expected:
-            self._returned(self._outage, self._source, self._delivery)
+        elif not self._delivery.is_value_expected:
+            self._returned(self._outage)
         self._recorder.release()
 
     def _end_outage(self) -> bool:
         """End an outage in which values have come, although the source has not returned: no fact would name what is
         missing before them. True if there was one."""
-        outage, source, delivery = self._outage, self._source, self._delivery
-        if outage is None or source is None or delivery is None or delivery.is_value_expected:
+        if self._outage is None or self._delivery.is_value_expected:
             return False
-        self._returned(outage, source, delivery)
+        self._returned(self._outage)
         return True
 
     def _got_value(self, _: int) -> None:
         """Called for the first good value of this life. The source may still be building other subscriptions."""
         self._failures.note_value(time.monotonic())
         if self._outage is not None and self._state is State.CONNECTED:
-            assert self._source is not None, "a life has begun"
-            assert self._delivery is not None, "made with the source"
-            self._returned(self._outage, self._source, self._delivery)
+            self._returned(self._outage)
 
     def _end_wait(self) -> None:
         """Called again and again while the source runs. One that is up and has no good value, for example because the
         device refuses all registers, would keep the other gateway from believing that the gaps of all are stored."""
         is_late = self._state is State.CONNECTED and time.monotonic() - self._up_s >= VALUE_WAIT_S
         if is_late and self._earlier_lead is not None and self._gap_place is None and self._outage is not None:
-            assert self._source is not None, "it came up"
-            assert self._delivery is not None, "made with the source"
-            self._returned(self._outage, self._source, self._delivery)
+            self._returned(self._outage)
 
-    def _returned(self, outage: Outage, source: Source, delivery: Delivery) -> None:
+    def _returned(self, outage: Outage) -> None:
         """End the outage: the source is connected, and a value has arrived or is not waited for any longer."""
+        source, delivery = self._source, self._delivery
         self._outage, delivery.has_outage = None, False
         if outage.reason == SOURCE_LOST:
             log.info("source returned", extra={"action": "source_returned", "source": self.settings.name})
@@ -606,7 +574,6 @@ class SourceSupervisor:
 
     def _declare_as_it_was(self, spans: Sequence[tuple[int, int]]) -> None:
         """Declare a gap in the times of the clock as it was before it was set."""
-        assert self._delivery is not None, "made with the source"
         for span in spans:
             self._delivery.add_gap(CLOCK_SET_BACK, *span, 0, self._delivery.points, exact=False)
 

@@ -72,6 +72,7 @@ class ModbusSource:
         self._asked_silent_ns = 0  # when a silent unit was last asked over the main connection
         self._holders_logged: frozenset[int] = frozenset()
         self._missing_logged = set[int]()  # units that missed a request in this life
+        self._points: Mapping[int, Register] = delivery.points  # those of the units
         self._units = self._units_for(delivery.points, [])
         self._counters = CounterTracker(self._moduli(), lambda tag: delivery.sampler.last(tag)[1:3])
         self._read_samples: list[SampleColumns] = []  # read and not yet delivered
@@ -167,8 +168,7 @@ class ModbusSource:
 
     def _moduli(self) -> dict[int, int | float]:
         """The modulus of each counter, in units of its values."""
-        points: Mapping[int, Register] = self._delivery.points
-        return {tag: point.counter * point.kind.scale for tag, point in points.items() if point.counter}
+        return {tag: point.counter * point.kind.scale for tag, point in self._points.items() if point.counter}
 
     def _intervals(self) -> frozenset[int]:
         """All poll intervals, in ms."""
@@ -177,9 +177,11 @@ class ModbusSource:
     async def _take_over_map(self) -> bool:
         """Take over a new tag map, if there is one. Called only between polls, because a read and its samples belong to
         one map."""
-        if not self._delivery.take_over_map(self.clock.now_ns()):
+        self._delivery.take_over_map(self.clock.now_ns())
+        if self._delivery.points is self._points:
             return False
-        self._units = self._units_for(self._delivery.points, self._units)
+        self._points = self._delivery.points
+        self._units = self._units_for(self._points, self._units)
         self._counters.keep(self._moduli())
         await self._delivery.recorder.settle()
         return True
