@@ -8,8 +8,10 @@ instead of its settings, because a path with a wrong value would read another re
 
 from __future__ import annotations
 
+import ast
+import operator
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -22,8 +24,16 @@ NODES_MAX = 2 * ROWS_MAX  # folders and tags with all UDTs expanded; UDTs in UDT
 TEXT_MAX = 4_096  # characters of a setting with its parameters filled in
 # {Unit}, {Base+2}, {Base*10|0000}; no GUID, which may be part of a node id
 REFERENCE = re.compile(r"\{(?![0-9A-Fa-f]{8}-)(?P<term>[^{}|]*)(?:\|(?P<format>[^{}]*))?\}")
-SYMBOL = re.compile(r"\s*(?:(?P<digits>[0-9]{1,9})|(?P<name>[^\W\d][\w .]*)|(?P<sign>[-+*/%()]))\s*")
-TERM_SYMBOLS_MAX = 30  # limits the nesting of parentheses
+NAME = re.compile(r"[^\W\d][\w .]*")
+SUM, LEADING_ZEROS = re.compile(r"(?:[-+*/%() ]|\b[0-9]{1,9}\b)*"), re.compile(r"\b0+(?=[0-9])")
+TERM_CHARACTERS_MAX = 80  # limits the nesting of parentheses
+OPERATIONS: Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.Mod: operator.mod,
+}
 WHOLE_TYPES = {"byte", "short", "integer", "long", "int1", "int2", "int4", "int8"}
 SETTINGS = (
     *("valueSource", "enabled", "opcServer", "opcItemPath", "engUnit", "documentation", "tooltip"),
@@ -232,7 +242,7 @@ def _filled(text: str, parameters: Mapping[str, str]) -> str:
         known = parameters.get(match["term"].strip())
         try:
             if known is None or match["format"] is not None:
-                known = str(_Term(match["term"], parameters).value())
+                known = str(_term(match["term"], parameters))
             return known if match["format"] is None else _formatted(int(known), match["format"])
         except (ValueError, ZeroDivisionError):
             return match[0]
@@ -251,51 +261,27 @@ def _formatted(number: int, pattern: str) -> str:
     return ("-" if number < 0 else "") + str(abs(number)).zfill(pattern.count("0"))
 
 
-class _Term:
-    """Whole numbers and parameters with + - * / % and parentheses. Raises ValueError for anything else."""
+def _term(text: str, parameters: Mapping[str, str]) -> int:
+    """The value of whole numbers and parameters with + - * / % and parentheses. Raises ValueError for anything else."""
+    plain = NAME.sub(lambda match: parameters.get(match[0].strip(), "none"), text).strip()
+    if len(plain) > TERM_CHARACTERS_MAX or not SUM.fullmatch(plain):
+        raise ValueError(text)
+    try:
+        found = _value_of(ast.parse(LEADING_ZEROS.sub("", plain), mode="eval").body)
+    except SyntaxError as error:
+        raise ValueError(text) from error
+    if found.denominator != 1:
+        raise ValueError(text)
+    return found.numerator
 
-    def __init__(self, text: str, parameters: Mapping[str, str]) -> None:
-        self._parameters = parameters
-        self._symbols: list[str] = []
-        at = 0
-        while at < len(text):
-            match = SYMBOL.match(text, at)
-            if match is None or len(self._symbols) == TERM_SYMBOLS_MAX:
-                raise ValueError(text)
-            self._symbols.append(match[0].strip())
-            at = match.end()
 
-    def value(self) -> int:
-        """The result, a whole number."""
-        found = self._sum()
-        if self._symbols or found.denominator != 1:
-            raise ValueError(self._symbols)
-        return found.numerator
-
-    def _sum(self) -> Fraction:
-        found = self._product()
-        while self._symbols and self._symbols[0] in "+-":
-            sign = -1 if self._symbols.pop(0) == "-" else 1
-            found += sign * self._product()
-        return found
-
-    def _product(self) -> Fraction:
-        found = self._factor()
-        while self._symbols and self._symbols[0] in "*/%":
-            sign, factor = self._symbols.pop(0), self._factor()
-            found = found * factor if sign == "*" else found / factor if sign == "/" else found % factor
-        return found
-
-    def _factor(self) -> Fraction:
-        if not self._symbols:
-            raise ValueError("ends early")
-        symbol = self._symbols.pop(0)
-        if symbol == "(":
-            found = self._sum()
-            if not self._symbols or self._symbols.pop(0) != ")":
-                raise ValueError("lacks )")
-            return found
-        digits = symbol if symbol.isdigit() else self._parameters.get(symbol, "")
-        if not re.fullmatch("[+-]?[0-9]{1,9}", digits):
-            raise ValueError(symbol)
-        return Fraction(digits)
+def _value_of(node: ast.expr) -> Fraction:
+    match node:
+        case ast.Constant(value=int(number)):
+            return Fraction(number)
+        case ast.UnaryOp(op=ast.UAdd() | ast.USub() as sign, operand=operand):
+            return -_value_of(operand) if isinstance(sign, ast.USub) else _value_of(operand)
+        case ast.BinOp(left=left, op=operation, right=right) if type(operation) in OPERATIONS:
+            return OPERATIONS[type(operation)](_value_of(left), _value_of(right))
+        case _:
+            raise ValueError(ast.unparse(node))

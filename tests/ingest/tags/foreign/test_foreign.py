@@ -167,6 +167,7 @@ def instance(binding: str, **parameters: object) -> bytes:
         ("{Base%5}", 2),
         ("{Base/Step}", 3),
         ("{Base|##0}", 12),
+        ("{Base//Step}", None),
         ("{Base/5}", None),
         ("{Base/0}", None),
         ("{Base^2}", None),
