@@ -1,8 +1,8 @@
 """The inbound API for facts of peers: pages of their streams, stored as a whole or not at all, and copies that replace
 damaged batches and tag definitions.
 
-The pulling side parses the batches and verifies their content before it calls; receive.py, batch_repair.py and
-definition_repair.py decide what is written.
+The pulling side parses the batches and verifies their content before it calls; receive.py and repair.py decide what is
+written.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Inbound:
         return self._writer.submit("damaged", partial(damaged_batches, stream=stream))
 
     def repair(self, stream: str, peer: str, batches: Sequence[Batch]) -> Future[list[RepairedRange]]:
-        """Replace damaged batches by copies, byte for byte, at the same offsets (batch_repair.py). The caller has
+        """Replace damaged batches by copies, byte for byte, at the same offsets (repair.py). The caller has
         parsed each batch and read its content.
 
         At once: StoreBusy. Through the future: FactsRefused, ForkError (another history), StoreFull.
@@ -91,7 +91,7 @@ class Inbound:
         return self._writer.submit(f"definitions from {peer}", run, size=_size(chains))
 
     def repair_definitions(self, stream: str, peer: str, chain: DefinitionChain) -> Future[int]:
-        """Replace damaged tag definitions by copies that their digest proves (definition_repair.py); returns how many.
+        """Replace damaged tag definitions by copies that their digest proves (repair.py); returns how many.
 
         At once: StoreBusy. Through the future: FactsRefused, StoreFull.
         """

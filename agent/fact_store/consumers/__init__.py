@@ -1,6 +1,6 @@
 """Consumers of streams: how they register, hold a lease, confirm, are seen, expire and are removed."""
 
-from agent.fact_store.consumers.activity import ConsumerActivity
+from agent.fact_store.consumers.activity import ConsumerActivity, ConsumerExpiry
 from agent.fact_store.consumers.consumers import (
     apply_events,
     confirm_offsets,
@@ -10,4 +10,3 @@ from agent.fact_store.consumers.consumers import (
     save_last_seen,
     unregister_consumer,
 )
-from agent.fact_store.consumers.expiry import ConsumerExpiry

@@ -3,5 +3,4 @@ and recorded; quarantine, the witness, and the background scrub.
 """
 
 from agent.fact_store.divergence.opening import migrate_store, open_writer
-from agent.fact_store.divergence.scrubber import Scrubber
-from agent.fact_store.divergence.watch import IntegrityWatch
+from agent.fact_store.divergence.scrubber import IntegrityWatch, Scrubber

@@ -52,19 +52,3 @@ class ReaderConnections:
                 self._idle.append(connection)
                 return
         connection.close()
-
-
-class HeldConnection:
-    """One connection with a read transaction open, which belongs to its maker."""
-
-    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
-        self._path, self._connection = path, connection
-
-    @contextmanager
-    def reading(self) -> Iterator[sqlite3.Connection]:
-        """That connection."""
-        with reading_tables(self._path):
-            yield self._connection
-
-    def close(self) -> None:
-        """Its maker closes it."""

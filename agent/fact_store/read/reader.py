@@ -9,7 +9,7 @@ Used by the store itself, the command line and Spark.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial, reduce
@@ -31,7 +31,7 @@ from agent.fact_store.core import (
     check_digest,
     parse_row,
 )
-from agent.fact_store.read.connections import HeldConnection, ReaderConnections
+from agent.fact_store.read.connections import ReaderConnections
 from agent.fact_store.read.forecast import StoreSpace
 from agent.fact_store.read.history import SequenceRequest, batch_ends_at, read_history
 from agent.fact_store.read.page_rows import origins_between, read_rows, read_undamaged_rows
@@ -54,6 +54,7 @@ from agent.fact_store.sqlite import (
     origins_of,
     ranges_of,
     read_definitions,
+    reading_tables,
 )
 from agent.pages import (
     CERTIFICATES_OF_KEY_MAX,
@@ -69,7 +70,7 @@ from agent.pages import (
     ZoneHeld,
     count,
 )
-from agent.positions import LifeRow, LifeRows, LogLives, Position, Resolved
+from agent.positions import LifeRows, LogLives, Position, Resolved
 from agent.settings.store import StoreSettings, StreamSettings, ZoneLimit
 
 OFFSET_MAX = 2**63 - 2
@@ -100,7 +101,7 @@ class StoreReader:
 
     def __init__(self, path: Path, *, connect_to: Connect = connect, on_damaged: OnDamaged | None = None) -> None:
         self.path, self._on_damaged, self._known = path, on_damaged, _Known()
-        self._connections: ReaderConnections | HeldConnection = ReaderConnections(path, connect_to)
+        self._connections = ReaderConnections(path, connect_to)
         with ExitStack() as on_error:
             on_error.callback(self.close)
             with self._reading() as connection:
@@ -330,13 +331,12 @@ class StoreReader:
 
     def lives(self, stream: str) -> LifeRows:
         """The lives of a stream's log, read one by one when they are needed."""
-        return _Lives(self, stream)
 
-    @contextmanager
-    def stored_lives(self, stream: str) -> Iterator[StoredLives]:
-        """The lives of a stream's log, on one connection."""
-        with self._reading() as connection:
-            yield StoredLives(connection.execute, self._stream(connection, stream) or 0)
+        def rows(query: str, asked: dict[str, object]) -> list[Any]:
+            with self._reading() as connection:
+                return connection.execute(query, {"stream": self._stream(connection, stream) or 0, **asked}).fetchall()
+
+        return StoredLives(rows)
 
     def held(self, stream: str) -> dict[Origin, tuple[HeldRange, ...]]:
         """The ranges of every origin that are held in a stream, or were held until their release."""
@@ -625,27 +625,18 @@ class StoreReader:
         self._known.origins[number], self._known.numbers[origin] = origin, number
 
 
-class _Lives:
-    """The lives of a stream's log, each read on a connection of its own (`positions.LifeRows`)."""
-
-    def __init__(self, reader: StoreReader, stream: str) -> None:
-        self._reader, self._stream = reader, stream
-
-    def first_offset(self, life: bytes) -> int | None:
-        """The first offset that a life stored."""
-        with self._reader.stored_lives(self._stream) as rows:
-            return rows.first_offset(life)
-
-    def starting(self, offset: int, limit: int) -> Sequence[LifeRow]:
-        """The life that stored the fact at an offset, and those after it."""
-        with self._reader.stored_lives(self._stream) as rows:
-            return rows.starting(offset, limit)
-
-
 class _MomentReader(StoreReader):
     """A reader on one connection that has a read transaction open, which belongs to its maker."""
 
     def __init__(self, reader: StoreReader, connection: sqlite3.Connection) -> None:
         self.path, self.zone, self.node = reader.path, reader.zone, reader.node
         self._on_damaged, self._known = None, _Known()
-        self._connections = HeldConnection(reader.path, connection)
+        self._connection = connection
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        with reading_tables(self.path):
+            yield self._connection
+
+    def close(self) -> None:
+        """Its maker closes the connection."""

@@ -25,8 +25,14 @@ from agent.fact_store.sqlite.connection import (
     running_error,
     unlock,
 )
-from agent.fact_store.sqlite.definitions import read_definitions
-from agent.fact_store.sqlite.growing_rows import KnownRows, StoredLives, held_of, origins_of, ranges_of
+from agent.fact_store.sqlite.growing_rows import (
+    KnownRows,
+    StoredLives,
+    held_of,
+    origins_of,
+    ranges_of,
+    read_definitions,
+)
 from agent.fact_store.sqlite.message_index import MessageIndex
 from agent.fact_store.sqlite.migrations import FILES, check_known, migrate
 from agent.fact_store.sqlite.queries import QUERIES, named_statements

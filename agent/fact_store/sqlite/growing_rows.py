@@ -1,5 +1,5 @@
-"""Rows of the tables that grow with the years: origins, held ranges and lives. Read one by one when they are needed, so
-that neither an opening nor a request costs more for what it does not concern.
+"""Rows of the tables that grow with the years: tag definitions, origins, held ranges and lives. Read when they are
+needed, so that neither an opening nor a request costs more for what it does not concern.
 
 Each function takes the `execute` of a connection: the writer's within its transaction, or a reader's.
 """
@@ -7,16 +7,20 @@ Each function takes the `execute` of a connection: the writer's within its trans
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent.batch import Origin
+from agent.batch import Definitions, Origin, extended_digest
+from agent.fact_store.core import StoreDamaged
 from agent.fact_store.sqlite.queries import QUERIES
-from agent.pages import HeldRange
+from agent.fact_store.sqlite.typed_rows import ImpossibleValue
+from agent.pages import DefinitionChain, HeldRange
 from agent.positions import LifeRow
 
 Execute = Callable[..., sqlite3.Cursor]
+RowsOf = Callable[[str, dict[str, object]], list[Any]]
+"""rows(query, asked): the rows of a query about one stream, which the callee adds to what is asked."""
 
 
 ROWS_KNOWN_MAX = 4_096
@@ -74,16 +78,43 @@ def ranges_of(rows: Iterable[tuple[Any, ...]]) -> dict[Origin, tuple[HeldRange, 
 class StoredLives:
     """The lives of a stream's log (`positions.LifeRows`)."""
 
-    def __init__(self, execute: Execute, stream: int) -> None:
-        self._execute, self._stream = execute, stream
+    def __init__(self, rows: RowsOf) -> None:
+        self._rows = rows
 
     def first_offset(self, life: bytes) -> int | None:
         """The first offset that a life stored."""
-        row = self._execute(QUERIES["select_life"], (self._stream, life)).fetchone()
-        return row[0] if row else None
+        rows = self._rows(QUERIES["select_life"], {"life": life})
+        return rows[0][0] if rows else None
 
     def starting(self, offset: int, limit: int) -> Sequence[LifeRow]:
         """The life that stored the fact at an offset, and those after it."""
-        asked = {"stream": self._stream, "offset": offset, "limit": limit}
-        rows: list[LifeRow] = self._execute(QUERIES["select_lives_from"], asked).fetchall()
+        rows: list[LifeRow] = self._rows(QUERIES["select_lives_from"], {"offset": offset, "limit": limit})
         return rows
+
+
+def read_definitions(
+    execute: Callable[..., sqlite3.Cursor], zone: str, digest: bytes, held: Collection[bytes] = ()
+) -> DefinitionChain | None:
+    """The definitions up to the one with this digest, after the newest whose digest begins with one of `held`; None if
+    they are not stored. Raises StoreDamaged."""
+    rows, after, ends = list[tuple[int, bytes, bytes]](), Definitions(), tuple(held)
+    try:
+        for row in execute(QUERIES["select_definition_chain"], {"zone": zone, "digest": digest}):
+            if row[1].startswith(ends):
+                after = Definitions(*row[:2])
+                break
+            rows.append(row)
+    except ImpossibleValue as error:
+        raise StoreDamaged(f"tag definitions of {zone}: {error}") from error
+    if not rows and not after.count:
+        return None
+    rows.reverse()
+    running = after.digest
+    for count, (number, stored, body) in enumerate(rows, after.count + 1):
+        running = extended_digest(running, body)
+        if number != count or stored != running:
+            raise StoreDamaged(f"tag definition {number} of {zone} is damaged, or one before it is missing")
+    wanted = Definitions(after.count + len(rows), running)
+    if running != digest:
+        raise StoreDamaged(f"tag definition {wanted.count} of {zone} is damaged")
+    return DefinitionChain(zone, wanted, after, [body for _, _, body in rows], [stored for _, stored, _ in rows])

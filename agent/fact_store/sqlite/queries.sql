@@ -773,7 +773,7 @@ CROSS JOIN life ON life.stream = stream.id AND life.first_offset = (
 );
 
 -- select_life: the first offset that a life stored in a stream
-SELECT first_offset FROM life WHERE stream = ? AND life = ?;
+SELECT first_offset FROM life WHERE stream = :stream AND life = :life;
 
 -- select_lives_from: the life that stored an offset, and those after it
 SELECT life, first_offset FROM life

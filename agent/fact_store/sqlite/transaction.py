@@ -30,8 +30,15 @@ from agent.fact_store.core import (
     is_mark_due,
     parse_row,
 )
-from agent.fact_store.sqlite.definitions import read_definitions
-from agent.fact_store.sqlite.growing_rows import KnownRows, StoredLives, held_of, origins_of, ranges_of, zone_number
+from agent.fact_store.sqlite.growing_rows import (
+    KnownRows,
+    StoredLives,
+    held_of,
+    origins_of,
+    ranges_of,
+    read_definitions,
+    zone_number,
+)
 from agent.fact_store.sqlite.message_index import MessageIndex
 from agent.fact_store.sqlite.queries import QUERIES, with_rows
 from agent.fact_store.sqlite.typed_rows import ImpossibleValue
@@ -206,7 +213,9 @@ class Transaction:
     def resolve(self, stream: str, position: Position) -> Resolved:
         """What a position in a stream's log means here."""
         known = self.catalog.streams.get(stream)
-        log = self.catalog.log(stream, StoredLives(self._execute, known.id if known else 0))
+        of_stream = {"stream": known.id if known else 0}
+        lives = StoredLives(lambda query, asked: self._execute(query, of_stream | asked).fetchall())
+        log = self.catalog.log(stream, lives)
         return log.resolve(position, partial(holds_other, self._execute, known))
 
     def origin_number(self, origin: Origin) -> int | None:

@@ -11,9 +11,8 @@ import pytest
 
 from agent.errors import StoreBusy
 from agent.fact_store import FactStore
-from agent.fact_store.consumers.activity import ConsumerActivity
+from agent.fact_store.consumers.activity import ConsumerActivity, ConsumerExpiry
 from agent.fact_store.consumers.consumers import apply_events
-from agent.fact_store.consumers.expiry import ConsumerExpiry
 from agent.fact_store.core import lifecycle
 from agent.fact_store.core.catalog import Catalog, StoreNames
 from agent.fact_store.core.errors import ConfirmBeyondLog, ConsumerInUse, StreamIsLocal, UnknownConsumer

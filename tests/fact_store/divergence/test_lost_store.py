@@ -17,7 +17,7 @@ from agent.cli import bsfg
 from agent.errors import StoreError
 from agent.fact_store import FactStore
 from agent.fact_store.core.errors import StoreDamaged
-from agent.fact_store.divergence import watch
+from agent.fact_store.divergence import scrubber
 from agent.fact_store.divergence.quarantine import mark_suspect, quarantined_files
 from agent.fact_store.divergence.witness import read_witness
 from agent.fact_store.sqlite.connection import connect
@@ -89,7 +89,7 @@ def test_a_missing_file_is_reported(tmp_path: Path, how: str, monkeypatch: pytes
                 {"stream": OPERATIONAL, "known_end_offset": 1},
                 {"stream": TELEMETRY, "known_end_offset": 10},
             ]
-    monkeypatch.setattr(watch, "LOSSES_MS", 0)
+    monkeypatch.setattr(scrubber, "LOSSES_MS", 0)
     with node(tmp_path) as store:
         assert store.integrity().losses == 0
         assert [incident.kind for incident in store.reader.incidents()] == ["missing"]

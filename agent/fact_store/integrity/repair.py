@@ -1,11 +1,13 @@
-"""Repairs damaged batches with a peer's copies: byte for byte as they were sealed, at the same offsets, or not at all.
+"""Repairs damaged batches and tag definitions with a peer's copies: byte for byte as they were sealed or defined,
+batches at the same offsets, or not at all.
 
-The peer is not trusted. A copy is accepted only if this store can prove it: its digest must be the one in the table or,
-if the disk has changed that too, the previous digest in the next batch or the last digest of a held range. Any other
-batch is another history (ForkError).
+The peer is not trusted. A copy is accepted only if this store can prove it: the digest of a batch must be the one in
+the table or, if the disk has changed that too, the previous digest in the next batch or the last digest of a held
+range. Any other batch is another history (ForkError). The digest of definitions is one that a batch held here names.
 
 The damaged row is not changed and the table `batch` stays append-only: a write to a damaged page would follow pointers
-that may be damaged as well (decision 0038). The copy is stored in the table `repaired`, which readers consult first.
+that may be damaged as well (decision 0038). The copies are stored in the tables `repaired` and `repaired_definition`,
+which readers consult first.
 """
 
 from __future__ import annotations
@@ -14,12 +16,13 @@ import sqlite3
 from collections.abc import Sequence
 
 from agent.batch import Batch
-from agent.fact_store.append import append_notice
+from agent.fact_store.append import append_notice, store_definitions
 from agent.fact_store.core import FactsRefused, ForkError, parse_row
 from agent.fact_store.sqlite import Transaction, is_damage
-from agent.pages import OriginRange, RepairedRange
+from agent.pages import DefinitionChain, OriginRange, RepairedRange
 
 INCIDENT = "repaired"
+DEFINITIONS_INCIDENT = "definitions_repaired"
 
 
 def damaged_batches(transaction: Transaction, *, stream: str) -> list[OriginRange]:
@@ -109,3 +112,19 @@ def _record_repair(transaction: Transaction, stream: str, peer: str, batch: Batc
         "origins": [OriginRange(origin.zone, origin.life, header.first_sequence, header.last_sequence).named()],
     }
     append_notice(transaction, stream, "facts_repaired", about, f"{stream}:{place.first_offset}-{place.last_offset}")
+
+
+def repair_definitions(transaction: Transaction, *, stream: str, peer: str, chain: DefinitionChain) -> int:
+    """Repair those of all definitions up to the wanted ones that are damaged or missing here; returns how many. Raises
+    FactsRefused for other definitions; then nothing has changed."""
+    try:
+        count = store_definitions(transaction, [chain])
+    except sqlite3.DatabaseError as error:
+        if not is_damage(error):
+            raise
+        why = f"tag definitions of {chain.zone} can no longer be read: {error}"
+        raise FactsRefused(why, "see bsfg store verify") from error
+    if count:
+        detail = f"{count} repaired from {peer}, which a batch of {stream} names"
+        transaction.add_incident(DEFINITIONS_INCIDENT, f"{chain.zone} 1 to {chain.wanted.count}", detail)
+    return count
