@@ -88,7 +88,7 @@ class BareRequester:
         self._client.client.publish(self._topic, payload, properties=self._properties)
         answer = self._answers.get(timeout=WAIT_S_MAX)
         duration_ns = time.perf_counter_ns() - start_ns
-        assert len(answer) == answer_bytes
+        assert len(answer) == answer_bytes, (len(answer), answer_bytes)
         return duration_ns
 
     def close(self) -> None:

@@ -78,7 +78,8 @@ def test_commands_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             assert words[0] == "bsfg", command
             passphrase = "correct horse battery\n" * 2  # typed where a command asks for it
             done = CliRunner().invoke(bsfg, words[1:], input=passphrase)
-            assert done.exit_code == 0, (command, done.output, done.exception)
+            said = broker.log.read_text() if broker else ""
+            assert done.exit_code == 0, f"{command}\n{done.output}\n{done.exception!r}\n{said}"
             if words[:3] in (["bsfg", "broker", "deny"], ["bsfg", "broker", "restart"]):  # its service starts it again
                 assert broker is not None
                 broker.stop()
