@@ -1,24 +1,63 @@
-"""`bsfg check` refuses what `bsfg run` refuses at its start, and tells everything at once."""
+"""`bsfg check` refuses what `bsfg run` refuses at its start, and tells everything at once; also of the files of
+[signing] and [[origin]], and of the pair at one of two gateways, without the other one."""
 
 import hashlib
 import json
 import os
 import shutil
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from agent.cli import bsfg
 from agent.config import load
 from agent.fact_store import FactStore
 from agent.local_socket.serving import open_store
+from agent.pages import Declined, OriginRange, ReceivedPage
 from agent.replication import pki
+from agent.signing.files import load_identity
+from agent.signing.keys import ZoneSigner
 from tests.cli.conftest import Bsfg
+from tests.fact_store.making import AT_ONCE, OPERATIONAL, TELEMETRY, done, message
 from tests.support import command
 
 NODE = '[node]\nzone = "plant-a"\n'
 SOURCE = '[[modbus]]\nname = "{0}"\nhost = "192.0.2.1"\ntags_file = "{0}.csv"\naddress_base = 0\n'
 HEADER = "tag,table,register,type\n"
+NOW = datetime.now(UTC)
+SIGNING_NODE = """[node]
+zone = "plant-a"
+[signing]
+key_file = "signers/plant-a.key"
+certificate_file = "signers/plant-a.pem"
+"""
+TODAY = datetime.now(UTC)
+BROKER = """[[broker]]
+name = "{}"
+host = "b.example"
+ca_file = "pki/ca.pem"
+cert_file = "pki/zones/plant-a.pem"
+key_file = "pki/zones/plant-a.key"
+"""
+STREAMS = '["facts.telemetry", "facts.operational"]'
+PARTNER = f"""[[peer]]
+zone = "plant-a"
+node = "plant-a-2"
+broker = "pair"
+exports = {STREAMS}
+pulls = {STREAMS}
+"""
+WITNESS = f"""[[peer]]
+zone = "idmz"
+broker = "idmz"
+exports = {STREAMS}
+"""
+PAIR_NODE = '[node]\nzone = "plant-a"\n'
+PAIR = '[pair]\npartner = "plant-a-2"\nwitness = "idmz"\n'
+SIGNING = '[signing]\nkey_file = "signers/plant-a.key"\ncertificate_file = "signers/plant-a.pem"\n'
+GOOD = PAIR_NODE + PAIR + BROKER.format("pair") + BROKER.format("idmz") + PARTNER + WITNESS
 
 
 def problems(bsfg: Bsfg) -> list[str]:
@@ -175,3 +214,160 @@ def test_a_certificate_that_ends_soon_is_a_note(bsfg: Bsfg, tmp_path: Path) -> N
         found = [line for line in bsfg("check").stdout.splitlines() if line.startswith("note: ")]
         said = "pki/zones/{}.pem: ends in 3 days; at the authority: bsfg pki sign plant-a"
         assert [said.format(own) in note for own, note in zip(noted, found, strict=True)] == [True] * len(noted)
+
+
+@pytest.fixture
+def signing_node(tmp_path: Path) -> Path:
+    """A node with a signing key."""
+    (tmp_path / "node.toml").write_text(SIGNING_NODE)
+    pki.create_signer(tmp_path, "plant-a", NOW)
+    return tmp_path
+
+
+def checked(signing_node: Path) -> tuple[list[str], list[str]]:
+    """Problems and notes."""
+    done = CliRunner().invoke(bsfg, ["check", "--config", str(signing_node / "node.toml"), "--json"])
+    told = json.loads(done.output)
+    assert done.exit_code == (1 if told["problems"] else 0)
+    return told["problems"], told["notes"]
+
+
+def test_a_good_identity_is_no_finding(signing_node: Path) -> None:
+    """Key and certificate fit, nothing else is named."""
+    assert checked(signing_node) == ([], [])
+
+
+def test_each_file_that_cannot_be_used_is_named(signing_node: Path) -> None:
+    """A readable key, a TLS authority in the place of the facts authority, and a list that cannot be understood, with
+    what to do; a wrong section hides none of it."""
+    (signing_node / "signers/plant-a.key").chmod(0o644)
+    (signing_node / "compromised.toml").write_text("[[compromised]]\nkey_id = 'x'\n")
+    (signing_node / "node.toml").write_text(SIGNING_NODE + '[page]\nlisten_port = "x"\n')
+    problems, _ = checked(signing_node)
+    assert any(
+        "signers/plant-a.key is accessible to others" in problem and "chmod 0600" in problem for problem in problems
+    )
+    assert any("compromised.toml: entry 1 needs key_id and since" in problem for problem in problems)
+    assert len(problems) == 3
+    (signing_node / "compromised.toml").unlink()
+    pki.create_authority(signing_node / "tls", NOW)
+    shutil.copy(signing_node / "tls/ca.pem", signing_node / "facts-ca.pem")
+    (signing_node / "signers/plant-a.key").chmod(0o600)
+    (signing_node / "node.toml").write_text(SIGNING_NODE + 'facts_ca_file = "facts-ca.pem"\n')
+    ((problem,), notes) = checked(signing_node)
+    assert "facts-ca.pem is not a facts authority" in problem
+    assert notes == []
+
+
+def test_the_end_of_the_certificate_is_reported_before(signing_node: Path) -> None:
+    """Two months before and afterwards it is a note: the node records and signs on, and receivers decline. Of the two
+    certificates of a gateway of two, whichever ends first."""
+    for begun, says in ((NOW, "ends in 30 days"), (NOW - timedelta(days=90), "has ended")):
+        pki.create_signer(signing_node, "plant-a", begun, days=30, force=True)
+        problems, (note,) = checked(signing_node)
+        assert problems == []
+        assert says in note
+    (signing_node / "node.toml").write_text(SIGNING_NODE.replace("[signing]", 'name = "plant-a-2"\n[signing]'))
+    for zone_days, node_days in ((1_000, 30), (30, 1_000)):
+        pki.create_signer(signing_node, "plant-a", NOW, days=zone_days, force=True)
+        pki.create_signer(signing_node, "plant-a-2", NOW, days=node_days, force=True, key_of="plant-a")
+        with (signing_node / "signers/plant-a.pem").open("a") as both:
+            both.write((signing_node / "signers/plant-a-2.pem").read_text())
+        assert "ends in 30 days" in checked(signing_node)[1][0]
+
+
+def check_pair(folder: Path, text: str) -> tuple[list[str], list[str]]:
+    """Problems, but those of certificates that these tests have not, and notes."""
+    (folder / "node.toml").write_text(text)
+    done = CliRunner().invoke(bsfg, ["check", "--config", str(folder / "node.toml"), "--json"])
+    told = json.loads(done.output)
+    return [problem for problem in told["problems"] if "pki/" not in problem], told["notes"]
+
+
+def test_a_good_pair_is_no_finding(tmp_path: Path) -> None:
+    """Partner and witness are peers at two brokers, and every stream is exchanged."""
+    assert check_pair(tmp_path, GOOD) == ([], [])
+
+
+@pytest.mark.parametrize(
+    "before, after, said",
+    [
+        ('partner = "plant-a-2"', 'partner = "plant-a2"', "no [[peer]] has the node 'plant-a2'"),
+        ('witness = "idmz"', 'witness = "dmz"', "no [[peer]] has the node 'dmz'"),
+        ('zone = "plant-a"\nnode = "plant-a-2"', 'zone = "plant-b"\nnode = "plant-a-2"', "both must have one zone"),
+        (PARTNER, PARTNER + PARTNER.replace("plant-a-2", "plant-a-3"), "[pair] does not name it"),
+        ('witness = "idmz"', 'witness = "plant-a-3"', "the witness is a node above both gateways"),
+    ],
+)
+def test_a_wrong_name_is_a_problem(before: str, after: str, said: str, tmp_path: Path) -> None:
+    """A name that is no peer's, a partner of another zone, a witness of our own."""
+    text = GOOD.replace(before, after, 1)
+    if "plant-a-3" in after and "witness" in after:
+        text += PARTNER.replace("plant-a-2", "plant-a-3")
+    problems, notes = check_pair(tmp_path, text)
+    assert said in " ".join(problems + notes)
+
+
+@pytest.mark.parametrize(
+    "before, after, said",
+    [
+        (PAIR, "", 'write partner = "plant-a-2" in [pair]'),
+        (f"pulls = {STREAMS}", 'pulls = ["facts.telemetry"]', "pulls of peer plant-a-2 lacks facts.operational"),
+        (f"exports = {STREAMS}\npulls", 'exports = ["facts.telemetry"]\npulls', "exports of peer plant-a-2 lacks"),
+        ('broker = "pair"', 'broker = "idmz"', "plant-a-2 and idmz are reached over one broker, idmz"),
+    ],
+    ids=["no pair", "pulls", "exports", "one broker"],
+)
+def test_what_would_not_take_over_is_a_note(before: str, after: str, said: str, tmp_path: Path) -> None:
+    """What is allowed and leaves both recording, or one without the other's facts."""
+    problems, notes = check_pair(tmp_path, GOOD.replace(before, after, 1))
+    assert problems == []
+    assert [said in note for note in notes] == [True]
+
+
+def test_tags_in_a_stream_of_their_own_are_exchanged(tmp_path: Path) -> None:
+    """A stream that tags are recorded to, and that no peer gets, is lost with this gateway."""
+    (tmp_path / "meter.csv").write_text("tag,unit_id,table,register,type,stream\nm/a,1,holding,1,uint16,facts.energy\n")
+    source = '[[modbus]]\nname = "meter"\nhost = "10.0.0.9"\ntags_file = "meter.csv"\naddress_base = 0\n'
+    _, notes = check_pair(tmp_path, GOOD + source)
+    assert any("exports of peer plant-a-2 lacks facts.energy" in note for note in notes)
+    _, notes = check_pair(tmp_path, GOOD + source + '[[stream]]\nname = "facts.energy"\nwrite_class = "local"\n')
+    assert not any("facts.energy" in note for note in notes)
+
+
+def test_a_signing_gateway_trusts_the_key_of_the_other_one(tmp_path: Path) -> None:
+    """Once this node has signed, facts of its zone count with a signature only: without a trusted key of the other
+    node they would be declined. Our own certificate is not the other one's."""
+    pki.create_signer(tmp_path, "plant-a", TODAY)
+    problems, (note,) = check_pair(tmp_path, GOOD + SIGNING)
+    assert problems == []
+    assert "no key of plant-a-2 is trusted here" in note
+    identity = load_identity(load(tmp_path / "node.toml").signing, "plant-a")
+    assert isinstance(identity, ZoneSigner)
+    origin = '[[origin]]\nzone = "plant-a"\npinned = {}\n'
+    own = hashlib.sha256(identity.certificate).hexdigest()
+    assert check_pair(tmp_path, GOOD + SIGNING + origin.format([own]).replace("'", '"'))[1] == [note]
+    both = json.dumps([own, "ab" * 32])
+    assert check_pair(tmp_path, GOOD + SIGNING + origin.format(both)) == ([], [])
+
+
+def test_one_of_two_that_signs_is_found_in_the_store(tmp_path: Path) -> None:
+    """The zone's facts are signed, and this node signs no more: receivers decline what it records. What was declined
+    here of the zone itself is told; that of another zone is no matter of the pair."""
+    pki.create_signer(tmp_path, "plant-a", TODAY)
+    check_pair(tmp_path, GOOD + SIGNING)
+    identity = load_identity(load(tmp_path / "node.toml").signing, "plant-a")
+    (tmp_path / "state").mkdir(mode=0o700)
+    file = tmp_path / "state/facts.db"
+    with FactStore.open(file, "plant-a", settings=AT_ONCE, signer=identity) as store:
+        done(store.appends.append_message(OPERATIONAL, message("a")))
+        facts = OriginRange("mill", bytes(16), 1, 5)
+        store.inbound.put_page(ReceivedPage("mill", TELEMETRY, [], declined=[Declined(1, 5, facts, "no record")]))
+    _, (note,) = check_pair(tmp_path, GOOD)
+    assert "facts of plant-a here are signed, and this node does not sign" in note
+    with FactStore.open(file, "plant-a", settings=AT_ONCE, signer=identity) as store:
+        declined = Declined(1, 5, facts._replace(zone="plant-a"), "no record")
+        done(store.inbound.put_page(ReceivedPage("plant-a-2", TELEMETRY, [], declined=[declined])))
+    origin = f'[[origin]]\nzone = "plant-a"\npinned = ["{"ab" * 32}"]\n'
+    _, (note,) = check_pair(tmp_path, GOOD + SIGNING + origin)
+    assert "facts of plant-a were not stored here: no record; let both nodes sign" in note

@@ -1,5 +1,6 @@
 """The face: what a person types, what comes back, and with which exit status."""
 
+import io
 import json
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from agent.cli.facts.fetch import tail
+from agent.cli.terminal import PrintableStream
 from agent.fact_store import FactStore, StoreReader
 from tests.cli.conftest import Bsfg
 from tests.support import command
@@ -281,3 +283,16 @@ def test_documented_queries_work(node: Bsfg) -> None:
     for arguments in shown("docs/operate/query.md", "query"):
         done = node(*arguments)
         assert done.returncode == 0, done.stderr
+
+
+def test_a_stream_leaves_its_inner_stream_alone_when_it_is_collected() -> None:
+    """The stream inside belongs to others: it stays open, and when they closed it first nothing is reported (Python
+    3.13 reports what a collected stream's close raises)."""
+    inner = io.TextIOWrapper(io.BytesIO(), "utf-8")
+    stream = PrintableStream(inner)
+    stream.write("a\x1bb")
+    stream.close()
+    inner.seek(0)
+    assert inner.read() == "a\\u001bb"
+    inner.close()
+    PrintableStream(inner).close()

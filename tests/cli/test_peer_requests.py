@@ -1,20 +1,47 @@
-"""`bsfg latest --from`: another node's values in the words and columns of our own."""
+"""Requests of commands to this node and to others: another node's values in the words of our own, what is wrong with
+which file, and what is answered where no node answers."""
 
 import asyncio
+import itertools
 import json
+import shutil
+import ssl
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
+from agent import local_socket
+from agent.cli import bsfg, local_node
 from agent.cli.facts import peer_requests
 from agent.cli.facts.peer_requests import literal_prefix
+from agent.config import load
+from agent.fact_store import StoreLocked
 from agent.query.scan.bounds import matches_glob
+from agent.replication import pki
+from agent.replication.mqtt.carrier import Access
+from agent.replication.mqtt.link import Link
+from agent.replication.pki import PkiError
 from agent.replication.protocol.messages import LatestAnswer
+from agent.settings.node import NodeSettings
 from tests.replication.nodes import STREAM, Node, run_commands, write_node_toml
 from tests.replication.serving.test_latest import value
 from tests.support.mosquitto import Mosquitto
+from tests.waiting import wait_until_async
+
+NOW = datetime.now(UTC)
+COMMANDS = [
+    ["append", "--to", "idmz", "order:line1/77", "order_released", "{}"],
+    ["lease", "--to", "idmz", "plant-a.mes"],
+    ["latest", "--from", "idmz"],
+    ["object", "put", "--to", "idmz", "node.toml"],
+    ["object", "get", "--from", "idmz", f"sha256:{0:064}", "got"],
+    ["peer", "compare", "idmz"],
+]
 
 
 @pytest.mark.system
@@ -102,3 +129,145 @@ def test_a_value_that_is_no_json_is_left_out_and_named(
     rows = peer_requests.get_latest(settings, "idmz", STREAM, "*", 1_000, 1.0)
     assert [row["subject"] for row in rows] == ["tag:001", "tag:003"]
     assert "1 values of idmz left out: the value of 'tag:002'" in capsys.readouterr().err
+
+
+def _expired(own: Path) -> None:
+    """The certificate of a zone whose year is over."""
+    _bring(pki.issue_zone(own / "pki", "plant-a", NOW - timedelta(days=400), days=10, force=True), own)
+
+
+def _of_another_zone(own: Path) -> None:
+    """A certificate beside the key of another one."""
+    _bring(pki.issue_zone(own / "pki", "plant-b", NOW), own)
+
+
+def _of_another_authority(own: Path) -> None:
+    """The whole identity is made anew, and the ca.pem of before stays."""
+    pki.create_authority(own / "other", NOW)
+    _bring(pki.issue_zone(own / "other", "plant-a", NOW), own)
+
+
+def _bring(issued: pki.Issued, own: Path) -> None:
+    shutil.copy(issued.cert_file, own / "own.pem")
+    shutil.copy(issued.key_file, own / "own.key")
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=[" ".join(command[:3]) for command in COMMANDS])
+@pytest.mark.parametrize(
+    "spoil,says",
+    [
+        (_expired, "own.pem: the certificate expired at"),
+        (_of_another_zone, "own.pem: its common name is 'plant-b', but this node is 'plant-a'"),
+        (_of_another_authority, "own.pem: the certificate was signed by CN="),
+    ],
+    ids=["expired", "wrong zone", "wrong authority"],
+)
+def test_an_unusable_identity_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Path], None], says: str, command: list[str]
+) -> None:
+    """Before anything is sent the error names the file, the reason and what to do, and gives no advice about the
+    broker."""
+    monkeypatch.chdir(tmp_path)
+    pki.create_authority(tmp_path / "pki", NOW)
+    shutil.copy(tmp_path / "pki/ca.pem", tmp_path)
+    spoil(tmp_path)
+    Path("node.toml").write_text(
+        """[node]
+zone = "plant-a"
+[[broker]]
+name = "site"
+host = "127.0.0.1"
+port = 1
+ca_file = "ca.pem"
+cert_file = "own.pem"
+key_file = "own.key"
+[[peer]]
+zone = "idmz"
+broker = "site"
+pulls = ["facts.telemetry"]
+"""
+    )
+    done = CliRunner().invoke(bsfg, command)
+    assert isinstance(done.exception, PkiError), done.output
+    assert says in str(done.exception)
+    assert "; " in str(done.exception).partition(says)[2]
+    assert not done.output
+
+
+def test_a_link_without_identity_logs_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """A node whose certificate has expired keeps trying to connect. Its log has one line for it although the time in
+    the reason changes, and one line for another reason that alternates with it; the status says that an operator must
+    act."""
+    monkeypatch.setattr("agent.replication.mqtt.link.RETRY_MS_MIN", 1)
+    monkeypatch.setattr("agent.replication.mqtt.link.RETRY_MS_MAX", 1)
+    seconds, turns = iter(range(1_000_000)), itertools.cycle((False, True))
+
+    def ended() -> ssl.SSLContext:
+        if next(turns):
+            raise PkiError("the files are being replaced", "nothing to do")
+        raise PkiError(f"the certificate expired at 07:00, and the clock here says 08:{next(seconds)}", "renew it")
+
+    async def run(link: Link) -> None:
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(link.run())
+            await wait_until_async(lambda: link.statistics().failures >= 5, "it to try again")
+            running.cancel()
+
+    without = Link(Access("site", "plant-a", "127.0.0.1", 1, ended))
+    away = Link(Access("site", "plant-a", "127.0.0.1", 1, ssl.create_default_context))
+    for link in (without, away):
+        asyncio.run(run(link))
+    said = [getattr(record, "reason") for record in caplog.records if record.message == "broker_unreachable"]  # noqa: B009
+    assert len(said) == 3
+    assert all(word in text for word, text in zip(("08:0", "replaced", "refused"), said, strict=True))
+    assert without.statistics().needs_person
+    assert not away.statistics().needs_person
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> NodeSettings:
+    """The settings of a node that does not run."""
+    (tmp_path / "node.toml").write_text('[node]\nzone = "plant-a"\n')
+    return load(tmp_path / "node.toml")
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        *(local_socket.Reload(), local_socket.RetrySource("m")),
+        local_socket.BackfillSource("m", 0, 1),
+    ],
+)
+def test_what_only_a_node_can_answer_opens_no_store(settings: NodeSettings, request_: local_socket.Request) -> None:
+    """A node that is about to start needs its lock."""
+    with pytest.raises(local_socket.NoNode):
+        asyncio.run(local_node.answer_from_store(settings, request_))
+    assert not settings.node.state_dir.exists()
+
+
+@pytest.mark.parametrize("limit_s, tries", [(60, 3), (0, 1)])
+def test_a_command_waits_for_a_store_that_another_process_holds(
+    settings: NodeSettings, monkeypatch: pytest.MonkeyPatch, limit_s: float, tries: int
+) -> None:
+    """It asks again until the store is free, and gives up at its limit."""
+    monkeypatch.setattr(local_node, "LOCKED_S", limit_s)
+    monkeypatch.setattr(local_node, "LOCKED_STEP_S", 0)
+    held = iter([True, True, False])
+    count = 0
+
+    async def without_node(_: NodeSettings, __: local_socket.ListConsumers) -> local_socket.Reply:
+        nonlocal count
+        count += 1
+        if next(held):
+            raise StoreLocked("pid 1 has it")
+        return local_socket.Reply(local_socket.Consumers([]), [])
+
+    def ask() -> local_socket.Consumers:
+        return local_node.ask(settings, local_socket.ListConsumers(), local_socket.Consumers, without_node=without_node)
+
+    if limit_s:
+        assert ask().consumers == []
+    else:
+        with pytest.raises(StoreLocked):
+            ask()
+    assert count == tries

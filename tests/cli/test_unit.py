@@ -1,4 +1,5 @@
-"""Commands that prepare a node for its unit: what they write fits the unit, and `check` names what the unit refuses."""
+"""Commands that prepare a node for its unit: what they write fits the unit, and `check` names what the unit refuses.
+Which node a command is about."""
 
 import configparser
 import json
@@ -6,8 +7,11 @@ import os
 from functools import partial
 from pathlib import Path
 
+import click
 import pytest
+from click.testing import CliRunner
 
+from agent.cli import LazyGroup, bsfg, config_option, node_choice
 from agent.cli.prepare import unit
 from agent.config import load
 from tests.cli.conftest import Bsfg
@@ -18,9 +22,9 @@ OPCUA = '[[opcua]]\nname = "plc"\nurl = "opc.tcp://{0}:4840"\ntags_file = "plc.c
 
 
 @pytest.fixture
-def etc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder in place of /etc/bsfg, and one beside it in place of /var/lib/bsfg. Rights of users are left as they
-    are: a process cannot take back what it has given up."""
+def unit_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in place of /etc/bsfg, and one beside it in place of /var/lib/bsfg. Rights of
+    users are left as they are: a process cannot take back what it has given up."""
     folder = tmp_path / "etc"
     folder.mkdir()
     monkeypatch.setattr(unit, "CONFIG_FOLDER", folder)
@@ -33,14 +37,14 @@ def etc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def bsfg(etc: Path) -> Bsfg:
+def bsfg_of_unit(unit_folder: Path) -> Bsfg:
     """Run `bsfg` in the folder of the configuration."""
-    return partial(command.bsfg, etc)
+    return partial(command.bsfg, unit_folder)
 
 
-def problems(bsfg: Bsfg) -> list[str]:
+def unit_problems(bsfg_of_unit: Bsfg) -> list[str]:
     """What `bsfg check` finds in plant-a.toml."""
-    done = bsfg("check", "--json", "--config", "plant-a.toml")
+    done = bsfg_of_unit("check", "--json", "--config", "plant-a.toml")
     found: list[str] = json.loads(done.stdout)["problems"]
     return found
 
@@ -59,56 +63,61 @@ def test_the_values_are_those_of_the_unit() -> None:
     assert "ReadWritePaths" not in service
 
 
-def test_init_for_a_unit_is_accepted(bsfg: Bsfg, etc: Path) -> None:
+def test_init_for_a_unit_is_accepted(bsfg_of_unit: Bsfg, unit_folder: Path) -> None:
     """The new file of a unit has its state where the unit may write, and its folder's group may read it. Elsewhere the
     state lies beside the file, or where the command is told."""
-    assert bsfg("init", "--zone", "plant-a", "--config", str(etc / "plant-a.toml")).returncode == 0
-    assert load(etc / "plant-a.toml").node.state_dir == etc.parent / "lib" / "plant-a"
+    assert bsfg_of_unit("init", "--zone", "plant-a", "--config", str(unit_folder / "plant-a.toml")).returncode == 0
+    assert load(unit_folder / "plant-a.toml").node.state_dir == unit_folder.parent / "lib" / "plant-a"
     if os.geteuid() == 0:
-        assert (etc / "plant-a.toml").stat().st_mode & 0o7777 == 0o640
-    assert problems(bsfg) == []
-    other = etc.parent / "node.toml"
-    assert bsfg("init", "--zone", "plant-a", "--config", str(other)).returncode == 0
-    assert load(other).node.state_dir == etc.parent / "state"
-    assert bsfg("init", "--zone", "a", "--force", "--config", str(other), "--state-dir", "/srv/facts").returncode == 0
+        assert (unit_folder / "plant-a.toml").stat().st_mode & 0o7777 == 0o640
+    assert unit_problems(bsfg_of_unit) == []
+    other = unit_folder.parent / "node.toml"
+    assert bsfg_of_unit("init", "--zone", "plant-a", "--config", str(other)).returncode == 0
+    assert load(other).node.state_dir == unit_folder.parent / "state"
+    assert (
+        bsfg_of_unit("init", "--zone", "a", "--force", "--config", str(other), "--state-dir", "/srv/facts").returncode
+        == 0
+    )
     assert load(other).node.state_dir == Path("/srv/facts")
 
 
-def test_a_secured_source_needs_no_certificate_lines(bsfg: Bsfg, etc: Path) -> None:
+def test_a_secured_source_needs_no_certificate_lines(bsfg_of_unit: Bsfg, unit_folder: Path) -> None:
     """Our certificate is made in the state folder, where the node may write. One of the two lines alone is a
     mistake."""
-    bsfg("init", "--zone", "plant-a", "--config", "plant-a.toml")
-    file = etc / "plant-a.toml"
+    bsfg_of_unit("init", "--zone", "plant-a", "--config", "plant-a.toml")
+    file = unit_folder / "plant-a.toml"
     text = file.read_text() + OPCUA.format("10.0.0.7")
     file.write_text(text)
     (source,) = load(file).opcua
-    own = etc.parent / "lib" / "plant-a" / "opcua"
+    own = unit_folder.parent / "lib" / "plant-a" / "opcua"
     assert (source.certificate_file, source.private_key_file) == (own / "own.der", own / "own.key")
-    assert problems(bsfg) == []
+    assert unit_problems(bsfg_of_unit) == []
     file.write_text(text + 'certificate_file = "own.der"\n')
-    assert any("private_key_file: is needed" in problem for problem in problems(bsfg))
+    assert any("private_key_file: is needed" in problem for problem in unit_problems(bsfg_of_unit))
     file.write_text(text + 'security_policy = "None"\nsecurity_mode = "None"\ninsecure = true\n')
     assert load(file).opcua[0].certificate_file is None
 
 
-def test_check_names_what_the_unit_refuses(bsfg: Bsfg, etc: Path) -> None:
+def test_check_names_what_the_unit_refuses(bsfg_of_unit: Bsfg, unit_folder: Path) -> None:
     """State and a certificate to be made outside of the state folder, files below /home, a serial port and a public
     address without a drop-in: each is named with what to do, and no longer once that is done. The same settings are
     good for a file elsewhere, which no unit reads."""
-    home = etc.parent / "home"
+    home = unit_folder.parent / "home"
     home.mkdir()
     (home / "line.csv").write_text("tag,table,register,type\na/b,holding,1,int16\n")
-    (etc / "serial").touch()
+    (unit_folder / "serial").touch()
     text = '[node]\nzone = "plant-a"\n' + OPCUA.format("8.8.8.8")
     text += 'certificate_file = "own.der"\nprivate_key_file = "own.key"\n'
-    text += f'[[modbus]]\nname = "line"\ntransport = "rtu"\nserial_port = "{etc / "serial"}"\naddress_base = 0\n'
+    text += (
+        f'[[modbus]]\nname = "line"\ntransport = "rtu"\nserial_port = "{unit_folder / "serial"}"\naddress_base = 0\n'
+    )
     text += f'tags_file = "{home / "line.csv"}"\n'
-    (etc / "plant-a.toml").write_text(text)
-    found = problems(bsfg)
+    (unit_folder / "plant-a.toml").write_text(text)
+    found = unit_problems(bsfg_of_unit)
     for part in (
-        f"state_dir: {etc / 'state'} is read-only for the node",
-        f"plc: certificate_file: {etc / 'own.der'} does not exist",
-        f"plc: private_key_file: {etc / 'own.key'} does not exist",
+        f"state_dir: {unit_folder / 'state'} is read-only for the node",
+        f"plc: certificate_file: {unit_folder / 'own.der'} does not exist",
+        f"plc: private_key_file: {unit_folder / 'own.key'} does not exist",
         f"line: tags_file: {home / 'line.csv'} is hidden",
         "line: serial_port: bsfg@plant-a may open no device",
         "plc: bsfg@plant-a reaches private networks only, not 8.8.8.8",
@@ -116,16 +125,18 @@ def test_check_names_what_the_unit_refuses(bsfg: Bsfg, etc: Path) -> None:
         assert [text for text in found if text.startswith(part)], (part, found)
     assert len(found) == 6
 
-    (etc / "plant-a.d").mkdir()
-    (etc / "plant-a.d" / "site.conf").write_text("[Service]\nDeviceAllow=/dev/ttyS1 rw\nIPAddressAllow=8.8.8.8\n")
-    assert not [problem for problem in problems(bsfg) if "serial_port" in problem or "8.8.8.8" in problem]
-    (etc / "plant-a.d" / "site.conf").write_text("[Service]\n#DeviceAllow=/dev/ttyS1 rw\n")
-    assert [problem for problem in problems(bsfg) if "serial_port" in problem]
+    (unit_folder / "plant-a.d").mkdir()
+    (unit_folder / "plant-a.d" / "site.conf").write_text(
+        "[Service]\nDeviceAllow=/dev/ttyS1 rw\nIPAddressAllow=8.8.8.8\n"
+    )
+    assert not [problem for problem in unit_problems(bsfg_of_unit) if "serial_port" in problem or "8.8.8.8" in problem]
+    (unit_folder / "plant-a.d" / "site.conf").write_text("[Service]\n#DeviceAllow=/dev/ttyS1 rw\n")
+    assert [problem for problem in unit_problems(bsfg_of_unit) if "serial_port" in problem]
 
-    (etc / "elsewhere").mkdir()
-    (etc / "elsewhere" / "plc.csv").write_text((etc / "plc.csv").read_text())
-    (etc / "elsewhere" / "node.toml").write_text(text)
-    done = bsfg("check", "--json", "--config", "elsewhere/node.toml")
+    (unit_folder / "elsewhere").mkdir()
+    (unit_folder / "elsewhere" / "plc.csv").write_text((unit_folder / "plc.csv").read_text())
+    (unit_folder / "elsewhere" / "node.toml").write_text(text)
+    done = bsfg_of_unit("check", "--json", "--config", "elsewhere/node.toml")
     assert json.loads(done.stdout)["problems"] == []
 
 
@@ -140,3 +151,70 @@ def test_root_makes_no_files_that_the_node_cannot_read(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "runuser -u #12345 -- bsfg" in done.stderr
     assert list((tmp_path / "state").iterdir()) == []
+
+
+@pytest.fixture(name="etc")
+def settings_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in place of /etc/bsfg, with one node; the test runs beside it."""
+    folder = tmp_path / "etc"
+    folder.mkdir()
+    (folder / "plant-a.toml").write_text('[node]\nzone = "plant-a"\nstate_dir = "gone"\n')
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(node_choice, "CONFIG_FOLDER", folder)
+    return folder
+
+
+def chosen(*words: str) -> tuple[str, str]:
+    """The file that a command reads, and its error."""
+
+    @click.command()
+    @config_option
+    def look(config_file: Path) -> None:
+        click.echo(config_file)
+
+    done = CliRunner().invoke(node_choice.with_node_argument(look), words)
+    return done.stdout.strip(), done.stderr
+
+
+def test_a_name_is_enough(etc: Path) -> None:
+    """As an argument and as the option's value; the only node needs none, and a node.toml here comes first. A path
+    stays one."""
+    only = str(etc / "plant-a.toml")
+    for words in ((), ("plant-a",), ("--config", "plant-a"), ("--config", only)):
+        assert chosen(*words)[0] == only, words
+    Path("node.toml").touch()
+    assert chosen()[0] == "node.toml"
+    assert chosen("plant-a")[0] == only
+    assert chosen("--config", "other.toml")[0] == "other.toml"
+
+
+def test_what_cannot_be_chosen_is_answered_with_the_names(etc: Path, tmp_path: Path) -> None:
+    """Several nodes are listed; a wrong name, too; two names are refused."""
+    assert f"there is no node 'plant-b': {etc} has plant-a" in chosen("plant-b")[1]
+    assert "not both" in chosen("plant-a", "--config", "plant-a")[1]
+    (etc / "plant-b.toml").touch()
+    assert f"name a node, as --config plant-a: {etc} has plant-a, plant-b\n" in command.bsfg(tmp_path, "status").stderr
+
+
+def test_a_folder_that_may_not_be_read_is_said(etc: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not that no node exists: the operator is told of the group."""
+    monkeypatch.setattr(node_choice.os, "access", lambda *_: False)
+    assert "member of group bsfg (usermod -aG bsfg USER" in command.bsfg(tmp_path, "status").stderr
+    assert chosen("plant-b")[0] == str(etc / "plant-b.toml")
+
+
+def test_commands_take_a_node(etc: Path, tmp_path: Path) -> None:
+    """A command without other arguments takes the node as its argument, with others as an option; those whose node is
+    optional do not fail because there are several."""
+    nouns = [bsfg.get_command(click.Context(bsfg), name) for name in ("status", "tail", "source")]
+    assert isinstance(nouns[2], LazyGroup)
+    nouns[2] = nouns[2].get_command(click.Context(nouns[2]), "list")
+    assert [
+        [param.name for param in found.params if isinstance(param, click.Argument)] for found in nouns if found
+    ] == [["node"]] * 3
+    assert "no node runs on" in command.bsfg(tmp_path, "status", "plant-a").stderr
+    (etc / "plant-b.toml").touch()
+    assert "no source of" not in command.bsfg(tmp_path, "status", "plant-a").stderr
+    done = command.bsfg(tmp_path, "tags", "check", "none.csv", "--protocol", "modbus", "--base", "0")
+    assert "none.csv: does not exist" in done.stdout

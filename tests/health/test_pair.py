@@ -19,7 +19,7 @@ from agent.health.snapshot import (
     SourceStatus,
 )
 from agent.health.verdict import assess
-from tests.cli.test_status import health_json
+from tests.cli.test_health import health_json
 from tests.health.conftest import NOW_MS
 
 PAIR = PairSnapshot("plant-a", "leads", 7, "plant-a-2", "plant-a", NOW_MS - 60_000, "follows", 200, "idmz", 100)

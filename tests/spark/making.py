@@ -1,4 +1,6 @@
-"""Stores for the Spark side's tests, filled as a node fills them, and what each fact must look like as a row.
+"""Stores for the Spark side's tests, filled as a node fills them, and what each fact must look like as a row; and an
+enterprise node over such a store as it runs at a customer: Mosquitto with TLS and the product's access list, and `bsfg
+run`. `analytics` is the zone of Spark.
 
 The oracle looks at one fact at a time, in plain Python, and shares no code with the columns it is compared with.
 """
@@ -6,13 +8,17 @@ The oracle looks at one fact at a time, in plain Python, and shares no code with
 import base64
 import hashlib
 import sqlite3
+import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from agent.batch import _FIXED, DIGEST_BYTES, Batch, Link, Origin, seal_samples
+from agent.demo.mosquitto import Mosquitto
+from agent.demo.processes import Child
 from agent.fact_store import FactStore
 from agent.message import Envelope, Fact, Json, Message, Sample, TagDefinition
 from agent.positions import Position
@@ -22,6 +28,7 @@ from pyspark_bsfg.ranges import OffsetRange
 from pyspark_bsfg.schema import FACTS, arrow_schema
 from pyspark_bsfg.transports import Asked, HoleLog, StoreFile, record_batches
 from tests.fact_store.making import past_the_triggers
+from tests.replication.nodes import write_node_toml
 from tests.support.received import chain_of, definitions_of, put_page
 
 QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # a short life is half as long without the second compiler
@@ -42,6 +49,7 @@ VALUES: list[Any] = [
     True, False, None, "", "ok", "Überdruck \U0001f525", "x" * 5000,
     b"", b"\x00\xff", Json(b"[1,2.5,null]"), Json('{"ü":[]}'.encode()),
 ]  # fmt: skip
+ENTERPRISE, READER = "enterprise", "analytics"
 
 
 def message(number: int, subject: str = "order:4711") -> Message:
@@ -190,3 +198,38 @@ def lose(path: Path, first_offset: int) -> None:
     """The disk loses the row of the batch that begins there."""
     with past_the_triggers(path) as connection:
         connection.execute("DELETE FROM batch WHERE first_offset = ?", (first_offset,))
+
+
+@dataclass(frozen=True)
+class Served:
+    """The running node."""
+
+    broker: Mosquitto
+    node: Child
+    store: Path
+
+    def options(self, zone: str = READER, **others: object) -> dict[str, str]:
+        """Options of the data source, for a reader with the certificate of a zone."""
+        mine = self.broker.identity(zone)
+        files = {"caFile": mine.ca_file, "certFile": mine.cert_file, "keyFile": mine.key_file}
+        at = {"transport": "mqtt", "host": self.broker.host, "port": self.broker.port, "peer": ENTERPRISE}
+        return {name: str(value) for name, value in (at | files | others).items()}
+
+
+def store_path(folder: Path) -> Path:
+    """Where the store has to be before the node starts."""
+    return folder / "node" / "state" / "facts.db"
+
+
+@contextmanager
+def served(folder: Path, more: str = "", zones: Sequence[str] = (READER,)) -> Iterator[Served]:
+    """Start broker and node on the store in `store_path(folder)`; `more` is appended to node.toml."""
+    links = [f"{ENTERPRISE}:{READER}"]
+    with Mosquitto.started(folder / "mosquitto", (ENTERPRISE, *zones), links) as broker:
+        peer = f'zone = "{READER}"\nexports = ["{TELEMETRY}"]\n{more}'
+        file = write_node_toml(folder / "node", broker, ENTERPRISE, peer)
+        command = [sys.executable, "-m", "agent.cli", "run", "--config", str(file)]
+        with Child("node", command, folder / "node.log") as node:
+            node.start()
+            node.wait_ready(lambda: "node_ready" in node.log_text())
+            yield Served(broker, node, store_path(folder))

@@ -28,8 +28,7 @@ from tests.spark import making
 from tests.spark.jobs import oracle
 from tests.spark.jobs.oracle import Told
 from tests.spark.jobs.test_jobs import rolled
-from tests.spark.making import BAD, NOON_NS, SECOND_NS
-from tests.spark.served import ENTERPRISE, READER, served, store_path
+from tests.spark.making import BAD, ENTERPRISE, NOON_NS, READER, SECOND_NS, served, store_path
 from tests.spark.test_submit import ENVIRONMENT, QUICK_JVM, SPARK_HOME
 
 pytestmark = [pytest.mark.spark, pytest.mark.system, pytest.mark.timeout(900)]

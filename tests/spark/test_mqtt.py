@@ -24,8 +24,7 @@ from pyspark_bsfg.streaming.reader import NO_CLAIM
 from pyspark_bsfg.transports import Asked, mqtt_node, places, range_pages
 from tests.signing import signers
 from tests.spark import making
-from tests.spark.making import NOON_NS, TELEMETRY, VALUES
-from tests.spark.served import ENTERPRISE, Served, served, store_path
+from tests.spark.making import ENTERPRISE, NOON_NS, TELEMETRY, VALUES, Served, served, store_path
 from tests.spark.test_reader import read, sent
 from tests.support.mosquitto import free_port
 

@@ -18,8 +18,7 @@ from agent.message import Sample
 from pyspark_bsfg.landing.tables import table_files
 from tests.replication.nodes import write_node_toml
 from tests.spark import making
-from tests.spark.making import NOON_NS, SECOND_NS, TELEMETRY
-from tests.spark.served import READER
+from tests.spark.making import NOON_NS, READER, SECOND_NS, TELEMETRY
 from tests.spark.test_cluster import bare_python, cluster, submitted
 
 pytestmark = [pytest.mark.spark, pytest.mark.system, pytest.mark.timeout(1800)]

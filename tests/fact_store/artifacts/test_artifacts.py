@@ -1,8 +1,14 @@
-"""Artifacts: stored once by digest, chunk by chunk, resumable and verified; found in the facts that refer to them."""
+"""Artifacts: stored once by digest, chunk by chunk, resumable and verified; found in the facts that refer to them.
+Through kill -9, failing disks and power cuts: nothing, a partial transfer, or the complete artifact, never other
+bytes."""
 
+import contextlib
 import errno
 import os
 import random
+import shutil
+import subprocess
+import sys
 import time
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -11,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.errors import StoreError, StoreUnavailable
+from agent.errors import StoreError, StoreFull, StoreUnavailable
 from agent.fact_store.artifacts import artifact_files
 from agent.fact_store.artifacts.artifact_files import ArtifactFiles
 from agent.fact_store.core.artifact_reference import (
@@ -34,10 +40,14 @@ from agent.fact_store.core.errors import (
 )
 from agent.message import Envelope, Fact, Message, canonical_json
 from agent.pages import ArtifactReference
-from tests.fact_store.artifacts.putting import name_of, put
+from tests.fact_store.artifacts.putting import CHUNK, blob, name_of, put
+from tests.sim import first_seed, patient, scaled
 from tests.support.disk_calls import DiskCalls
 
 BLOB = random.Random(1).randbytes(3 * CHUNK_BYTES_MAX + 17)
+ROOT = Path(__file__).parents[3]
+COUNT = 40
+ROUNDS = scaled(12, 300)
 
 
 def refused(error: type[StoreError], store: ArtifactFiles, *arguments: object, zone: str = "plant") -> None:
@@ -246,8 +256,8 @@ def test_orphans_go_and_what_is_referenced_stays(tmp_path: Path) -> None:
     """Old unreferenced artifacts and abandoned transfers are swept; young ones and referenced ones stay."""
     kept, orphan, young = (name_of(content) for content in (b"kept", b"orphan", b"young"))
     store = ArtifactFiles(tmp_path, is_referenced=lambda digest: digest == kept)
-    for blob in (b"kept", b"orphan", b"young"):
-        put(store, blob)
+    for content in (b"kept", b"orphan", b"young"):
+        put(store, content)
     store.put_chunk("plant", name_of(b"half"), 4, 0, b"ha")
     for path in tmp_path.rglob("*"):
         if path.is_file() and not path.name.startswith(young.removeprefix("sha256:")):
@@ -340,8 +350,8 @@ def test_many_transfers_at_once_take_bounded_memory(tmp_path: Path) -> None:
         ArtifactFiles(tmp_path),
         [b"%03d" % number * 1000 for number in range(3 * artifact_files.RUNNING_MAX)],
     )
-    for blob in blobs:
-        assert store.put_chunk("plant", name_of(blob), len(blob), 0, blob[:1000]).received == 1000
+    for content in blobs:
+        assert store.put_chunk("plant", name_of(content), len(content), 0, content[:1000]).received == 1000
     assert len(store._running) <= artifact_files.RUNNING_MAX
     assert all(put(store, blob).is_complete for blob in blobs)
 
@@ -395,8 +405,8 @@ def test_orphans_go_sooner_than_what_a_fact_once_referred_to(tmp_path: Path) -> 
     its own hours."""
     referenced = {name_of(b"released")}
     store = ArtifactFiles(tmp_path, is_referenced=referenced.__contains__)
-    for blob in (b"released", b"orphan"):
-        put(store, blob)
+    for content in (b"released", b"orphan"):
+        put(store, content)
     assert store.sweep(3600, 7200) == 0
     referenced.clear()
     now_s = time.time()
@@ -416,3 +426,87 @@ def test_artifacts_are_private(tmp_path: Path) -> None:
         os.umask(before)
     modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "artifacts").rglob("*")}
     assert modes == {0o700, 0o600}
+
+
+def wrong_ones(store: ArtifactFiles) -> list[str]:
+    """Files whose name is not the digest of their bytes."""
+    return [digest for digest in store.digests() if not store.verify(digest)]
+
+
+@patient
+def test_a_killed_transfer_goes_on_where_it_was(tmp_path: Path) -> None:
+    """Killed at random moments and started again: artifacts answered as complete are there, bytes answered as received
+    are not requested again, and no file has a wrong name."""
+    seed = first_seed()
+    rng, folder, resumed = random.Random(seed), tmp_path / "artifacts", 0
+    for _ in range(ROUNDS):
+        command = [sys.executable, "-m", "tests.fact_store.artifacts.putting", str(folder), str(seed), str(COUNT)]
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            said = process.stdout.readline()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(rng.uniform(0, 0.02))
+            process.kill()
+            said += process.stdout.read()
+        store = ArtifactFiles(folder)
+        assert wrong_ones(store) == []
+        resumed += any(path.stat().st_nlink == 1 for path in folder.glob("partial/*/*"))
+        number, received, is_complete = map(int, said.decode().splitlines()[-1].split())
+        content = blob(seed, number)
+        held = store.put_chunk("plant", name_of(content), len(content), 0, b"")
+        assert held.received >= received
+        assert held.is_complete >= bool(is_complete)
+        if number > COUNT // 2:
+            shutil.rmtree(folder)  # and from the beginning
+    assert resumed > 0, "no round was killed in the middle of a transfer"
+    print(f"{ROUNDS} kills, {resumed} in the middle of a transfer")
+    for number in range(COUNT):
+        put(store, blob(seed, number))
+    assert set(store.digests()) >= {name_of(blob(seed, number)) for number in range(COUNT)}
+
+
+class FailingCalls:
+    """Fails the n-th call that changes the disk."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, at: int, number: int) -> None:
+        self.calls = 0
+        self._at, self._number = at, number
+        for owner, name in ((os, "fsync"), (os, "link"), (Path, "mkdir"), (os, "open")):
+            monkeypatch.setattr(owner, name, self._failing(getattr(owner, name)))
+
+    def _failing(self, call):  # noqa: ANN001, ANN202
+        def instead(*given, **named):  # noqa: ANN002, ANN003, ANN202
+            self.calls += 1
+            if self.calls == self._at:
+                raise OSError(self._number, os.strerror(self._number))
+            return call(*given, **named)
+
+        return instead
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
+def test_each_call_fails_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Whichever call fails, the answer is a retryable error of the store; no incomplete file has a name, and a second
+    attempt completes it."""
+    monkeypatch.setattr(artifact_files, "SYNC_BYTES", 2 * CHUNK)
+    content = random.Random(1).randbytes(5 * CHUNK)
+    failed = 0
+    for at in range(1, 1000):
+        store = ArtifactFiles(tmp_path / str(at) / "artifacts")
+        store.folder.parent.mkdir()
+        with monkeypatch.context() as patch:
+            calls = FailingCalls(patch, at, number)
+            try:
+                put(store, content)
+                error = None
+            except StoreError as raised:
+                error = raised
+        if calls.calls < at:
+            break
+        failed += error is not None
+        assert error is None or (error.retryable, isinstance(error, StoreFull)) == (True, number == errno.ENOSPC)
+        assert error is None or list(store.digests()) == []
+        put(store, content)
+        assert store.verify(name_of(content))
+        assert store.bytes_used() == len(content)
+    assert failed > 10

@@ -1,4 +1,5 @@
-"""The states of a consumer: the table in the code equals those in its docstring and in the docs."""
+"""The states of a consumer: each transition of the table, and the timeouts. Facts about the store itself can always be
+written."""
 
 import re
 
@@ -6,7 +7,11 @@ import pytest
 
 from agent.fact_store.core import lifecycle
 from agent.fact_store.core.lifecycle import REMOVAL_NS, TRANSITIONS, Event, Lifecycle, next_timeout
+from agent.fact_store.core.operational_facts import operational_fact
+from agent.message import check_message
 from tools.draw_lifecycle import PAGE, diagram, drawn
+
+ZONE = "plant-a"
 
 
 def test_the_docstring_shows_the_table() -> None:
@@ -50,3 +55,12 @@ def test_transitions_caused_by_time(state: Lifecycle, coming: tuple[Event, int] 
     """An active consumer that is not seen is lost, a removal is completed, and the table has these rows."""
     assert next_timeout(state, 1000, 45) == coming
     assert coming is None or (state, coming[0]) in TRANSITIONS
+
+
+def test_the_fact_about_damage_can_always_be_written() -> None:
+    """Numbers that a flipped bit made too large for JSON are written as text, so damage can always be recorded."""
+    about = {"first_sequence": 2**57, "origins": [{"last_sequence": -(2**60), "zone": "plant-a"}], "count": 3}
+    message = operational_fact(ZONE, "facts.telemetry", "facts_damaged", about, "x", 1000)
+    check_message(message)
+    assert b'"first_sequence":"144115188075855872"' in message.fact.object_json
+    assert b'"count":3' in message.fact.object_json

@@ -1,7 +1,9 @@
-"""Stores that forget: filled, and what is left of them."""
+"""What tests of retention start from."""
 
 import os
+import random
 import sqlite3
+import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -12,6 +14,7 @@ from agent.fact_store import FactStore, StoreReader
 from agent.fact_store.writer import writer as writer_module
 from agent.message import Fact, Sample
 from agent.settings.store import StoreSettings, StreamSettings
+from tests.fact_store.durability.promises import say
 from tests.fact_store.making import (
     AT_ONCE,
     EVERYTHING,
@@ -23,6 +26,10 @@ from tests.fact_store.making import (
 )
 
 HOUR_NS = 3_600_000_000_000
+CONSUMER = "idmz.facts.telemetry"
+SETTINGS = StoreSettings(commit_interval_ms=0, disk_free_bytes_min=0, ballast_bytes=0)
+STREAMS = (StreamSettings(TELEMETRY, keep_hours=0),)
+RUN = 5
 
 
 class Clock:
@@ -87,3 +94,29 @@ def fill_up(store: FactStore, rows: list[Sample]) -> StoreFull:
         pass
     assert isinstance(error, StoreFull)
     return error
+
+
+def run_of(first: int) -> list[Sample]:
+    """Samples whose values begin with their offsets, large enough that pages are freed and reused."""
+    noise = random.Random(first).randbytes(600).hex()
+    return [Sample(1, offset * 1_000_000, f"{offset} {noise}", 0) for offset in range(first, first + RUN)]
+
+
+def main() -> None:
+    """A process made to be killed while it forgets: appends, confirms, and keeps nothing that is confirmed. It says
+    `S <offset>` for each acknowledged append and `C <offset>` before it confirms: what lies beyond may not go."""
+    store, rng = FactStore.open(Path(sys.argv[1]), "plant", settings=SETTINGS, streams=STREAMS), random.Random()
+    done(store.appends.define([tag(1)]))
+    done(store.consumers.register(CONSUMER, "idmz", TELEMETRY))
+    while True:
+        for _ in range(rng.randint(1, 60)):
+            say("S", done(store.appends.append_samples(TELEMETRY, run_of(store.end_offset(TELEMETRY) + 1)))[1])
+        known = store.consumers.get(CONSUMER)
+        assert known is not None
+        until = rng.randint(known.frontier, store.end_offset(TELEMETRY))
+        say("C", until)
+        done(store.consumers.confirm(CONSUMER, until))
+
+
+if __name__ == "__main__":
+    main()

@@ -17,8 +17,7 @@ from agent.fact_store.writer import writer as writer_module
 from agent.message import Sample
 from agent.settings.store import StoreSettings, StreamSettings
 from tests.fact_store.making import EVERYTHING, TELEMETRY, done, samples, tag
-from tests.fact_store.retention.forgetting import CONSUMER, RUN, SETTINGS, STREAMS, run_of
-from tests.fact_store.retention.support import first_offset
+from tests.fact_store.retention.support import CONSUMER, RUN, SETTINGS, STREAMS, first_offset, run_of
 from tests.sim import first_seed, scaled
 from tests.waiting import wait_until
 
@@ -46,7 +45,7 @@ def test_a_kill_during_retention_loses_nothing_unconfirmed(tmp_path: Path) -> No
     """Killed again and again while it releases, deletes and shrinks the file: acknowledged, unconfirmed facts are there
     each time, released ones were confirmed, and the next life continues."""
     rng, acknowledged, confirmed, gone = random.Random(first_seed()), 0, 0, 0
-    command = [sys.executable, "-m", "tests.fact_store.retention.forgetting", str(tmp_path / "facts.db")]
+    command = [sys.executable, "-m", "tests.fact_store.retention.support", str(tmp_path / "facts.db")]
     for number in range(ROUNDS):
         with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None

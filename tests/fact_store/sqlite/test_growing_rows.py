@@ -1,6 +1,7 @@
-"""Rows of the tables that grow with the years: what is kept of all origins but the newest equals what is held."""
+"""Rows of tables that grow are read when they are needed; all rows have the types that the schema promises."""
 
 import sqlite3
+from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -12,11 +13,18 @@ from hypothesis import strategies as st
 from agent.batch import Origin
 from agent.errors import StoreFull
 from agent.fact_store import FactStore
-from agent.fact_store.sqlite import transaction
+from agent.fact_store.sqlite import connect, is_damage, migrate, transaction
+from agent.fact_store.sqlite.queries import QUERIES, with_rows
+from agent.fact_store.sqlite.transaction import ROWS_AT_ONCE
+from agent.fact_store.sqlite.typed_rows import _SCHEMA, ImpossibleValue, _named_types
 from agent.pages import HeldRange, HeldSum, count
-from tests.fact_store.making import AT_ONCE, IN_MEMORY, TELEMETRY, Elsewhere
+from tests.fact_store.making import AT_ONCE, IN_MEMORY, TELEMETRY, Elsewhere, chain_is_whole, plant, sealed_in
+from tests.fact_store.sqlite.test_migrations import parameters
 
 ZONES = ("mill", "plant")
+N = ROWS_AT_ONCE
+OTHERS = {"1", "count(*)", "data_version", "page_size", "page_count", "freelist_count", "integrity_check"}
+"""Columns that no bit of a row can change."""
 
 
 def recounted(path: Path) -> dict[tuple[str, bytes], tuple[HeldSum, int]]:
@@ -130,3 +138,73 @@ def test_what_a_rolled_back_commit_wrote_is_not_taken_for_held(tmp_path: Path) -
             "SELECT o.zone, h.first_sequence, h.last_sequence FROM held h JOIN named_origin o ON o.id = h.origin"
         ).fetchall()
     assert sorted(rows) == [("mill", 1, 4), ("plant", 1, 2)]
+
+
+@pytest.mark.parametrize("count", [1, N - 1, N, N + 1, 2 * N, 3 * N - 1])
+def test_a_page_of_any_size_is_stored_whole(tmp_path: Path, count: int) -> None:
+    """Pages around the number of rows of a statement arrive byte for byte."""
+    elsewhere = Elsewhere("idmz")
+    page = [elsewhere.seal(1 + number % 3) for number in range(count)]
+    with plant(tmp_path) as store:
+        elsewhere.put(store, page)
+        assert sealed_in(store) == page
+        chain_is_whole(store)
+
+
+def test_a_statement_for_several_rows_is_the_one_for_a_row_repeated() -> None:
+    """Nothing but the tuple of values is repeated."""
+    statement = QUERIES["insert_batch"]
+    assert with_rows(statement, 1).split() == statement.split()
+    assert with_rows(statement, 3).count("INSERT") == 1
+    assert with_rows(statement, 3).count("?") == 3 * statement.count("?")
+
+
+@pytest.fixture
+def connection() -> Iterator[sqlite3.Connection]:
+    """A connection as the store makes it."""
+    with closing(connect("file::memory:")) as found:
+        yield found
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in QUERIES if "SELECT" in QUERIES[name] or "RETURNING" in QUERIES[name]]
+)
+def test_every_column_has_a_type(connection: sqlite3.Connection, name: str) -> None:
+    """A column is one of the schema or states its type, unless the statement leaves the check to its caller."""
+    migrate(connection)
+    try:
+        described = connection.execute(QUERIES[name], parameters(QUERIES[name])).description or ()
+    except sqlite3.IntegrityError:  # an INSERT of NULLs
+        return
+    columns = [column[0] for column in described]
+    if not any(column.startswith("CAST(") for column in columns):
+        assert {column for column in columns if not _named_types(column)} <= {*_SCHEMA, *OTHERS}
+
+
+@pytest.mark.parametrize(
+    "columns", ["x'07' AS first_offset", "NULL AS first_offset", "1.5 AS first_offset", "'a' AS \"kind INTEGER\""]
+)
+def test_a_value_that_the_schema_does_not_allow(connection: sqlite3.Connection, columns: str) -> None:
+    """It is an error of SQLite that means damage, also where a row with right types was read before."""
+    assert connection.execute('SELECT 1 AS first_offset, 2 AS "kind INTEGER"').fetchone() == (1, 2)
+    with pytest.raises(ImpossibleValue, match="impossible value") as caught:
+        connection.execute(f"SELECT {columns}").fetchone()
+    assert is_damage(caught.value)
+
+
+@pytest.mark.parametrize(
+    "columns",
+    ["NULL AS writer", 'NULL AS "first_offset INTEGER"', "NULL AS first_offset, CAST('a' AS BLOB)", "1.5 + 1"],
+)
+def test_values_that_are_allowed(connection: sqlite3.Connection, columns: str) -> None:
+    """NULL where the schema or the statement allows it; anything where the caller checks; an expression."""
+    assert connection.execute(f"SELECT {columns}").fetchone() is not None
+
+
+def test_no_statement_stays_open(connection: sqlite3.Connection) -> None:
+    """The error keeps no statement open, which would keep the write-ahead log from being reused."""
+    connection.execute("CREATE TABLE found (first_offset)")
+    connection.execute("INSERT INTO found VALUES (NULL), (1)")
+    with pytest.raises(ImpossibleValue):
+        connection.execute("SELECT first_offset FROM found").fetchall()
+    connection.execute("DROP TABLE found")  # locked as long as a statement reads it

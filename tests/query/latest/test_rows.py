@@ -1,15 +1,22 @@
-"""Latest values from peers next to those of a store: the newest is shown, and a stale one is marked."""
+"""Latest values as records: merged with those of peers, aged, and summed up."""
 
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from agent.fact_store import FactStore
 from agent.node.latest import latest_lookup
+from agent.query.latest import AgedRecord, Tag, TagsInForce, aged_record, summarize
 from agent.query.latest.latest_rows import LatestRecord, merge_peer_records
+from agent.status_codes import TAG_REMOVED
 from tests.fact_store.making import AT_ONCE
 
 NOW_NS = 1_700_000_100_000_000_000  # 2023-11-14T22:15:00Z
 FRESH_MS = 60_000
+AT = "2023-11-14T22:15:00Z"  # NOW_NS
+IN_FORCE = TagsInForce("plant", {"tag:polled": 1_000, "tag:hourly": 3_600_000, "tag:change": 0})
+UNCERTAIN, BAD = 0x4000_0000, 0x8005_0000
 
 
 def row(subject: str, at: str | None, value: object = 1, source: str = "press", **more: Any) -> LatestRecord:
@@ -89,3 +96,111 @@ def test_a_peer_gets_only_the_tags_it_asks_for(tmp_path: Path) -> None:
         assert found.queue_depth == 7
         for fresh_ms, mode in ((FRESH_MS, "degraded"), (10**13, "fresh")):
             assert look_up("facts.telemetry", lambda _: True, fresh_ms, 0).entry_at(1).mode == mode
+
+
+def aged(subject: str, age_s: float, in_force: TagsInForce | None = IN_FORCE, **more: Any) -> tuple[str, int | None]:
+    """Mode and expected interval of a tag whose value is so old, while its source is alive."""
+    found = aged_record(row(subject, AT, **more), in_force, NOW_NS + int(age_s * 1_000_000_000))
+    assert found["age_ms"] == age_s * 1000
+    return found["mode"], found["expected_ms"]
+
+
+@pytest.mark.parametrize(
+    "subject, age_s, mode",
+    [
+        ("tag:polled", 6, "fresh"),
+        ("tag:polled", 6.5, "stale"),  # one second and the least grace
+        ("tag:hourly", 3_660, "fresh"),
+        ("tag:hourly", 3_661, "stale"),  # an hour and the greatest grace
+        ("tag:change", 1_000_000, "fresh"),  # it may be silent for ever
+    ],
+)
+def test_a_tag_is_stale_when_nothing_came_for_longer_than_it_should(subject: str, age_s: float, mode: str) -> None:
+    """By the interval that the tag file gives it, although its source is alive; one that comes on change has its age
+    only."""
+    assert aged(subject, age_s) == (mode, IN_FORCE.intervals_ms[subject] or None)
+
+
+def test_a_tag_that_no_file_names_is_removed() -> None:
+    """Also while its source is silent; not one of another zone, nor one that no source gave, nor where the files are
+    not known."""
+    assert aged("tag:gone", 0) == ("removed", None)
+    assert aged("tag:gone", 9, mode="degraded") == ("removed", None)
+    assert aged("tag:gone", 0, zone="north") == ("fresh", None)
+    assert aged("tag:gone", 0, source="") == ("fresh", None)
+    assert aged("tag:gone", 0, None) == ("fresh", None)
+
+
+def test_the_last_fact_of_a_removed_tag_says_so_in_every_zone() -> None:
+    """At a zone above, which has no tag files of the plant, a removed tag is not bad for ever. A tag that its device
+    calls out of service is bad, and so is one that is in the file again and has no value yet."""
+    assert aged("tag:gone", 0, zone="north", quality=TAG_REMOVED) == ("removed", None)
+    assert aged("tag:gone", 9, zone="north", quality=TAG_REMOVED, mode="degraded") == ("removed", None)
+    assert aged("tag:gone", 0, None, quality=TAG_REMOVED) == ("removed", None)
+    assert aged("tag:gone", 0, zone="north", quality=0x808D_0000) == ("fresh", None)
+    assert aged("tag:change", 0, quality=TAG_REMOVED)[0] == "fresh"
+    rows = [
+        aged_record(row("tag:gone", AT, zone="north", quality=quality), IN_FORCE, NOW_NS)
+        for quality in (TAG_REMOVED, 0x808D_0000)
+    ]
+    found = summarize(rows, None, lambda _: True)
+    assert (found.removed, len(found.bad), len(found.silent)) == (1, 1, 0)
+
+
+def test_a_silent_source_stays_degraded() -> None:
+    """The reason that concerns all its tags is shown."""
+    assert aged("tag:polled", 600, mode="degraded")[0] == "degraded"
+
+
+def test_no_age_without_a_time_to_trust() -> None:
+    """A tag without a value has none, and neither has one whose clock was ahead; a time just ahead is no age below
+    0."""
+    assert aged_record(row("tag:polled", None), IN_FORCE, NOW_NS)["age_ms"] is None
+    assert aged_record(row("tag:polled", AT, ahead_ms=9), IN_FORCE, NOW_NS)["age_ms"] is None
+    assert aged_record(row("tag:polled", AT), IN_FORCE, NOW_NS - 5_000_000_000)["age_ms"] == 0
+
+
+def shown(subject: str, at: str | None = AT, **more: Any) -> AgedRecord:
+    """A row as `bsfg latest` has it."""
+    return aged_record(row(subject, at, **more), None, NOW_NS)
+
+
+def every(_: Tag) -> bool:
+    """Choose all tags."""
+    return True
+
+
+def test_each_tag_counts_once() -> None:
+    """By what matters most: a removed tag is none of the others, a silent one has no quality that still holds, and one
+    that only the tag file knows is silent."""
+    rows = [
+        shown("tag:bad", quality=BAD),
+        shown("tag:degraded", quality=BAD, mode="degraded"),
+        shown("tag:good"),
+        shown("tag:gone", quality=BAD, mode="removed"),
+        shown("tag:never", None),
+        shown("tag:stale", mode="stale"),
+        shown("tag:uncertain", quality=UNCERTAIN),
+    ]
+    in_force = TagsInForce("plant", {f"tag:{name}": 0 for name in ("bad", "good", "new")})
+    found = summarize(rows, in_force, every)
+    assert (found.good, found.uncertain, found.removed, found.tags) == (1, 1, 1, 7)
+    assert [entry["subject"] for entry in found.bad] == ["tag:bad"]
+    assert found.silent == ["tag:degraded", "tag:never", "tag:stale", "tag:new"]
+    assert [entry["subject"] for entry in found.first] == ["tag:good", "tag:uncertain"]
+
+
+def test_a_tag_that_was_not_asked_for_is_not_missed() -> None:
+    """A pattern narrows the tags of the files as it narrows the rows; a tag of another zone is not that of the file."""
+    in_force = TagsInForce("plant", {"tag:a": 0, "tag:b": 0})
+    assert summarize([], in_force, lambda tag: tag == Tag("plant", "tag:b", "")).silent == ["tag:b"]
+    assert summarize([shown("tag:a", zone="north")], in_force, every).silent == ["tag:a", "tag:b"]
+
+
+def test_the_first_values_are_of_every_source() -> None:
+    """A source with thousands of tags leaves room for those of a small one, and for that of its name in another zone;
+    the order is that of the rows."""
+    rows = [shown(f"tag:a/{number:04}") for number in range(1000)] + [shown("tag:b/1", source="boiler")]
+    rows.append(shown("tag:c/1", zone="north"))
+    first = [entry["subject"] for entry in summarize(rows, None, every).first]
+    assert first == [*(f"tag:a/{number:04}" for number in range(8)), "tag:b/1", "tag:c/1"]

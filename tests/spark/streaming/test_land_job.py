@@ -27,8 +27,7 @@ from pyspark_bsfg.landing.tables import paths
 from tests.sim import IS_LONG
 from tests.spark import making
 from tests.spark.making import NOON_NS, TELEMETRY
-from tests.spark.streaming.feeding import append
-from tests.spark.streaming.rows import landed_rows, landed_until
+from tests.spark.streaming.rows import append, landed_rows, landed_until
 from tests.spark.streaming.test_stream_reader import CONSUMER, node
 
 pytestmark = [pytest.mark.spark, pytest.mark.system]

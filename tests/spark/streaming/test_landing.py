@@ -33,7 +33,7 @@ from pyspark_bsfg.streaming.offsets import StreamOffset
 from pyspark_bsfg.transports import StoreFile
 from tests.spark import making
 from tests.spark.making import NOON_NS, SECOND_NS
-from tests.spark.streaming.feeding import gap as gap_of
+from tests.spark.streaming.rows import gap as gap_of
 from tests.spark.streaming.rows import landed_rows
 from tests.support.disk_calls import DiskCalls
 

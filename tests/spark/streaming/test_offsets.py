@@ -1,19 +1,32 @@
-"""Offsets of a stream: every fact in exactly one batch, whatever retention, limits and restores do between
-batches."""
+"""Offsets, checkpoints and options of a stream."""
 
 import json
+import traceback
+from contextlib import nullcontext
+from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from agent.positions import LifeList, LogLives
-from pyspark_bsfg.errors import FactsGone, OptionError
+from pyspark_bsfg.errors import FactsGone, JobRefused, NodeUnavailable, OptionError, SparkError
 from pyspark_bsfg.ranges import OffsetRange
+from pyspark_bsfg.schema import FACTS
+from pyspark_bsfg.source import BsfgDataSource
+from pyspark_bsfg.streaming.checkpoint import batch_offsets, bind, last_committed, query_id, read_binding, write_binding
 from pyspark_bsfg.streaming.offsets import StreamOffset, first_offset, next_step, parts
+from pyspark_bsfg.streaming.options import StreamOptions
+from pyspark_bsfg.streaming.receipts import Receipts
 from pyspark_bsfg.transports.ports import Bounds
+from tests.support.disk_calls import DiskCalls
 
 A, B = "a" * 32, "b" * 32
+LIFE = "a" * 32
+PATH = {"path": "/x/facts.db"}
+DURABLE = PATH | {"consumer": "local.lake", "checkpointLocation": "/x/checkpoint"}
 
 
 class Log:
@@ -154,3 +167,200 @@ def test_an_offset_has_one_text() -> None:
     ):
         with pytest.raises(OptionError, match="use another checkpoint"):
             StreamOffset.of(wrong)
+
+
+def logged(folder: Path, batches: int, committed: int) -> None:
+    """Spark's logs: batch n ends at offset 10 n + 10."""
+    for name in ("offsets", "commits"):
+        (folder / name).mkdir(parents=True)
+    for batch in range(batches):
+        offset = json.dumps(StreamOffset(LIFE, 10 * batch + 10).to_json())
+        (folder / "offsets" / str(batch)).write_text(f"v1\n{{}}\n{offset}")
+        (folder / "offsets" / f".{batch}.crc").write_bytes(b"crc")
+    for batch in range(committed):
+        (folder / "commits" / str(batch)).write_text("v1\n{}")
+
+
+def test_only_batches_with_a_commit_entry_are_finished(tmp_path: Path) -> None:
+    """A batch that was planned, and perhaps landed, is not confirmed before Spark has its commit entry."""
+    assert last_committed(tmp_path) is None
+    logged(tmp_path, 13, 12)
+    assert last_committed(tmp_path) == StreamOffset(LIFE, 120)
+    assert batch_offsets(tmp_path, 0) == (None, StreamOffset(LIFE, 10))
+    assert batch_offsets(tmp_path, 12) == (StreamOffset(LIFE, 120), StreamOffset(LIFE, 130))
+
+
+def test_only_whole_commit_entries_count(tmp_path: Path) -> None:
+    """What else lies in Spark's folder of commits is no entry: checksums, half-written and renamed files, also those
+    whose names begin with a higher number."""
+    logged(tmp_path, 13, 3)
+    for name in (".3.crc", ".7.0f3e.tmp", "7.tmp", "8 (copy)", "9.crc", "x"):
+        (tmp_path / "commits" / name).write_text("v1")
+    assert last_committed(tmp_path) == StreamOffset(LIFE, 30)
+
+
+def test_a_log_of_other_sources_is_refused(tmp_path: Path) -> None:
+    """Also one of several sources, and one that was torn."""
+    logged(tmp_path, 1, 0)
+    line = json.dumps(StreamOffset(LIFE, 1).to_json())
+    for text in ("v1", f"v1\n{{}}\n{line}\n{line}", 'v1\n{}\n{"t": {"0": 5}}', "v1\n{}\n{"):
+        (tmp_path / "offsets" / "0").write_text(text)
+        with pytest.raises(SparkError, match="checkpoint"):
+            batch_offsets(tmp_path, 0)
+
+
+def test_a_binding_is_kept(tmp_path: Path) -> None:
+    """The id is made once; start and names are read back; a damaged file is refused, not replaced."""
+    made = bind(tmp_path / "new", "enterprise", "facts.telemetry", "local.lake")
+    assert bind(tmp_path / "new", "enterprise", "facts.telemetry", "local.lake") == made
+    for wrong in (("idmz", "facts.telemetry", "local.lake"), ("enterprise", "facts.operational", "local.lake")):
+        with pytest.raises(JobRefused, match="belongs to"):
+            bind(tmp_path / "new", *wrong)
+    started = type(made)(made.app, made.store, made.stream, made.consumer, StreamOffset(LIFE, 7))
+    write_binding(tmp_path / "new", started)
+    assert read_binding(tmp_path / "new") == started
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["bsfg.json"]
+    (tmp_path / "new" / "bsfg.json").write_text("{")
+    with pytest.raises(JobRefused, match="is damaged"):
+        read_binding(tmp_path / "new")
+
+
+def test_a_binding_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut after a consumer was registered must not leave it without its checkpoint."""
+    calls = DiskCalls(monkeypatch)
+    bind(tmp_path / "new", "enterprise", "facts.telemetry", "local.lake")
+    calls.check_durable(tmp_path / "new" / "bsfg.json")
+
+
+def test_the_id_of_a_query_is_sparks(tmp_path: Path) -> None:
+    """None before the first start."""
+    assert query_id(tmp_path) is None
+    (tmp_path / "metadata").write_text('{"id":"4c1f"}')
+    assert query_id(tmp_path) == "4c1f"
+
+
+def test_a_confirmation_that_failed_is_repeated(tmp_path: Path) -> None:
+    """As often as it fails; what is confirmed is not confirmed again, and the next batch is."""
+    bind(tmp_path, "enterprise", "facts.telemetry", "local.lake")
+    logged(tmp_path, 3, 2)
+    away = NodeUnavailable("enterprise does not answer", "start it")
+    source = Mock(confirm=Mock(side_effect=[away, away, None, None]))
+    receipts = Receipts(Mock(opened=lambda: nullcontext(source)), "local.lake", tmp_path)
+    assert [receipts.confirm() for _ in range(4)] == [False, False, True, True]
+    (tmp_path / "commits" / "2").write_text("v1\n{}")
+    assert receipts.confirm()
+    assert [call.args[:3] for call in source.confirm.call_args_list] == [
+        *[("local.lake", 20, LIFE)] * 3,
+        ("local.lake", 30, LIFE),
+    ]
+
+
+def test_defaults_lose_nothing() -> None:
+    """Without options a query starts at the oldest fact, and ends rather than pass over a loss or a new life."""
+    found = StreamOptions.of(PATH)
+    assert (found.start, found.is_loss_refused, found.on_restored) == ("earliest", True, "fail")
+    assert found.read.paths == ("/x/facts.db",)
+
+
+def test_options_are_read_in_any_case() -> None:
+    """Spark lowers keys."""
+    given = {
+        "STARTINGoffsets": "Latest",
+        "maxoffsetspertrigger": " 7 ",
+        "minPartitions": "3",
+        "failOnDataLoss": "FALSE",
+    }
+    found = StreamOptions.of(DURABLE | given | {"onrestored": "reread"})
+    assert (found.start, found.offsets_max, found.partitions_min, found.is_loss_refused) == ("latest", 7, 3, False)
+    assert (found.consumer, found.checkpoint, found.on_restored) == ("local.lake", "/x/checkpoint", "reread")
+    assert StreamOptions.of(DURABLE | {"startingTimestamp": "1767225600000"}).since_unix_ms == 1_767_225_600_000
+    assert (
+        StreamOptions.of(DURABLE | {"startingTimestamp": "2026-01-01T01:00+01:00"}).since_unix_ms == 1_767_225_600_000
+    )
+    assert StreamOptions.of(PATH | {"startingoffsets": "12"}).start == 12
+    for number, start in ((12, 12), (-2, "earliest"), (-1, "latest")):
+        as_json = f'{{"facts.telemetry":{{"0":{number}}}}}'
+        assert StreamOptions.of(PATH | {"startingOffsets": as_json}).start == start
+
+
+@pytest.mark.parametrize("text", ["/x/c", "file:/x/c", "file:///x/c", "FILE:/x/c"])
+def test_a_checkpoint_is_where_spark_has_it(text: str) -> None:
+    """In each form that Spark takes for a folder of this host: what is confirmed follows from the files there."""
+    assert StreamOptions.of(DURABLE | {"checkpointLocation": text}).checkpoint == "/x/c"
+
+
+@pytest.mark.parametrize(
+    "given, names",
+    [
+        ({"startingOffset": "1"}, "unknown option startingoffset; did you mean startingOffsets?"),
+        ({"maxOffsetPerTrigger": "1"}, "did you mean maxOffsetsPerTrigger?"),
+        ({"consumr": "x"}, "did you mean consumer?"),
+        ({"zzz": "1"}, "unknown option zzz; known are .*startingOffsets"),
+        ({"startOffset": "1"}, "did you mean startingOffsets?"),
+        ({"endingOffsets": "9"}, "endingOffsets of readStream; use trigger"),
+        ({"endingTimestamp": "9"}, "endingTimestamp of readStream; use trigger"),
+        ({"startingOffsets": '{"t":{"0":1}}'}, r"as JSON it is \{\"facts.telemetry\":\{\"0\":OFFSET\}\}"),
+        ({"startingOffsets": '{"facts.telemetry":{"0":1,"1":1}}'}, "as JSON it is"),
+        ({"startingOffsets": '{"facts.telemetry":1}'}, "as JSON it is"),
+        ({"startingOffsets": '{"facts.telemetry":{"0":true}}'}, "earliest, latest, cursor, or a whole number"),
+        ({"startingOffsets": "{"}, "as JSON it is"),
+        (DURABLE | {"takeOver": "true"}, "takeOver without startingOffsets=cursor"),
+        (DURABLE | {"startingTimestamp": "2026-01-01T00:00"}, "a time with its zone, such as 2026-01-01T12:00Z"),
+        (DURABLE | {"startingTimestamp": "yesterday"}, "a time with its zone"),
+        ({"startingOffsets": "0"}, "startingOffsets '0'"),
+        ({"startingOffsets": "cursor"}, "cursor without a consumer"),
+        ({"startingTimestamp": "5"}, "startingTimestamp without a consumer"),
+        ({"consumer": "local.lake"}, "without checkpointLocation"),
+        ({"consumer": "Lake!", "checkpointLocation": "/c"}, "consumer 'Lake!'"),
+        (DURABLE | {"checkpointLocation": "hdfs://x/c"}, "hdfs://x/c.*mounted"),
+        (DURABLE | {"checkpointLocation": "dbfs:/c"}, "dbfs:/c.*mounted"),
+        ({"kafka.security.protocol": "SSL"}, "kafka.security.protocol of Kafka.*transport mqtt"),
+        (DURABLE | {"startingTimestamp": "5", "startingOffsets": "3"}, "give one of them"),
+        ({"failOnDataLoss": "no"}, "failOnDataLoss 'no'; it is true or false"),
+        ({"onRestored": "ignore"}, "onRestored 'ignore'; known are fail, reread"),
+        ({"maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger '0'"),
+        ({"minPartitions": "many"}, "minPartitions 'many'"),
+        ({"path": "s3a://b/facts.db"}, "a file of the host"),
+    ],
+)
+def test_a_wrong_option_is_named(given: dict[str, str], names: str) -> None:
+    """Each is refused with its name and what would be right; a misspelt one with the nearest."""
+    with pytest.raises(OptionError, match=names.replace("?", r"\?")):
+        StreamOptions.of(PATH | given)
+
+
+@pytest.mark.parametrize(
+    "given, names",
+    [
+        ({"maxOffsetPerTrigger": "1"}, "unknown option maxoffsetpertrigger; did you mean maxOffsetsPerTrigger?"),
+        ({"numPartitons": "1"}, "did you mean numPartitions?"),
+        (
+            {"startingOffsets": "soon"},
+            "'soon'; of a batch read, earliest.*; of a stream, earliest, latest, cursor",
+        ),
+        ({"consumer": "local.lake"}, "without checkpointLocation"),
+        ({"numPartitions": "0"}, "numPartitions '0'; a whole number"),
+        ({"includeLabels": "maybe"}, "includeLabels 'maybe'"),
+    ],
+)
+def test_options_that_suit_no_read_are_named_when_the_schema_is_asked_for(given: dict[str, str], names: str) -> None:
+    """That is at `load`, before a query is started; what suits a batch read or a stream passes there."""
+    source = BsfgDataSource(PATH | given)
+    with pytest.raises(OptionError, match=names.replace("?", r"\?")) as caught:
+        source.schema()
+    assert len(traceback.extract_tb(caught.value.__traceback__)) <= 2, "Spark shows users the whole traceback"
+    for fitting in ({"numPartitions": "2"}, {"maxOffsetsPerTrigger": "2"}, {"startingOffsets": "latest"}):
+        assert BsfgDataSource(PATH | fitting).schema() == FACTS
+
+
+def test_a_stream_with_wrong_options_says_so_when_it_is_started() -> None:
+    """With a schema of the caller's, Spark asks for none: the reader is made, because Spark 4.3 ends in an
+    UnboundLocalError otherwise, and refuses its first call."""
+    reader = BsfgDataSource(PATH | {"consumr": "x"}).streamReader(FACTS)
+    for call in (
+        reader.initialOffset,
+        lambda: reader.latestOffset({}, ReadAllAvailable()),
+        lambda: reader.partitions({}, {}),
+    ):
+        with pytest.raises(OptionError, match="did you mean consumer"):
+            call()

@@ -9,8 +9,7 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from agent.fact_store import FactStore, StoreReader
 from pyspark_bsfg.errors import ConsumerRefused
 from pyspark_bsfg.streaming import reader as module
-from tests.spark.making import AT_ONCE, DEFINITIONS
-from tests.spark.served import ENTERPRISE, READER, served, store_path
+from tests.spark.making import AT_ONCE, DEFINITIONS, ENTERPRISE, READER, served, store_path
 from tests.spark.streaming.test_stream_reader import append, stream, values
 
 pytestmark = [pytest.mark.system]

@@ -17,7 +17,7 @@ from pyspark_bsfg.landing.tables import paths
 from pyspark_bsfg.options import NAMES
 from pyspark_bsfg.streaming.options import INSTEAD, OURS
 from tests.spark.making import TELEMETRY
-from tests.spark.streaming.feeding import append
+from tests.spark.streaming.rows import append
 from tests.spark.streaming.test_stream_reader import CONSUMER, node
 from tests.support.page import ROOT, code
 

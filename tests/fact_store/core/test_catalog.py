@@ -1,4 +1,4 @@
-"""The tail cache serves the same pages as the file."""
+"""The newest batches in memory are pages like those of the file; a mapping in shards is a dictionary."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 
 from agent import batch
 from agent.fact_store import FactStore, StoreReader
-from agent.fact_store.core.catalog import TailCache
+from agent.fact_store.core.catalog import Shards, TailCache
 from agent.fact_store.core.errors import StoreClosed
 from agent.pages import StoredBatch
 from tests.fact_store.making import EVERYTHING, TELEMETRY, done, plant, samples
 
 SIZES = (1, 2, 30, 1, 7, 60, 1, 1, 17)
 NUMBERS = st.integers(0, sum(SIZES) + 10)
+CHANGES = st.lists(st.tuples(st.integers(0, 200), st.none() | st.integers()))
 
 
 @pytest.fixture(scope="module")
@@ -81,3 +82,25 @@ def test_a_tail_answers_nothing_that_begins_before_it() -> None:
         assert page is not None
         assert list(page.batches) == [stored]
     assert tail.page(20, 100, 100, 20) is None
+
+
+@given(CHANGES, CHANGES)
+def test_a_copy_is_a_dictionary_of_its_own(
+    before: list[tuple[int, int | None]], after: list[tuple[int, int | None]]
+) -> None:
+    """Set and deleted like a dictionary; what is changed in a copy is not changed in the one that was copied."""
+    first, expected = Shards[int, int](), dict[int, int]()
+    changed(first, expected, before)
+    second, kept = first.copy(), dict(expected)
+    changed(second, expected, after)
+    assert (first, second) == (kept, expected)
+    assert (len(second), set(second), second.get(1)) == (len(expected), set(expected), expected.get(1))
+
+
+def changed(shards: Shards[int, int], plain: dict[int, int], changes: list[tuple[int, int | None]]) -> None:
+    """Carry out changes in both; None deletes."""
+    for key, value in changes:
+        if value is not None:
+            shards[key] = plain[key] = value
+        elif shards.pop(key, None) is not None:
+            del plain[key]

@@ -1,14 +1,23 @@
-"""`bsfg status` as a person reads it: room, hours and what each consumer holds back, where there is something to say.
-That it says what the page and the metrics say of each problem is in tests/page/test_alarms.py."""
+"""`bsfg status`, `fleet` and `diag` as a person reads them. That the status says what the page and the metrics say of
+each problem is in tests/page/test_alarms.py."""
 
 import json
+import os
+import sqlite3
+import tarfile
+import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from agent.cli.health.status import exit_status, text
+from agent.cli import bsfg
+from agent.cli.health import diag
+from agent.cli.health.status import exit_status, lasting_readers, text
+from agent.fact_store import FactStore
 from agent.health.brief import encode_brief, encode_health
 from agent.health.snapshot import (
     BrokerStatus,
@@ -17,6 +26,7 @@ from agent.health.snapshot import (
     EventStatus,
     NodeSnapshot,
     PacingStatus,
+    PairSnapshot,
     PeerStatus,
     SourceStatus,
     StoreStatus,
@@ -24,6 +34,8 @@ from agent.health.snapshot import (
     UnreferencedStatus,
 )
 from agent.health.verdict import assess
+from tests.health.conftest import NOW_MS
+from tests.page.zones import Zones, gateway
 
 NODE = NodeSnapshot("plant", "00", 1, 0, None)
 STREAM = StreamStatus("facts.telemetry", 1, 12, 2_000_000)
@@ -60,6 +72,19 @@ LINES: list[tuple[str, Any, str]] = [
     ("store", REFUSED, "48.0 MB of 50.0 MB, artifacts_total_bytes_max reached: an artifact needs 1.5 MB more"),
     ("store", QUOTA, "9.5 MB of 10.0 MB from evil, no fact refers to them\n            1.0 MB of 10.0 MB from plant-a, no fact refers to them"),
 ]  # fmt: skip
+ZONES = 23
+SETTINGS = """[node]
+zone = "plant-a"
+[[notify]]
+name = "ops"
+webhook_url = "https://chat.example/hooks/T0PSECRET"
+[[opcua]]
+name = "plc"
+url = "opc.tcp://plc:4840"
+tags_file = "plc.csv"
+  password_file = "plc.password"
+user_name = 'hmi'
+"""
 
 
 def health_json(snapshot: NodeSnapshot, *, everything: bool = False) -> dict[str, Any]:
@@ -148,3 +173,89 @@ def test_a_thousand_peers_fit_a_screen() -> None:
     assert lines[1] == ' "verdict": "broken",', "what a monitoring reads comes first"
     assert sum(line.startswith('  {"problem":"peer_silent"') for line in lines) == 10
     assert (len(lines) <= 30, max(map(len, lines)) <= 360) == (True, True)
+
+
+def test_the_worst_ten_and_a_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many zones that are not good ten are printed, with how many there are; --all, words and --json print all that
+    are meant. The command of the worst comes last."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "node.toml").write_text('[node]\nzone = "idmz"\n')
+    (tmp_path / "state").mkdir()
+    with FactStore.open(tmp_path / "state" / "facts.db", "idmz") as store:
+        Zones(store).send(*(gateway(f"plant-{number:02}", NOW_MS) for number in range(ZONES)))  # silent since then
+
+    def fleet(*words: str) -> list[str]:
+        done = CliRunner().invoke(bsfg, ["fleet", *words], catch_exceptions=False)
+        assert done.exit_code == 1
+        return done.output.splitlines()
+
+    sentence, _, _, *rows, more, hint = fleet()
+    assert sentence == f"{ZONES} of {ZONES} zones are broken."
+    assert [row.split()[1] for row in rows] == [f"plant-{number:02}" for number in range(10)]
+    assert more == f"the worst 10 of {ZONES} that are not good (--all prints all)"
+    assert hint.startswith("plant-00: -> ")
+    assert len(fleet("--all")) == ZONES + 4
+    assert len(fleet("plant-1")) == 10 + 4
+    assert fleet("no-such-zone") == [sentence], "an operator must act, whatever is looked for"
+    assert [json.loads(line)["level"] for line in fleet("--json")] == ["broken"] * ZONES
+
+
+def test_the_gateways_of_a_plant_are_beneath_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line for the plant, one for each of its two gateways, the one that leads first; they count as one zone."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "node.toml").write_text('[node]\nzone = "idmz"\n')
+    (tmp_path / "state").mkdir()
+    now_ms = time.time_ns() // 1_000_000 + 60_000
+    pair = PairSnapshot("plant-a", "leads", 7, "plant-a-2", "plant-a", now_ms, "follows", 200)
+    other = replace(pair, role="follows", partner="plant-a-2", partner_state="leads")
+    with FactStore.open(tmp_path / "state" / "facts.db", "idmz") as store:
+        plant = gateway("plant-a", now_ms)
+        Zones(store).send(replace(plant, pair=other), replace(plant, node="plant-a-2", pair=pair))
+    done = CliRunner().invoke(bsfg, ["fleet", "--all"], catch_exceptions=False)
+    sentence, _, _, *rows = done.output.splitlines()
+    assert (sentence, done.exit_code) == ("The one zone is good.", 0)
+    assert [row.split()[:2] for row in rows] == [["good", "plant-a"], ["good", "plant-a-2"], ["good", "plant-a"]]
+    assert [row.split()[-1] for row in rows[1:]] == ["leads", "follows"]
+
+
+def test_what_could_be_secret_is_hidden() -> None:
+    """Values of such names go, in any form of quotes and indentation; names of files, and all else, stay."""
+    found = diag.without_secrets(SETTINGS)
+    assert "T0PSECRET" not in found
+    assert "hmi" not in found
+    assert 'webhook_url = "hidden"' in found
+    assert 'password_file = "plc.password"' in found
+    assert found.count("\n") == SETTINGS.count("\n")
+
+
+def test_it_asks_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list is shown; with a no there is no file, with a yes each part is in it, and only its owner may read it."""
+    (tmp_path / "node.toml").write_text(SETTINGS.partition("[[opcua]]")[0])
+    monkeypatch.setattr(diag, "_output", lambda words: " ".join(words[2:]))
+    file = tmp_path / "diag.tar.gz"
+    words = ["diag", "--config", str(tmp_path / "node.toml"), "--out", str(file)]
+    refused = CliRunner().invoke(bsfg, words, input="n\n")
+    assert (refused.exit_code, "status.json" in refused.output, file.exists()) == (1, True, False)
+    assert CliRunner().invoke(bsfg, words, input="y\n").exit_code == 0
+    with tarfile.open(file) as tar:
+        names = {Path(name).name for name in tar.getnames()}
+        settings = tar.extractfile("bsfg-diag/node.toml")
+        assert settings is not None
+        assert b"T0PSECRET" not in settings.read()
+    assert {"node.toml", "status.json", "log.txt", "versions.json"} <= names
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_reader_that_does_not_end_is_named(tmp_path: Path) -> None:
+    """Only while its transaction is open: a connection alone holds nothing."""
+    file = tmp_path / "facts.db"
+    assert lasting_readers(file) == []
+    with closing(sqlite3.connect(file, isolation_level=None)) as reader:
+        reader.executescript("PRAGMA journal_mode=WAL; CREATE TABLE fact (value); INSERT INTO fact VALUES (1)")
+        assert lasting_readers(file) == []
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM fact").fetchall()
+        (found,) = lasting_readers(file)
+        assert found.split()[0] == str(os.getpid())
+        reader.execute("COMMIT")
+        assert lasting_readers(file) == []
