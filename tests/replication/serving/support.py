@@ -3,12 +3,14 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from agent.fact_store import FactStore
+from agent.lease import NO_LEASE, Lease
 from agent.message import Envelope
 from agent.node.latest import latest_lookup
 from agent.replication.mqtt.carrier import Access, Incoming
@@ -31,6 +33,16 @@ from tests.waiting import LIMIT_S, wait_until_async
 
 ANSWER_TO = response_topic("plant-a", "idmz", "1")
 ORDERS = "orders"
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A registered consumer as a plain value (the protocol's port `Consumer`), for cores that need no store."""
+
+    zone: str
+    stream: str
+    frontier: int
+    lease: Lease = NO_LEASE
 
 
 class Peer:

@@ -21,7 +21,7 @@ from agent.replication.serving.page import (
     Selection,
     select_page,
 )
-from tests.replication.consumers import Registered
+from tests.replication.serving.support import Registered
 from tests.replication.stored import stored
 
 STREAM = "facts.telemetry"

@@ -15,34 +15,6 @@ from tests.sim import first_seed, patient, scaled
 
 PAIRS = [(topology, fault) for topology in TOPOLOGIES for fault in NAMED]
 FOUND = [
-    # an image older than a reseal is put back: facts are stored under two names
-    ("plants", "restored_image", 10001665),
-    # an image with its own witness, older than a reseal: facts are stored under two names
-    ("site", "restored_whole", 710000286),
-    # a zone pulled directly contradicts what a relay brought of its present life
-    ("diamond", "serving_twin", 20002098),
-    # a batch of a second history falls on released facts: reported with the first sign of that history
-    ("two_readers", "restored_grown_full", 882002706),
-    # a sink that is itself restored has facts under the name that they had before a reseal: the checker missed them
-    ("two_readers", "restored_whole", 920000248),
-    # the head that proves the lost history was displaced by one of the other history, behind a gap: a standstill
-    ("diamond", "restored_grown_restarted", 930003739),
-    # what a proof contradicts was released, and only its successor showed that: a standstill
-    ("two_readers", "restored_grown_full", 536057646),
-    # the first page of a relay's other copy ended after the stored position: taken for the same log, one fact lost
-    ("chain_5", "restored_grown_full", 2993923849),
-    # a node had released what the other history contradicts, and did not heed the notice of one that had not
-    ("two_readers", "restored_grown_full", 3246442886),
-    # a restored plant had released what a relay was to compare: its readers did not learn of the second history
-    ("diamond", "restored_grown_full", 491666418),
-    # a head from before the end of what is held was shown for it, which proves nothing: a standstill
-    ("two_readers", "restored_grown_full", 3558208836),
-    # a comparison declined what the disk of the node before leaves unproven, and reported it: the checker missed that
-    ("chain_4", "anti_entropy", 1091463513),
-    # what a new epoch resealed was released in the same commit: the checker had it under its old name
-    ("ring", "restored_grown_full", 536059473),
-    # two pages in one commit, of which the first makes the second a fork: the checker had seen neither
-    ("diamond", "serving_twin", 536044834),
     # the batch that a reader had read lay at other offsets after the memory was put back: a standstill
     ("site", "resumed_memory", 65723917),
     # the same, where another batch ended at the position: facts before it were skipped
