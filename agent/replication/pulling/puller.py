@@ -73,7 +73,6 @@ class PullStatistics:
     offset: int
     lease: int
     peer_end_offset: int
-    is_caught_up: bool
     counters: ReceiverCounters
     last_answer_ms: int | None
     """Monotonic clock."""
@@ -125,7 +124,6 @@ class Puller:
             offset=core.place.offset,
             lease=core.lease.epoch,
             peer_end_offset=runner.peer_end_offset,
-            is_caught_up=not core.place.more and core.place.offset >= runner.peer_end_offset,
             counters=replace(core.counters),
             last_answer_ms=self._last_answer_ms,
             level_ms=core.contact.level_ms,

@@ -85,10 +85,6 @@ class FairQueue(Generic[T]):
             del self._queues[node]
         return False
 
-    def waiting(self, node: str) -> int:
-        """How many pieces of work of a node wait."""
-        return len(self._queues.get(node, ()))
-
     def is_empty(self) -> bool:
         """Whether no work waits."""
         return not self._queues

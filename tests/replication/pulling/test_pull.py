@@ -33,7 +33,6 @@ async def test_pull_to_equality(broker: Mosquitto, tmp_path: Path) -> None:
         await plant.append(20_000, 1_000)
         await idmz.wait_end(21_000)
         await wait_until_async(lambda: frontier(plant) == 21_000, "confirmation")
-        assert puller.statistics().is_caught_up
     assert sealed(idmz.store) == sealed(plant.store)
     assert puller.statistics().counters.facts_duplicate == 0
 
@@ -47,7 +46,7 @@ async def test_a_live_stream_passes_the_backlog_of_another(broker: Mosquitto, tm
     plant.serve({"idmz": [STREAM, LIVE]})
     narrow = TokenBucket(BYTES_PER_SECOND_MIN)
     draining = idmz.pull("plant-a", bandwidth=narrow)
-    live = idmz.pull("plant-a", stream=LIVE, bandwidth=narrow)
+    idmz.pull("plant-a", stream=LIVE, bandwidth=narrow)
     await define(plant.store, "line1/temperature")
     for number in range(250):
         noise = [Sample(1, number, os.urandom(8_000))]
@@ -58,7 +57,6 @@ async def test_a_live_stream_passes_the_backlog_of_another(broker: Mosquitto, tm
             await asyncio.wrap_future(plant.store.appends.append_samples(LIVE, samples(number, 1)))
             await idmz.wait_end(number + 1, LIVE)
         await wait_until_async(lambda: frontier(plant, LIVE) == 5, "confirmation")
-        assert live.statistics().is_caught_up
         assert 0 < idmz.store.end_offset(STREAM) < 200
 
 

@@ -270,19 +270,6 @@ async def test_the_first_request_reports_what_is_durable() -> None:
         assert scene.peer.expires_s == [4]
 
 
-async def test_a_pull_has_caught_up_when_the_last_page_is_stored() -> None:
-    """The page that reaches the peer's end is not enough: its facts are on their way to the disk. Nor is it enough that
-    the peer's end is not known yet."""
-    plant = Peer()
-    async with pulling() as scene:
-        assert not scene.puller.statistics().is_caught_up
-        await scene.answer(plant.page(1, 10, more=False, end_offset=10))
-        assert not scene.puller.statistics().is_caught_up
-        scene.store.put[0].future.set_result(result())
-        await settle()
-        assert scene.puller.statistics().is_caught_up
-
-
 async def test_page_goes_to_the_store_as_it_came() -> None:
     """The store gets parsed batches, holes and the position after them; it need not check again."""
     plant = Peer()
@@ -708,7 +695,7 @@ async def test_far_behind_the_page_is_backlog() -> None:
         await scene.answer(plant.page(1, 10, end_offset=BEHIND_FACTS_MIN))
         found = scene.puller.statistics()
         assert scene.store.put[0].page.is_backlog
-        assert (found.peer_end_offset, found.is_caught_up) == (BEHIND_FACTS_MIN, False)
+        assert found.peer_end_offset == BEHIND_FACTS_MIN
         assert found.catch_up is not None
 
 

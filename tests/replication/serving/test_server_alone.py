@@ -104,7 +104,7 @@ async def test_a_page_is_read_when_the_answers_before_it_are_sent(
         peer.send(ListStreams())
         await wait_until_async(lambda: server._context.answers._bytes["idmz"] >= 100, "an answer that waits")
         peer.send(FetchFacts(consumer_name=f"idmz.{STREAM}", stream=STREAM, limit=5))
-        await wait_until_async(lambda: server._context.turns.waiting("idmz") == 1, "a page that waits")
+        await wait_until_async(lambda: "idmz" in server._context.turns._queues, "a page that waits")
         peer.outgoing_bytes = 0
         await wait_until_async(lambda: len(peer.answers) == 2, "both answers")
 
@@ -129,7 +129,7 @@ async def test_answers_for_a_lost_link_are_given_up(tmp_path: Path) -> None:
         for _ in range(2):
             peer.send(ListStreams())
         await wait_until_async(
-            lambda: server._context.answers._waiting.waiting("idmz") and not server._arrivals.open["idmz"],
+            lambda: "idmz" in server._context.answers._waiting._queues and not server._arrivals.open["idmz"],
             "two answers",
         )
         peer.link.connection = None
@@ -187,7 +187,7 @@ async def test_what_takes_time_takes_its_turn(tmp_path: Path, request_of: Callab
             for _ in range(READS_OF_NODE_MAX):
                 await places.enter_async_context(context.reading("idmz"))
             peer.send(request)
-            await wait_until_async(lambda: context.turns.waiting("idmz") == 1, "its turn")
+            await wait_until_async(lambda: "idmz" in context.turns._queues, "its turn")
             assert len(peer.answers) == count
         await wait_until_async(lambda: len(peer.answers) > count, "its answer")
         assert not isinstance(peer.answers[-1], ErrorAnswer)
