@@ -4,6 +4,8 @@ import asyncio
 import sqlite3
 import subprocess
 import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
@@ -29,14 +31,18 @@ def settings_of(folder: Path) -> NodeSettings:
     return NodeSettings(IdentitySettings("plant-a", folder))
 
 
-async def run(folder: Path, stop: asyncio.Event) -> None:
-    """Run the node until `stop`."""
-    settings = settings_of(folder)
-    failed_assertion = _first_assertion(asyncio.get_running_loop())
+@asynccontextmanager
+async def running(
+    folder: Path, change: Callable[[Node], object] = lambda _: None
+) -> AsyncIterator[tuple[Node, asyncio.Task[None], asyncio.Event]]:
+    """A node that serves its socket, its task, and what stops it. `change` its parts before they begin."""
+    settings, stop = settings_of(folder), asyncio.Event()
     with open_store(settings) as store:
-        await Node(store, Start(settings), ConfigFile(folder / "node.toml"), asyncio.Event()).run(
-            stop, failed_assertion
-        )
+        node = Node(store, Start(settings), ConfigFile(folder / "node.toml"), asyncio.Event())
+        change(node)
+        task = asyncio.create_task(node.run(stop, _first_assertion(asyncio.get_running_loop())))
+        await wait_until_async((folder / local_socket.SOCKET).exists, "the node")
+        yield node, task, stop
 
 
 @pytest.mark.system
@@ -82,11 +88,10 @@ async def test_an_assertion_outside_of_any_task_ends_the_node(tmp_path: Path) ->
     def mistaken() -> None:
         raise AssertionError("ours")
 
-    running = asyncio.create_task(run(tmp_path, asyncio.Event()))
-    await wait_until_async((tmp_path / local_socket.SOCKET).exists, "the node")
-    asyncio.get_running_loop().call_soon(mistaken)
-    with pytest.raises(ExceptionGroup) as caught:
-        await running
+    async with running(tmp_path) as (_, task, _):
+        asyncio.get_running_loop().call_soon(mistaken)
+        with pytest.raises(ExceptionGroup) as caught:
+            await task
     assert caught.group_contains(AssertionError, match="ours")
 
 
@@ -114,45 +119,40 @@ class DrainingIngest:
 
 async def test_sources_drain_before_anything_else_stops(tmp_path: Path) -> None:
     """The parts that a draining source needs run until it has ended: the local socket still answers."""
-    stop, settings = asyncio.Event(), settings_of(tmp_path)
-    with open_store(settings) as store:
-        node = Node(store, Start(settings), ConfigFile(tmp_path / "node.toml"), asyncio.Event())
-        ingest = DrainingIngest(tmp_path)
+    ingest = DrainingIngest(tmp_path)
+
+    def with_it(node: Node) -> None:
         node._ingest = node._collector._ingest = ingest  # type: ignore[assignment]
-        running = asyncio.create_task(node.run(stop, asyncio.get_running_loop().create_future()))
-        await wait_until_async((tmp_path / local_socket.SOCKET).exists, "the node")
+
+    async with running(tmp_path, with_it) as (_, task, stop):
         stop.set()
-        await running
+        await task
         assert ingest.answers == [local_socket.Consumers([])]
 
 
 async def test_a_store_that_fails_ends_the_node(tmp_path: Path) -> None:
     """At its disk: no part goes on without it, and systemd starts the node again."""
-    settings = settings_of(tmp_path)
-    with open_store(settings) as store:
-        node = Node(store, Start(settings), ConfigFile(tmp_path / "node.toml"), asyncio.Event())
-        running = asyncio.create_task(node.run(asyncio.Event(), asyncio.get_running_loop().create_future()))
-        await wait_until_async((tmp_path / local_socket.SOCKET).exists, "the node")
-        store._writer.submit("write", Mock(side_effect=sqlite3.OperationalError("disk I/O error")))
+    async with running(tmp_path) as (node, task, _):
+        node._store._writer.submit("write", Mock(side_effect=sqlite3.OperationalError("disk I/O error")))
         async with asyncio.timeout(LIMIT_S):
             with pytest.raises(ExceptionGroup) as caught:
-                await running
+                await task
         assert caught.group_contains(StoreFailed)
 
 
 async def test_a_full_store_ends_no_node(tmp_path: Path) -> None:
     """The checkpoint of the day is left to the next hour. When the node stops, the service manager is told."""
-    settings, stop, said = settings_of(tmp_path), asyncio.Event(), list[str]()
-    with open_store(settings) as store:
-        store.checkpoint = Mock(side_effect=StoreFull("the disk", "make room"))  # type: ignore[method-assign]
-        node = Node(store, Start(settings), ConfigFile(tmp_path / "node.toml"), asyncio.Event())
+    said = list[str]()
+
+    def full(node: Node) -> None:
+        node._store.checkpoint = Mock(side_effect=StoreFull("the disk", "make room"))  # type: ignore[method-assign]
         node._notifier.send = said.append  # type: ignore[assignment]
-        running = asyncio.create_task(node.run(stop, asyncio.get_running_loop().create_future()))
-        await wait_until_async((tmp_path / local_socket.SOCKET).exists, "the node")
-        assert store.checkpoint.called
+
+    async with running(tmp_path, full) as (node, task, stop):
+        assert node._store.checkpoint.called  # type: ignore[attr-defined]
         assert "STOPPING=1" not in said
         stop.set()
-        await running
+        await task
         assert "STOPPING=1" in said
 
 

@@ -1,5 +1,6 @@
 """Who is told who leads: only the nodes of a zone that two peers record, and only what is on the disk."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -117,11 +118,13 @@ async def test_the_partner_hears_and_is_heard(tmp_path: Path) -> None:
     desk, heard = LeadDesk(BOXES, tmp_path / "leads.json", lambda: own_name, "plant-a-2"), list[PartnerWord]()
     desk.hear_partner = heard.append
     assert isinstance(await desk.answer(Caller("plant-a-2", "i", b"c" * 8), claim("plant-a-2")), Refuse)
-    own = Claim("plant-a", "cd" * 16, ClaimState.LEADS, 9, 9, -1)
+    own = Claim("plant-a", "cd" * 16, ClaimState.LEADS, 9, 8, -1, gaps_stored=True)
     desk.own_claim = lambda: (own, "plant-a")
     answer = await asked(desk, claim("plant-a-2"))
-    assert answer.other is not None
-    assert (answer.other.state, answer.other.term, answer.other.fitness) == ("leads", 9, 0)
+    assert answer.other == ClaimEntry(
+        node="plant-a", instance="cd" * 16, state="leads", term=9, highest=8, fitness=0, gaps_stored=True
+    )
     assert (answer.leader, answer.witness_says) == ("", "plant-a")
-    assert heard[-1].claim.node == "plant-a-2"
+    assert answer.unix_ms == pytest.approx(time.time_ns() // 10**6, abs=10_000)
+    assert heard[-1].claim == Claim("plant-a-2", "ab" * 16, ClaimState.FOLLOWS, 5)
     assert not (tmp_path / "leads.json").exists()

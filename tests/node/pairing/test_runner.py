@@ -179,6 +179,15 @@ def claims(state: Any, term: int = 150, fitness: int = 3, *, gaps_stored: bool =
     return says
 
 
+@asynccontextmanager
+async def leading(folder: Path) -> AsyncIterator[Stage]:
+    """A runner to which the witness has granted the lead, and whose partner follows."""
+    async with running(folder) as stage:
+        stage.witness.says, stage.partner.says = lends("plant-a"), claims("follows")
+        await stage.wait(lambda: stage.role == "leads", "the lead")
+        yield stage
+
+
 async def test_the_term_that_was_asked_for_is_taken(tmp_path: Path) -> None:
     """The clock goes on between question and answer: the granted term, the time of the question, is the term of the
     lead, and no other one is begun while it is renewed."""
@@ -241,9 +250,7 @@ async def test_a_damaged_store_ends_no_node(tmp_path: Path, monkeypatch: pytest.
 
 async def test_a_busy_store_ends_no_node(tmp_path: Path) -> None:
     """A store that takes no incident at the moment of a change costs the incident, and the node goes on."""
-    async with running(tmp_path) as stage:
-        stage.witness.says, stage.partner.says = lends("plant-a"), claims("follows")
-        await stage.wait(lambda: stage.role == "leads", "the lead")
+    async with leading(tmp_path) as stage:
         stage.box.error = StoreFull("too much work waits for the disk")
         stage.witness.says, stage.partner.says = lends("plant-a-2", 300), claims("leads", 300)
         await stage.wait(lambda: stage.box.done[-1] == "stopped", "the end of the lead")
@@ -266,9 +273,7 @@ async def test_the_gap_covers_what_may_be_lost(gaps_stored: bool, unseen_s: floa
 
 async def test_a_leader_tells_when_all_is_declared(tmp_path: Path) -> None:
     """Both peers hear of it."""
-    async with running(tmp_path) as stage:
-        stage.witness.says, stage.partner.says = lends("plant-a"), claims("follows")
-        await stage.wait(lambda: stage.role == "leads", "the lead")
+    async with leading(tmp_path) as stage:
         await stage.wait(lambda: stage.partner.asked and stage.witness.asked, "questions")
         for peer in (stage.witness, stage.partner):
             assert not peer.asked[-1].claim.gaps_stored
@@ -290,9 +295,7 @@ async def test_a_store_without_room_leaves_the_lead(tmp_path: Path) -> None:
 
 async def test_a_planned_switch(tmp_path: Path) -> None:
     """The sources stop, the other node gets what is stored, then the lead is given back."""
-    async with running(tmp_path) as stage:
-        stage.witness.says, stage.partner.says = lends("plant-a"), claims("follows")
-        await stage.wait(lambda: stage.role == "leads", "the lead")
+    async with leading(tmp_path) as stage:
         stage.box.on_stop = lambda: setattr(stage, "lacks", "is behind with pulling")
         switching = asyncio.ensure_future(stage.runner.switch())
         await stage.wait(lambda: stage.box.done[-1] == "stopped", "the sources to stop")
@@ -305,9 +308,7 @@ async def test_a_planned_switch(tmp_path: Path) -> None:
 
 async def test_a_second_switch_during_the_first(tmp_path: Path) -> None:
     """It is refused when the first one has handed the lead over."""
-    async with running(tmp_path) as stage:
-        stage.witness.says, stage.partner.says = lends("plant-a"), claims("follows")
-        await stage.wait(lambda: stage.role == "leads", "the lead")
+    async with leading(tmp_path) as stage:
         stage.box.on_stop = lambda: setattr(stage, "lacks", "is behind with pulling")
         switching = asyncio.ensure_future(stage.runner.switch())
         await stage.wait(lambda: stage.box.done[-1] == "stopped", "the sources to stop")
@@ -338,9 +339,7 @@ async def test_a_switch_to_a_node_that_cannot(partner: Says | None, why: str, tm
 
 async def test_a_switch_to_a_node_that_is_behind(tmp_path: Path) -> None:
     """The other node does not hold everything within ten seconds: nothing was stopped, and this node records on."""
-    async with running(tmp_path) as stage:
-        stage.witness.says, stage.partner.says = lends("plant-a"), claims("follows")
-        await stage.wait(lambda: stage.role == "leads", "the lead")
+    async with leading(tmp_path) as stage:
         stage.lacks = "is behind with pulling"
         with pytest.raises(SwitchRefused, match="is behind with pulling"):
             await stage.runner.switch()
@@ -397,9 +396,7 @@ async def test_a_follower_does_not_switch(tmp_path: Path) -> None:
 async def test_each_change_is_an_incident(tmp_path: Path) -> None:
     """Who led before, who leads now, and why; a leader that is confirmed again and again adds none, and keeps its
     term. The store begins the term before the sources record, and they stop when another node leads."""
-    async with running(tmp_path) as stage:
-        stage.witness.says, stage.partner.says = lends("plant-a"), claims("follows")
-        await stage.wait(lambda: stage.role == "leads", "the lead")
+    async with leading(tmp_path) as stage:
         assert stage.runner.snapshot().term == 200
         asked = len(stage.witness.asked)
         await stage.wait(lambda: len(stage.witness.asked) > asked + 20, "renewals")
@@ -415,9 +412,7 @@ async def test_each_change_is_an_incident(tmp_path: Path) -> None:
 
 async def test_a_leader_whose_new_term_is_refused_stops(tmp_path: Path) -> None:
     """The witness grants a new term and the store cannot begin it: the sources do not record on under the old one."""
-    async with running(tmp_path) as stage:
-        stage.witness.says, stage.partner.says = lends("plant-a"), claims("follows")
-        await stage.wait(lambda: stage.role == "leads", "the lead")
+    async with leading(tmp_path) as stage:
         stage.box.error, stage.witness.says = StoreFull("the disk is full"), lends("plant-a", 300)
         await stage.wait(lambda: stage.role == "follows", "the end of the lead")
         assert stage.box.done == ["took the lead", "records", "stopped"]
@@ -425,9 +420,8 @@ async def test_a_leader_whose_new_term_is_refused_stops(tmp_path: Path) -> None:
 
 async def test_a_node_that_stops_gives_back_the_lead(tmp_path: Path) -> None:
     """Both are told at once, so that the other node does not wait for the end of the lease; a follower says nothing."""
-    async with running(tmp_path) as stage:
-        stage.witness.says, stage.partner.says = lends("plant-a"), claims("follows")
-        await stage.wait(lambda: stage.role == "leads", "the lead")
+    async with leading(tmp_path) as stage:
+        pass
     await stage.runner.leave()
     assert [peer.asked[-1].claim.state for peer in (stage.witness, stage.partner)] == ["releases", "releases"]
     asked = len(stage.witness.asked)
@@ -437,9 +431,7 @@ async def test_a_node_that_stops_gives_back_the_lead(tmp_path: Path) -> None:
 
 async def test_a_switch_that_the_other_node_does_not_take(tmp_path: Path) -> None:
     """The other node does not begin: this one leads again, and says so."""
-    async with running(tmp_path) as stage:
-        stage.witness.says, stage.partner.says = lends("plant-a"), claims("follows")
-        await stage.wait(lambda: stage.role == "leads", "the lead")
+    async with leading(tmp_path) as stage:
         stage.witness.says = lends("", 300)
         with pytest.raises(SwitchRefused, match="this node leads again"):
             await stage.runner.switch()

@@ -64,12 +64,13 @@ def confirmed(fetch: Fetch) -> int | None:
 
 
 class Driver:
-    """A receiver with a clock; records its requests."""
+    """A connected receiver with a clock; records its requests."""
 
     def __init__(self, offset: int = 0, settings: ReceiverSettings = PATIENCE) -> None:
         self.core = Receiver(settings, (at(offset),) if offset else ())
         self.now_ms = 0
         self.fetches: list[Fetch] = []
+        self(LinkUp())
 
     def __call__(self, event: Event, after_ms: int = 0) -> list[Effect]:
         self.now_ms += after_ms
@@ -91,7 +92,6 @@ def test_a_long_wait_lasts_as_long_as_heartbeats_name_it() -> None:
     """The first is due with the server's interval, each moves the deadline, and none beyond the wait. Of another fetch
     it moves nothing."""
     driver = Driver(10, ReceiverSettings(wait_ms=30_000, answer_timeout_ms=3_000))
-    driver(LinkUp())
     driver.answer(page(0, 0, frontier=10))
     sent_ms, fetch_id = driver.now_ms, driver.fetches[-1].fetch_id
     assert driver.core.deadline_ms == sent_ms + HEARTBEAT_MS + 3_000
@@ -109,7 +109,6 @@ def test_when_a_pull_was_level() -> None:
     that nothing came while the request waited: from the first to the last of them, however late they are read. A page
     with more behind it, or a heartbeat of another request, says nothing."""
     driver = Driver(10, ReceiverSettings(wait_ms=30_000, answer_timeout_ms=3_000))
-    driver(LinkUp())
     assert driver.core.contact.level_ms is None
     first_ms = driver.now_ms
     driver.answer(page(11, 20, more=True))
@@ -137,7 +136,6 @@ def test_a_node_that_is_behind_loses_no_peer() -> None:
     """While requests wait in this node, or answers are unread, no deadline counts: a request that has left late has its
     whole time from then on. But a flood that is never read to its end hides a lost answer for half a minute only."""
     driver = Driver(10, ReceiverSettings(wait_ms=30_000, answer_timeout_ms=3_000))
-    driver(LinkUp())
     fetch_id = driver.fetches[-1].fetch_id
     for _ in range(20):
         assert driver(Tick(is_behind=True), 1_000) == []
@@ -154,7 +152,6 @@ def test_an_unproven_answer_counts_as_none() -> None:
     """It is counted, the request stays open, and a page that follows is accepted. If none follows, the time-out ends
     the request with the reason, retryably. The next request starts without it."""
     driver = Driver()
-    driver(LinkUp())
 
     def unproven() -> list[Effect]:
         return driver(FetchFailed(driver.fetches[-1].fetch_id, "unproven_answer", "plant: nobody signed it", True))
@@ -182,7 +179,6 @@ def test_an_unproven_answer_counts_as_none() -> None:
 def test_start_at_the_end_takes_the_peers_frontier() -> None:
     """With start = "end" the peer's frontier becomes the position, and the next request names it."""
     driver = Driver(settings=ReceiverSettings(start="end"))
-    driver(LinkUp())
     assert after(driver.fetches[-1]) is None
     driver.now_ms += 1_000
     driver.answer(page(0, 0, frontier=40))
@@ -193,7 +189,6 @@ def test_start_at_the_end_takes_the_peers_frontier() -> None:
 def test_a_late_answer_at_the_position_is_taken() -> None:
     """The answer to a timed-out request is accepted if it starts at the position; the second answer is then dropped."""
     driver = Driver(10)
-    driver(LinkUp())
     assert kinds(driver(Tick(), 1_500)) == [NoteKind.PEER_LOST]
     assert kinds(driver(Tick(), 200)) == [Fetch]
     assert kinds(driver.answer(page(11, 20), fetch=0)) == [NoteKind.PEER_RETURNED, Append]
@@ -206,7 +201,6 @@ def test_a_slow_answer_is_awaited_longer_each_time() -> None:
     failure doubles the wait, up to eight times, so that a peer that never answers is still noticed. The loss is noted
     once, and so is the return."""
     driver = Driver(10)
-    driver(LinkUp())
     waits, noted = list[int](), list[object]()
     for _ in range(6):
         before, deadline_ms = driver.now_ms, driver.core.deadline_ms
@@ -223,7 +217,6 @@ def test_each_time_out_asks_for_a_smaller_page_and_each_quick_one_for_a_larger()
     """A page that is too large for the line would never arrive. The sizes of two time-outs and of two quick pages, and
     of a time-out after these."""
     driver = Driver()
-    driver(LinkUp())
     for _ in range(2):
         driver(Tick(), 5_000)
         driver(Tick(), 400)
@@ -239,7 +232,6 @@ def test_each_time_out_asks_for_a_smaller_page_and_each_quick_one_for_a_larger()
 def test_a_page_at_another_position_is_a_failure(first: int) -> None:
     """A page that does not start at the position is not stored; if it answers the newest request, that is a failure."""
     driver = Driver(10)
-    driver(LinkUp())
     driver.answer(page(0, 0, frontier=10))
     assert kinds(driver.answer(page(first, first + 9))) == [NoteKind.PEER_LOST]
     assert driver.core.asking is Asking.BACKOFF
@@ -271,7 +263,6 @@ def test_a_log_that_was_put_back_is_read_on_from_where_it_is_the_same() -> None:
     """The page is stored behind those that are under way, and the position is in the log that the peer has now. What
     was read beyond is in the trail: if that log returns, it is read on there."""
     driver = Driver(80)
-    driver(LinkUp())
     driver.answer(page(81, 100, more=True))  # on its way to disk
     driver(FetchFailed(driver.core.open_fetch_id or 0, "life_unknown", "it was restored", is_retryable=True))
     of_copy = page(91, 95, life=TWO, after=at(90))
@@ -286,7 +277,6 @@ def test_two_machines_that_answer_in_turn_are_asked_rarely() -> None:
     """A life that returns is another machine under the same name, or a memory that was put back. Both are named once,
     their pages are stored, and requests are rare until only one has answered for ten minutes."""
     driver = Driver(10)
-    driver(LinkUp())
     driver.answer(page(0, 0, frontier=10, life=ONE))
     driver.answer(page(0, 0, frontier=10, life=TWO))
     assert driver.core.asking is not Asking.BLOCKED, "a restart is a new life"
@@ -308,7 +298,6 @@ def test_two_machines_that_answer_in_turn_are_asked_rarely() -> None:
 def test_two_machines_that_refuse_in_turn_are_named() -> None:
     """Each refuses what the other has been asked: the peer is asked again after a pause, not at once for ever."""
     driver = Driver(10)
-    driver(LinkUp())
     noted = []
     for life in (TWO, ONE, TWO, ONE):
         if driver.core.asking is Asking.BLOCKED:
@@ -327,7 +316,6 @@ def test_two_machines_that_refuse_in_turn_are_named() -> None:
 def test_store_that_is_full_gets_the_same_page_again() -> None:
     """The pause doubles; its begin and end are logged once; the page stays the same."""
     driver = Driver()
-    driver(LinkUp())
     (offered,) = driver.answer(page(1, 10))
     assert kinds(driver(AppendFailed("full", is_retryable=True))) == [NoteKind.STORE_REFUSES]
     assert driver.core.pages.state is Storing.PAUSED
@@ -346,7 +334,6 @@ def test_a_refused_page_blocks_and_is_logged_once() -> None:
     """A page that was refused for good is requested again rarely; the peer counts as lost until a page has been
     stored."""
     driver = Driver(10)
-    driver(LinkUp())
     driver.answer(page(11, 20, more=True))
     assert kinds(driver(AppendFailed("forked", is_retryable=False))) == [NoteKind.PAGE_REFUSED]
     assert driver.core.asking is Asking.BLOCKED
@@ -363,7 +350,6 @@ def test_a_refused_page_blocks_and_is_logged_once() -> None:
 def test_early_empty_answers_are_not_asked_again_at_once() -> None:
     """A peer that does not wait although it should is asked at most five times a second."""
     driver = Driver(5)
-    driver(LinkUp())
     assert kinds(driver.answer(page(0, 0))) == [Fetch]
     assert driver.answer(page(0, 0)) == []
     assert driver.core.asking is Asking.BACKOFF
@@ -490,7 +476,6 @@ def test_a_lease_is_asked_for_once_and_shown_from_then_on() -> None:
     """Fetches request a lease (0) until an answer grants one; answers with an older one are ignored. The lease outlives
     the connection and the peer's store: otherwise a new one would fence a twin at each lost connection."""
     driver = Driver(10)
-    driver(LinkUp())
     driver.answer(page(0, 0, frontier=10))
     assert [fetch.lease for fetch in driver.fetches] == [0, 0]
     driver.answer(page(11, 20, lease=7, more=True))
@@ -509,7 +494,6 @@ def test_a_lease_is_asked_for_after_the_one_in_force() -> None:
     one after it at once, without waiting at the peer; once the receiver holds a lease, it claims none. If another
     instance was faster, it first waits a moment, so that a peer that always answers so is not asked in a loop."""
     driver = Driver(10)
-    driver(LinkUp())
     assert kinds(driver.answer(page(0, 0, frontier=10, more=True, lease_in_force=4))) == [Fetch]
     asked = driver.fetches[-1]
     assert (asked.lease, asked.lease_after, asked.wait_ms) == (0, 4, 0)
@@ -526,7 +510,6 @@ def test_a_lease_that_the_peer_does_not_know_is_asked_for_anew() -> None:
     """The peer's store is new or an old copy: the receiver drops its lease, and the one in force that it was told
     before, and requests a first one, as after a start. Otherwise it would show the lost one for ever."""
     driver = Driver(10)
-    driver(LinkUp())
     driver.answer(page(0, 0, frontier=10, lease_in_force=4))
     driver.answer(page(0, 0, frontier=10, lease=5))
     assert driver.fetches[-1].lease == 5
@@ -538,7 +521,6 @@ def test_a_lease_that_the_peer_does_not_know_is_asked_for_anew() -> None:
 def test_a_late_lease_in_force_is_ignored() -> None:
     """The answer belongs to a timed-out request; the request after it is answered separately."""
     driver = Driver(10)
-    driver(LinkUp())
     driver(Tick(), PATIENCE.answer_timeout_ms)
     driver(Tick(), PATIENCE.backoff_ms_max)
     assert len(driver.fetches) == 2
@@ -549,7 +531,6 @@ def test_a_fenced_receiver_stops_for_good() -> None:
     """It logs this once and stores the accepted pages. Neither time, nor a new connection, nor a late page, nor a
     refusal of its own store makes it request again or forget why it stopped."""
     driver = Driver()
-    driver(LinkUp())
     driver.answer(page(1, 10, more=True, lease=1))
     driver.answer(page(11, 20, more=True))
     refused = FetchFailed(driver.fetches[-1].fetch_id, "fenced", "lease 2 is in force", is_retryable=False)

@@ -432,7 +432,7 @@ class World:
 
     def _jump(self) -> bool:
         """Set a clock hours or years forward or back."""
-        return self._hit(lambda node: node.jump(self.chance.choice((-1, 1)) * 10 ** self.chance.randint(4, 11)))
+        return self.chance.choice(self.nodes).jump(self.chance.choice((-1, 1)) * 10 ** self.chance.randint(4, 11))
 
     def _damage(self) -> bool:
         return self._hit(Node.damage)
@@ -452,8 +452,9 @@ class World:
         self.at(COMPARE_MS, self._bring_home)
 
     def _upgrade(self) -> bool:
-        return self._hit(Node.upgrade)
+        return self.chance.choice(self.nodes).upgrade()
 
     def _hit(self, action: Callable[[Node], bool]) -> bool:
-        """Apply a fault to a random node; False if it could not be applied."""
-        return action(self.chance.choice(self.nodes))
+        """Apply a fault to a random node; False if it is down, or the fault could not be applied."""
+        node = self.chance.choice(self.nodes)
+        return node.is_up and action(node)

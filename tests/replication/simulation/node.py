@@ -225,8 +225,6 @@ class Node:
 
     def restore(self) -> bool:
         """Take an image of the store without its witness, and replace the store by it after a while."""
-        if self._store is None:
-            return False
         image = self._copy()
         self.world.at(self.world.chance.randint(500, 5_000), lambda: self._put_back(image))
         return True
@@ -234,7 +232,7 @@ class Node:
     def restore_grown(self) -> bool:
         """As `restore`, with the witness, and the store grows past its former end before most receivers reach it again.
         Once for each node."""
-        if self._store is None or self.was_restored:
+        if self.was_restored:
             return False
         self.was_restored = True
         image = self._copy()
@@ -243,8 +241,6 @@ class Node:
 
     def restore_whole(self) -> bool:
         """As `restore_grown`, repeatedly, with the image of any earlier moment, also from before the last restore."""
-        if self._store is None:
-            return False
         self._images.append(self._copy())
         image = self.world.chance.choice(self._images)
         self.world.at(self.world.chance.randint(500, 3_000), lambda: self._put_back(image, is_unseen=True))
@@ -253,17 +249,13 @@ class Node:
     def resume_memory(self) -> bool:
         """Suspend the machine with its memory, as a virtual machine, and put that moment back after it went on. The
         process goes on with what it knew; all that the others have learned from it since stays with them."""
-        if self._store is None:
-            return False
-        image, life = self._copy(), self._store.life
-        self.world.check.forks |= {Origin(zone, self._store.life) for zone in self._store.own_zones}
+        image, life = self._copy(), self.running.life
+        self.world.check.forks |= {Origin(zone, life) for zone in self.running.own_zones}
         self.world.at(self.world.chance.randint(500, 3_000), lambda: self._put_back(image, is_whole=True, life=life))
         return True
 
     def wipe(self) -> bool:
         """Replace the machine's disk by an empty one."""
-        if self._store is None:
-            return False
         self._commit()
         if self._store is not None:
             self._again_with(stepped.image_of_new(self.zone, f"{self.name}-wiped"), is_old=True, held={})
@@ -271,8 +263,6 @@ class Node:
 
     def lose_log(self) -> bool:
         """Kill the process and remove SQLite's write-ahead log, as a person does who copies only the database."""
-        if self._store is None:
-            return False
         held = self._copy()[1]
         image = stepped.image_of(self._folder)
         left = {name: content for name, content in image.items() if not name.endswith("-wal")}
@@ -386,11 +376,9 @@ class Node:
 
     def damage(self) -> bool:
         """The disk changes a bit of a batch, of an unconfirmed one if there is one."""
-        if self._store is None:
-            return False
         rows = [row for row in self.world.check.logs[self.name].rows if row.last_offset > self.released_offset]
         late = [
-            row for row in rows if any(row.last_offset > consumer.frontier for consumer in self._store.consumers.all())
+            row for row in rows if any(row.last_offset > consumer.frontier for consumer in self.running.consumers.all())
         ]
         if not rows:
             return False
@@ -399,7 +387,7 @@ class Node:
             return False
         self.damaged.add(row.key)
         self.world.check.damaged_origins.add(row.key.origin)
-        stepped.flip_bit(self._store, STREAM, row.first_offset, self.world.chance)
+        stepped.flip_bit(self.running, STREAM, row.first_offset, self.world.chance)
         return True
 
     def upgrade(self) -> bool:
