@@ -146,7 +146,7 @@ async def test_what_was_found_does_not_wait_without_a_limit(monkeypatch: pytest.
     caller, request = Caller("idmz", "one", bytes(16)), GetLatest(stream=STREAM)
     async with asyncio.timeout(LIMIT_S):
         waiting = [asyncio.create_task(searches.get_latest(caller, request)) for _ in range(SEARCHES_WAITING_MAX + 1)]
-        await wait_until_async(lambda: context.turns.waiting("idmz") == len(waiting), "the answers")
+        await wait_until_async(lambda: len(context.turns._queues.get("idmz", ())) == len(waiting), "the answers")
         refused = await searches.get_latest(caller, request)
         assert isinstance(refused, Refuse)
         assert refused.code == "busy"

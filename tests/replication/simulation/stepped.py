@@ -23,7 +23,7 @@ from agent.fact_store import FactStore, appends, consumer_registry
 from agent.fact_store import store as store_module
 from agent.fact_store.append import CommitGroup, queue
 from agent.fact_store.core import StoreClosed
-from agent.fact_store.divergence import watch
+from agent.fact_store.divergence import scrubber
 from agent.fact_store.retention import room
 from agent.fact_store.sqlite import transaction
 from agent.fact_store.writer import committer, refusals, writer
@@ -173,7 +173,7 @@ def stepped(clock: Clock, chance: random.Random, disks: Disks) -> Iterator[pytes
             consumer_registry,
             queue,
             refusals,
-            watch,
+            scrubber,
             writer,
             transaction,
         ):
