@@ -1,6 +1,7 @@
 """Common parts of the store's tests: an origin elsewhere that seals honest batches, samples, messages, and short
 waits."""
 
+import json
 import sqlite3
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from agent import batch
-from agent.fact_store import FactStore, StoreReader
+from agent.fact_store import FactStore, StoreReader, VerifyCounts, verify_store
 from agent.message import Envelope, Fact, Message, Sample, TagDefinition
 from agent.pages import DefinitionChain, Page, PutResult
 from agent.positions import Position
@@ -84,6 +85,11 @@ def plant(folder: Path, settings: StoreSettings = AT_ONCE, name: str = "facts.db
         yield store
 
 
+def unattended(folder: Path, zone: str = "plant") -> FactStore:
+    """A store as a node opens it."""
+    return FactStore.open(folder / "facts.db", zone, settings=AT_ONCE, unattended=True)
+
+
 @contextmanager
 def past_the_triggers(path: Path) -> Iterator[sqlite3.Connection]:
     """A connection to a closed store that changes what no program may, as a disk does."""
@@ -121,8 +127,27 @@ def values_in(store: FactStore | StoreReader, stream: str = TELEMETRY) -> list[o
 
 def ids_in(store: FactStore | StoreReader, stream: str = OPERATIONAL) -> list[str]:
     """Every message's id in a stream, in order of offsets."""
-    found = [batch.open_messages(batch.parse(content)) for content in sealed_in(store, stream)]
-    return [message.envelope.message_id for messages in found for message in messages]
+    return [message.envelope.message_id for message in messages_in(store, stream)]
+
+
+def messages_in(store: FactStore | StoreReader, stream: str = OPERATIONAL) -> list[Message]:
+    """Every message in a stream, in order of offsets; samples between them are left out."""
+    found = [batch.parse(content) for content in sealed_in(store, stream)]
+    return [
+        message for part in found if part.header.kind is batch.Kind.MESSAGES for message in batch.open_messages(part)
+    ]
+
+
+def said_in(store: FactStore | StoreReader, predicate: str) -> list[dict[str, object]]:
+    """What the operational facts with a predicate say."""
+    facts = [message.fact for message in messages_in(store)]
+    return [json.loads(fact.object_json) for fact in facts if fact.predicate == predicate]
+
+
+def damages(path: Path, counts: VerifyCounts | None = None, *, is_quick: bool = False) -> list[str]:
+    """What `bsfg store verify` finds in a file; `counts` get what was checked."""
+    found = verify_store(path, counts or VerifyCounts(), lambda *_: None, is_quick=is_quick)
+    return [str(damage) for damage in found]
 
 
 def chain_is_whole(store: FactStore | StoreReader) -> None:

@@ -11,7 +11,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from agent.fact_store.integrity.verify import VerifyCounts, verify_store
+from agent.fact_store.integrity.verify import VerifyCounts
+from tests.fact_store.making import damages
 from tests.support.memory import memory_folder, rss_bytes
 
 MIB = 1024 * 1024
@@ -32,8 +33,7 @@ def bounded_memory() -> Iterator[None]:
 def verified(folder: Path) -> None:
     """Every batch of the store in `folder` has its digest, its predecessor and readable content."""
     counts = VerifyCounts()
-    damages = list(verify_store(folder / "facts.db", counts, lambda *_: None, is_quick=False))
-    assert damages == []
+    assert damages(folder / "facts.db", counts) == []
     print(f"verified {counts}")
 
 

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.batch import LIFE_BYTES, Origin, open_messages, parse
-from agent.fact_store import FactStore, VerifyCounts, verify_store
+from agent.batch import LIFE_BYTES, Origin, parse
+from agent.fact_store import FactStore, VerifyCounts
 from agent.fact_store.append import checkpoint
 from agent.fact_store.append.checkpoint import ORIGINS_MAX, PREDICATE, checkpoint_objects, checkpoints_in
 from agent.message import Envelope, Fact, Message, canonical_json
 from agent.pages import HeldRange
 from agent.signing.keys import SigningKey, ZoneSigner
-from tests.fact_store.making import AT_ONCE, TELEMETRY, Elsewhere, done, sealed_in
+from tests.fact_store.making import AT_ONCE, TELEMETRY, Elsewhere, damages, done, messages_in
 
 SIGNER = ZoneSigner(SigningKey.generate(), b"")
 
@@ -28,8 +28,7 @@ def opened(folder: Path, signer: ZoneSigner | None = SIGNER) -> FactStore:
 def verified(folder: Path) -> tuple[list[str], int]:
     """What verification finds, and how many entries of checkpoints it compared."""
     counts = VerifyCounts()
-    found = verify_store(folder / "facts.db", counts, lambda *_: None, is_quick=False)
-    return [str(damage) for damage in found], counts.checkpoints
+    return damages(folder / "facts.db", counts), counts.checkpoints
 
 
 def test_a_day_has_one_checkpoint_of_each_stream(tmp_path: Path) -> None:
@@ -41,8 +40,7 @@ def test_a_day_has_one_checkpoint_of_each_stream(tmp_path: Path) -> None:
         for date in ("2026-11-22", "2026-11-22", "2026-11-23"):
             done(store.checkpoint(date))
         last = parse(mill.sealed[-1])
-        messages = [open_messages(parse(sealed)) for sealed in sealed_in(store, TELEMETRY, 8)]
-        found = [record for batch in messages for record in checkpoints_in(batch)]
+        found = [*checkpoints_in(messages_in(store, TELEMETRY))]
         assert [(record.date, record.origin) for record in found] == [
             ("2026-11-22", mill.origin),
             ("2026-11-23", store.origin),
@@ -70,8 +68,7 @@ def test_a_checkpoint_of_many_origins_is_stored_whole(tmp_path: Path, monkeypatc
             mill.put(store, [mill.seal(1)])
         for _ in range(2):
             done(store.checkpoint("2026-11-22"))
-        messages = [open_messages(parse(sealed)) for sealed in sealed_in(store, TELEMETRY, 5)]
-        found = [record.origin for batch in messages for record in checkpoints_in(batch)]
+        found = [record.origin for record in checkpoints_in(messages_in(store, TELEMETRY))]
     assert found == [mill.origin for mill in mills]
 
 
@@ -99,9 +96,9 @@ def test_a_history_that_was_rewritten_contradicts_the_checkpoint(tmp_path: Path)
         connection.execute(f"UPDATE batch SET {columns} WHERE first_offset = 1", values)
         connection.execute("UPDATE held SET last_digest = ? WHERE last_sequence = 5", (rewritten.digest,))
     connection.close()
-    damages, compared = verified(tmp_path)
+    found, compared = verified(tmp_path)
     assert compared == 1
-    assert any("sequence 5 is not what the checkpoint of 2026-11-22 recorded" in damage for damage in damages)
+    assert any("sequence 5 is not what the checkpoint of 2026-11-22 recorded" in damage for damage in found)
     with sqlite3.connect(tmp_path / "facts.db") as connection:
         connection.execute("UPDATE store SET node = 'else'")
     connection.close()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from agent.batch import Origin
-from agent.fact_store import FactStore, StoreForeign, verify_store
+from agent.fact_store import FactStore, StoreForeign
 from agent.fact_store.integrity import VerifyCounts
 from agent.message import Sample
 from agent.pages import Declined, OriginRange, SignerCertificate, StoredBatch
@@ -21,6 +21,7 @@ from tests.fact_store.making import (
     OPERATIONAL,
     TELEMETRY,
     Elsewhere,
+    damages,
     done,
     message,
     parsed,
@@ -59,14 +60,6 @@ def batches(store: FactStore, stream: str = TELEMETRY) -> list[StoredBatch]:
     return read_file(store, stream).batches
 
 
-def damages(folder: Path, counts: VerifyCounts | None = None) -> list[str]:
-    """What verification says."""
-    return [
-        str(damage)
-        for damage in verify_store(folder / "facts.db", counts or VerifyCounts(), lambda *_: None, is_quick=True)
-    ]
-
-
 def test_each_own_batch_is_signed(tmp_path: Path) -> None:
     """Samples and messages, from the tail cache and from the file; all of them count as proven, and the certificate is
     kept for those who read them."""
@@ -82,7 +75,7 @@ def test_each_own_batch_is_signed(tmp_path: Path) -> None:
         assert store.reader.signers([SIGNER.key_id, b"12345678"]) == [MADE.der]
         places = [(store.origin, signed.batch.header.first_sequence) for signed in found]
         assert set(store.reader.verified(TELEMETRY, places)) == {"yes"}
-    assert damages(tmp_path, counts) == []
+    assert damages(tmp_path / "facts.db", counts, is_quick=True) == []
     assert counts.signed == counts.batches > 3
 
 
@@ -109,7 +102,7 @@ def test_the_key_is_replaced_between_two_commits(tmp_path: Path) -> None:
         ]
         assert store.reader.verified(TELEMETRY, places) == ["yes"] * 3
         assert store.reader.is_proven(TELEMETRY, store.origin, 21)
-    assert damages(tmp_path) == []
+    assert damages(tmp_path / "facts.db", is_quick=True) == []
 
 
 def test_what_was_verified_is_not_changed(tmp_path: Path) -> None:
@@ -135,7 +128,7 @@ def test_a_store_of_the_format_before_is_refused(tmp_path: Path) -> None:
             FactStore.open(tmp_path / "facts.db", "plant", unattended=unattended)
         assert "move it aside" in refused.value.hint
     with pytest.raises(StoreForeign, match=r"before 1\.0"):
-        damages(tmp_path)
+        damages(tmp_path / "facts.db", is_quick=True)
 
 
 class Signed(Elsewhere):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from agent.append_contract import AppendOutcome, Precondition
 from agent.batch import Batch, Kind, Link, Origin, open_messages, open_samples, parse
-from agent.fact_store import FactStore, StoreForeign, StoreReader, VerifyCounts, verify_store
+from agent.fact_store import FactStore, StoreForeign, StoreReader
 from agent.local_socket.serving import open_store
 from agent.message import HEALTH_STREAM, Sample
 from agent.positions import begun_ms
@@ -29,6 +29,7 @@ from tests.fact_store.making import (
     OPERATIONAL,
     TELEMETRY,
     chain_is_whole,
+    damages,
     done,
     failed,
     message,
@@ -202,7 +203,7 @@ def test_two_nodes_keep_every_fact_once(steps: list[tuple[str, int, int]], nodes
             pair.take_lead(number)
         pair.close()
         for number in (0, 1):
-            assert [*verify_store(pair.path(number), VerifyCounts(), lambda *_: None, is_quick=False)] == []
+            assert damages(pair.path(number)) == []
 
 
 @pytest.fixture
@@ -340,13 +341,6 @@ def zones_in(store: FactStore | StoreReader, stream: str) -> list[tuple[str, int
     return [(header.origin.zone, header.first_sequence) for header in headers]
 
 
-def verified(folder: Path) -> list[str]:
-    """What verification finds."""
-    return [
-        str(damage) for damage in verify_store(folder / "facts.db", VerifyCounts(), lambda *_: None, is_quick=False)
-    ]
-
-
 def test_a_store_belongs_to_a_zone_and_a_node(tmp_path: Path) -> None:
     """Both are kept; a file of another node, or of another zone, is refused by name and not changed. A node that is not
     named is named like its zone."""
@@ -397,7 +391,7 @@ def test_what_a_node_says_about_itself_is_a_zone_of_its_own(tmp_path: Path) -> N
         assert {origin.zone for origin in store.reader.origins()} == {ZONE, NODE}
         assert [incident.kind for incident in store.reader.incidents()] == []
         chain_is_whole(store)
-    assert verified(tmp_path) == []
+    assert damages(tmp_path / "facts.db") == []
 
 
 def test_a_message_of_the_node_is_its_own(tmp_path: Path) -> None:

@@ -24,16 +24,11 @@ from agent.fact_store.divergence.witness import (
     write_json,
     write_witness,
 )
-from tests.fact_store.making import AT_ONCE, TELEMETRY, done, samples, tag
+from tests.fact_store.making import TELEMETRY, done, samples, tag, unattended
 from tests.support.disk_calls import DiskCalls
 from tests.waiting import wait_until
 
 WITNESS = Witness(3, {TELEMETRY: 7})
-
-
-def node(folder: Path, zone: str = "plant") -> FactStore:
-    """A store as a node opens it."""
-    return FactStore.open(folder / "facts.db", zone, settings=AT_ONCE, unattended=True)
 
 
 def fill(store: FactStore) -> None:
@@ -63,25 +58,25 @@ def leaves_nothing() -> Iterator[None]:
 
 def test_a_closed_store_has_nothing_open(tmp_path: Path) -> None:
     """A closed store keeps no file and no thread open, so a process may open and close stores without end."""
-    with leaves_nothing(), node(tmp_path) as store:
+    with leaves_nothing(), unattended(tmp_path) as store:
         fill(store)
-    with leaves_nothing(), node(tmp_path) as store:
+    with leaves_nothing(), unattended(tmp_path) as store:
         fill(store)
 
 
 def test_a_refused_opening_has_nothing_open(tmp_path: Path) -> None:
     """A refused opening keeps nothing open, whatever the reason. Programs try again, some each second."""
-    with node(tmp_path) as store:
+    with unattended(tmp_path) as store:
         fill(store)
         with leaves_nothing(), pytest.raises(StoreLocked):
-            node(tmp_path)
+            unattended(tmp_path)
     (tmp_path / "none").mkdir()
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "facts.db").write_bytes(b"")
 
     def refused(folder: str, zone: str, error: type[StoreError]) -> None:
         with leaves_nothing(), pytest.raises(error):
-            node(tmp_path / folder, zone)
+            unattended(tmp_path / folder, zone)
 
     (tmp_path / "other").mkdir()
     with closing(sqlite3.connect(tmp_path / "other" / "facts.db")) as other:
@@ -91,14 +86,14 @@ def test_a_refused_opening_has_nothing_open(tmp_path: Path) -> None:
     refused("missing", "plant", StoreMissing)
     with leaves_nothing(), pytest.raises(StoreUnusable):
         StoreReader(tmp_path / "foreign" / "facts.db")
-    with node(tmp_path) as store:
+    with unattended(tmp_path) as store:
         assert store.end_offset(TELEMETRY) == 3
 
 
 def test_closing_syncs_the_witness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An orderly stop leaves nothing to the kernel: after a power cut an older copy of the store is still
     recognised."""
-    with node(tmp_path) as store:
+    with unattended(tmp_path) as store:
         calls = DiskCalls(monkeypatch)
         fill(store)
     calls.check_synced(tmp_path / "facts.db.witness")
@@ -108,7 +103,7 @@ def test_the_witness_is_synced_now_and_then(tmp_path: Path, monkeypatch: pytest.
     """While the store runs, too."""
     monkeypatch.setattr(scrubber, "STEP_S", 0.01)
     monkeypatch.setattr(scrubber, "WITNESS_S", 0.02)
-    with node(tmp_path) as store:
+    with unattended(tmp_path) as store:
         calls = DiskCalls(monkeypatch)
         fill(store)
         wait_until(lambda: calls.is_synced(tmp_path / "facts.db.witness"), "the witness to be synced")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from agent.batch import open_messages, parse
+from agent.batch import parse
 from agent.cli import bsfg
 from agent.errors import StoreError
 from agent.fact_store import FactStore
@@ -23,12 +23,19 @@ from agent.fact_store.divergence.witness import read_witness
 from agent.fact_store.sqlite.connection import connect
 from agent.fact_store.sqlite.queries import QUERIES
 from agent.fact_store.sqlite.wal_file import HEADER_BYTES, read_header
-from tests.fact_store.making import AT_ONCE, EVERYTHING, OPERATIONAL, TELEMETRY, done, message, samples, tag, values_in
-
-
-def node(folder: Path) -> FactStore:
-    """The store of zone `plant` as a node opens it."""
-    return FactStore.open(folder / "facts.db", "plant", settings=AT_ONCE, unattended=True)
+from tests.fact_store.making import (
+    AT_ONCE,
+    EVERYTHING,
+    OPERATIONAL,
+    TELEMETRY,
+    done,
+    message,
+    messages_in,
+    samples,
+    tag,
+    unattended,
+    values_in,
+)
 
 
 def fill(store: FactStore) -> None:
@@ -44,9 +51,9 @@ def killed(folder: Path) -> int:
     last commit. Returns the length of the log without that commit."""
     alive = folder / "alive"
     alive.mkdir()
-    with node(alive) as store:
+    with unattended(alive) as store:
         fill(store)
-    with node(alive) as store:
+    with unattended(alive) as store:
         fill(store)
         fill(store)
         facts = read_witness(alive / "facts.db")
@@ -62,8 +69,7 @@ def killed(folder: Path) -> int:
 
 def notices(store: FactStore) -> dict[str, dict[str, object]]:
     """The operational facts of a store, one of each kind at most."""
-    page = store.read(OPERATIONAL, 0, EVERYTHING, EVERYTHING)
-    facts = [message.fact for found in page.batches for message in open_messages(parse(found.sealed))]
+    facts = [message.fact for message in messages_in(store)]
     found = [(fact.predicate, json.loads(fact.object_json)) for fact in facts if fact.subject.startswith("store:")]
     assert len(found) == len(dict(found))
     return dict(found)
@@ -73,14 +79,14 @@ def notices(store: FactStore) -> dict[str, dict[str, object]]:
 def test_a_missing_file_is_reported(tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The node begins a new store, and reports how far each stream went, once; after a day
     the incident alone remains."""
-    with node(tmp_path) as store:
+    with unattended(tmp_path) as store:
         fill(store)
     path = tmp_path / "facts.db"
     path.unlink()
     if how == "emptied":
         path.touch()
     for _ in range(2):
-        with node(tmp_path) as store:
+        with unattended(tmp_path) as store:
             (told,) = store.reader.incidents()
             assert (told.kind, told.subject, told.count) == ("missing", "facts.db", 1)
             assert store.integrity().losses == 1, "the verdict shows it for a day, also after a restart"
@@ -90,7 +96,7 @@ def test_a_missing_file_is_reported(tmp_path: Path, how: str, monkeypatch: pytes
                 {"stream": TELEMETRY, "known_end_offset": 10},
             ]
     monkeypatch.setattr(scrubber, "LOSSES_MS", 0)
-    with node(tmp_path) as store:
+    with unattended(tmp_path) as store:
         assert store.integrity().losses == 0
         assert [incident.kind for incident in store.reader.incidents()] == ["missing"]
 
@@ -109,7 +115,7 @@ def test_an_opening_that_failed_costs_nothing(tmp_path: Path) -> None:
     assert before is not None
     with pytest.raises(StoreError, match="unable to open"):
         FactStore.open(tmp_path / "facts.db", "plant", connect_to=connect_writer_only, unattended=True)
-    with node(tmp_path) as store:
+    with unattended(tmp_path) as store:
         assert store.end_offset(TELEMETRY) == before.ends[TELEMETRY]
         assert not store.reader.incidents()
 
@@ -117,7 +123,7 @@ def test_an_opening_that_failed_costs_nothing(tmp_path: Path) -> None:
 def test_a_first_start_reports_nothing(tmp_path: Path) -> None:
     """An empty folder is no loss."""
     for _ in range(2):
-        with node(tmp_path) as store:
+        with unattended(tmp_path) as store:
             assert not store.reader.incidents()
             assert store.integrity().losses == 0
 
@@ -133,7 +139,7 @@ def test_a_log_without_its_database_is_kept(tmp_path: Path, how: str) -> None:
         path.touch()
     with pytest.raises(StoreDamaged, match="its write-ahead log exists"):
         FactStore.open(path, "plant")
-    with node(tmp_path) as store:
+    with unattended(tmp_path) as store:
         (aside,) = quarantined_files(path)
         assert (tmp_path / aside.file).read_bytes() == log
         assert [(told.kind, told.subject) for told in store.reader.incidents()] == [("quarantined", aside.file)]
@@ -153,7 +159,7 @@ def test_a_missing_log_is_said(tmp_path: Path, witness: str) -> None:
         FactStore.open(path, "plant")
     lost = [{"stream": TELEMETRY, "end_offset": 10, "known_end_offset": 30}] if witness == "with witness" else []
     for _ in range(2):
-        with node(tmp_path) as store:
+        with unattended(tmp_path) as store:
             (told,) = store.reader.incidents()
             assert (told.kind, "write-ahead log is missing" in told.detail) == ("log_lost", True)
             assert notices(store)["log_lost"]["streams"] == lost
@@ -166,7 +172,7 @@ def test_a_log_without_its_last_commit_is_said(tmp_path: Path) -> None:
     once."""
     os.truncate(tmp_path / "facts.db-wal", killed(tmp_path))
     for _ in range(2):
-        with node(tmp_path) as store:
+        with unattended(tmp_path) as store:
             (told,) = store.reader.incidents()
             assert (told.kind, "ends before the last commit that was acknowledged" in told.detail) == ("log_lost", True)
             assert notices(store)["log_lost"]["streams"] == []
@@ -193,14 +199,14 @@ def test_a_checkpoint_of_another_program_is_no_loss(tmp_path: Path) -> None:
 def test_an_old_copy_is_said(tmp_path: Path) -> None:
     """A store put back beside its witness: an incident and a fact name what it had acknowledged, once, and its chain
     goes on from its own end under the life of this opening."""
-    with node(tmp_path) as store:
+    with unattended(tmp_path) as store:
         fill(store)
     image = (tmp_path / "facts.db").read_bytes()
-    with node(tmp_path) as store:
+    with unattended(tmp_path) as store:
         fill(store)
     (tmp_path / "facts.db").write_bytes(image)
     for _ in range(2):
-        with node(tmp_path) as store:
+        with unattended(tmp_path) as store:
             (told,) = store.reader.incidents()
             assert (told.kind, told.subject, told.count) == ("restored", "facts.db", 1)
             assert "facts.telemetry ends at 10, 20 was acknowledged" in told.detail
@@ -220,7 +226,7 @@ def test_a_damaged_log_is_kept(tmp_path: Path) -> None:
     path, log = tmp_path / "facts.db", bytearray((tmp_path / "facts.db-wal").read_bytes())
     log[40] ^= 1
     (tmp_path / "facts.db-wal").write_bytes(log)
-    with node(tmp_path) as store:
+    with unattended(tmp_path) as store:
         (aside,) = quarantined_files(path)
         assert (tmp_path / aside.file).read_bytes() == log
         (told,) = store.reader.incidents()
@@ -281,9 +287,9 @@ def test_a_kill_in_the_opening_hides_nothing(memory: Path, loss: str) -> None:
     elif loss == "log_lost by a cut":
         os.truncate(log, length)
     elif loss == "restored":
-        node(template).close()
+        unattended(template).close()
         image = (template / "facts.db").read_bytes()
-        with node(template) as store:
+        with unattended(template) as store:
             fill(store)
         (template / "facts.db").write_bytes(image)
     else:
@@ -293,7 +299,7 @@ def test_a_kill_in_the_opening_hides_nothing(memory: Path, loss: str) -> None:
         folder = memory / str(step)
         shutil.copytree(template, folder)
         was_killed = die_in_opening(folder / "facts.db", step)
-        with node(folder) as store:
+        with unattended(folder) as store:
             told = [(incident.kind, incident.count) for incident in store.reader.incidents()]
             assert told == [(loss.partition(" ")[0], 1)], f"killed after step {step}: {told}"
             assert len(notices(store)) == 1
@@ -315,7 +321,7 @@ def test_quarantine_leaves_the_log_beside_the_file(tmp_path: Path, ruined: str) 
     path.write_bytes(b"\xff" * 4096 + content[4096:] if ruined == "first page" else b"\xff" * len(content))
     # A frame of the first page in the log would hide that it is damaged; the last life wrote none.
     parts = {part: (tmp_path / f"facts.db{part}").read_bytes() for part in ("", "-wal")}
-    with node(tmp_path) as store:
+    with unattended(tmp_path) as store:
         (aside,) = quarantined_files(path)
         assert [incident.kind for incident in store.reader.incidents()] == ["quarantined"]
     for part, was in parts.items():
@@ -328,7 +334,7 @@ def test_migrate_leaves_the_log_of_a_killed_node(tmp_path: Path) -> None:
     killed(tmp_path)
     run = CliRunner().invoke(bsfg, ["store", "migrate", "--file", str(tmp_path / "facts.db")])
     assert run.exit_code == 0, run.output
-    with node(tmp_path) as store:
+    with unattended(tmp_path) as store:
         assert store.reader.incidents() == []
         assert values_in(store) == list(range(1, 31))
 
@@ -342,7 +348,7 @@ def test_the_database_itself_says_that_it_is_open(tmp_path: Path) -> None:
 
     copy = tmp_path / "copy"
     for _ in range(2):
-        with node(tmp_path):
+        with unattended(tmp_path):
             shutil.copy(tmp_path / "facts.db", copy)
             assert is_open(copy) == 1
         assert not (tmp_path / "facts.db-wal").exists()

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from agent.batch import open_messages, parse
 from agent.errors import StoreFull
 from agent.fact_store import FactStore
 from agent.fact_store.core.errors import StoreDamaged, StoreForeign
@@ -24,34 +23,23 @@ from tests.fact_store.making import (
     AT_ONCE,
     EVERYTHING,
     LIMIT_S,
-    OPERATIONAL,
     TELEMETRY,
     done,
     failed,
     parsed,
+    said_in,
     samples,
     tag,
+    unattended,
     values_in,
 )
 from tests.support.received import chains_in, put_page
-
-
-def node(folder: Path, zone: str = "plant") -> FactStore:
-    """A store as a node opens it."""
-    return FactStore.open(folder / "facts.db", zone, settings=AT_ONCE, unattended=True)
 
 
 def fill(store: FactStore, first: int, count: int = 10) -> None:
     """Some samples."""
     done(store.appends.define([tag(1)]))
     done(store.appends.append_samples(TELEMETRY, samples(count, first)))
-
-
-def notices(store: FactStore, predicate: str) -> list[dict[str, object]]:
-    """The store's operational facts."""
-    found = [open_messages(parse(batch.sealed)) for batch in store.read(OPERATIONAL, 0, EVERYTHING, EVERYTHING).batches]
-    facts = [message.fact for messages in found for message in messages]
-    return [json.loads(fact.object_json) for fact in facts if fact.predicate == predicate]
 
 
 def pull(source: FactStore, target: FactStore, offset: int = 0) -> int:
@@ -67,7 +55,7 @@ def pull(source: FactStore, target: FactStore, offset: int = 0) -> int:
 def test_a_file_that_cannot_be_used_is_quarantined(tmp_path: Path, ruin: str | None) -> None:
     """The node opens with a new store, and the old file is kept beside it with its reason. The new
     store reports it once. An opening that is not unattended raises instead."""
-    with node(tmp_path) as store:
+    with unattended(tmp_path) as store:
         fill(store, 1)
     if ruin is None:
         mark_suspect(tmp_path / "facts.db", "database disk image is malformed")
@@ -76,10 +64,10 @@ def test_a_file_that_cannot_be_used_is_quarantined(tmp_path: Path, ruin: str | N
         with pytest.raises(StoreDamaged):
             FactStore.open(tmp_path / "facts.db", "plant")
     for _ in range(2):
-        with node(tmp_path) as store:
+        with unattended(tmp_path) as store:
             fill(store, 1)
             (aside,) = quarantined_files(tmp_path / "facts.db")
-            (notice,) = notices(store, "store_quarantined")
+            (notice,) = said_in(store, "store_quarantined")
             assert (notice["file"], notice["bytes"], notice["because"]) == (aside.file, aside.bytes, aside.why)
             assert [incident.kind for incident in store.reader.incidents()] == ["quarantined"]
             assert store.integrity().quarantined == ((aside.file, aside.bytes),)
@@ -90,23 +78,23 @@ def test_a_file_that_cannot_be_used_is_quarantined(tmp_path: Path, ruin: str | N
 
 def test_a_foreign_store_is_not_quarantined(tmp_path: Path) -> None:
     """The store of another zone is an operator's mistake, and its file is not renamed."""
-    with node(tmp_path) as store:
+    with unattended(tmp_path) as store:
         fill(store, 1)
     with pytest.raises(StoreForeign):
-        node(tmp_path, "elsewhere")
+        unattended(tmp_path, "elsewhere")
     assert not quarantined_files(tmp_path / "facts.db")
 
 
 def test_an_interrupted_quarantine_is_completed(tmp_path: Path) -> None:
     """After a power cut between two renames, the same name is used and the parts stay together."""
-    with node(tmp_path) as store:
+    with unattended(tmp_path) as store:
         fill(store, 1)
     path = tmp_path / "facts.db"
     (tmp_path / "facts.db.suspect").write_text(json.dumps({"why": "torn", "as": "facts.db.damaged-then"}))
     path.rename(tmp_path / "facts.db.damaged-then")
-    with node(tmp_path) as store:
+    with unattended(tmp_path) as store:
         assert [aside.file for aside in quarantined_files(path)] == ["facts.db.damaged-then"]
-        assert notices(store, "store_quarantined")[0]["because"] == "torn"
+        assert said_in(store, "store_quarantined")[0]["because"] == "torn"
 
 
 def test_the_witness_follows_each_commit(tmp_path: Path) -> None:
@@ -155,13 +143,13 @@ def test_the_witness_leaves_out_a_log_in_which_a_commit_has_failed(tmp_path: Pat
 
 def test_losses_are_shown_for_a_day(tmp_path: Path) -> None:
     """The status names facts that an opening found missing, for a day: later the incident remains."""
-    with node(tmp_path) as store:
+    with unattended(tmp_path) as store:
         store.note_incident("missing", "facts.db", "a new store began").result(LIMIT_S)
         store.note_incident("log_lost", "facts.db", "gone").result(LIMIT_S)
     with closing(sqlite3.connect(tmp_path / "facts.db")) as outside:
         outside.execute("UPDATE incident SET last_unix_ms = last_unix_ms - 86401000 WHERE kind = 'missing'")
         outside.commit()
-    with node(tmp_path) as store:
+    with unattended(tmp_path) as store:
         assert store.integrity().losses == 1
         assert sorted(incident.kind for incident in store.reader.incidents()) == ["log_lost", "missing"]
 
@@ -169,7 +157,7 @@ def test_losses_are_shown_for_a_day(tmp_path: Path) -> None:
 def test_the_scrub_reads_all_batches_and_reports_damage(tmp_path: Path) -> None:
     """A scrub pass over all streams counts batches, finds the damaged one, and starts again; the witness is written at
     the end."""
-    with node(tmp_path) as store:
+    with unattended(tmp_path) as store:
         fill(store, 1)
         fill(store, 11)
         while store._watch.scrubber.step(1):
@@ -184,7 +172,7 @@ def test_the_scrub_reads_all_batches_and_reports_damage(tmp_path: Path) -> None:
 def test_the_scrub_passes_over_a_stream_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream with an unreadable index does not stop the scrub of the others, and such a pass does not count as
     complete."""
-    with node(tmp_path) as store:
+    with unattended(tmp_path) as store:
         done(store.appends.define([tag(1)]))
         for stream in ("facts.first", "facts.last"):
             done(store.appends.append_samples(stream, samples(1)))
@@ -214,11 +202,11 @@ def test_a_quarantined_file_is_reported_without_room_for_the_mark(
     """On a disk without room for the mark a damaged file is quarantined all the same, the node starts with a new store,
     and both are reported."""
     path = tmp_path / "facts.db"
-    node(tmp_path).close()
+    unattended(tmp_path).close()
     path.write_bytes(b"no database" * 1000)
     for module in (sys.modules[quarantine.__module__], witness):
         monkeypatch.setattr(module, "write_json", lambda *_: None)
-    with node(tmp_path) as store:
+    with unattended(tmp_path) as store:
         (aside,) = quarantined_files(path)
         assert [(told.kind, told.subject) for told in store.reader.incidents()] == [("quarantined", aside.file)]
         assert store.integrity().quarantined == ((aside.file, aside.bytes),)
@@ -231,11 +219,11 @@ def test_the_newest_quarantined_file_is_reported_also_with_a_wrong_clock(
     the same."""
     path = tmp_path / "facts.db"
     for now_ns in (1_800_000_000 * 10**9, 3600 * 10**9):
-        node(tmp_path).close()
+        unattended(tmp_path).close()
         path.write_bytes(b"no database" * 1000)
         with monkeypatch.context() as clock:
             clock.setattr("agent.fact_store.store.time.time_ns", lambda now_ns=now_ns: now_ns)
-            with node(tmp_path) as store:
+            with unattended(tmp_path) as store:
                 (told,) = store.reader.incidents()
     assert told.subject == "facts.db.damaged-19700101T010000Z"
     assert len(quarantined_files(path)) == 2
@@ -246,12 +234,12 @@ def test_a_quarantined_file_keeps_its_write_ahead_log(tmp_path: Path) -> None:
     alive, dead = tmp_path / "alive", tmp_path / "dead"
     alive.mkdir()
     dead.mkdir()
-    with node(alive) as store:
+    with unattended(alive) as store:
         fill(store, 1)
         for part in ("", "-wal"):  # as a process that was killed leaves them
             shutil.copy(alive / f"facts.db{part}", dead)
     mark_suspect(dead / "facts.db", "database disk image is malformed")
-    with node(dead):
+    with unattended(dead):
         (aside,) = quarantined_files(dead / "facts.db")
     with FactStore.open(dead / aside.file, "plant") as old:
         assert values_in(old) == list(range(1, 11))
@@ -275,6 +263,6 @@ def test_damage_met_while_writing_sets_the_file_aside(tmp_path: Path) -> None:
         faults.arm("COMMIT", 1, broken_error)
         assert isinstance(failed(store.appends.define([tag(1)])), StoreDamaged)
         assert isinstance(store.ended.exception(LIMIT_S), StoreDamaged)
-    with node(tmp_path) as store:
+    with unattended(tmp_path) as store:
         (aside,) = quarantined_files(tmp_path / "facts.db")
         assert "malformed" in aside.why

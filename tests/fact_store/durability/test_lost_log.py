@@ -6,7 +6,6 @@ process had said. Each image is that of a real kill -9, so the witness beside th
 may lag by half a minute; `test_a_log_that_is_gone_after_a_power_cut` says what holds then (decision 0046).
 """
 
-import json
 import random
 import shutil
 import sqlite3
@@ -20,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.batch import Origin, open_messages, parse
+from agent.batch import Origin, parse
 from agent.fact_store import FactStore, StoreReader
 from agent.fact_store.divergence.witness import read_witness
 from agent.fact_store.sqlite.connection import connect
@@ -29,17 +28,7 @@ from tests.fact_store.durability.power import crashes, require_strace
 from tests.fact_store.durability.promises import NORTH, RUN, Promises, broken
 from tests.fact_store.durability.test_kill import run_and_kill
 from tests.fact_store.durability.test_power_cut import recording
-from tests.fact_store.making import (
-    AT_ONCE,
-    EVERYTHING,
-    IN_MEMORY,
-    OPERATIONAL,
-    TELEMETRY,
-    done,
-    samples,
-    tag,
-    values_in,
-)
+from tests.fact_store.making import AT_ONCE, IN_MEMORY, OPERATIONAL, TELEMETRY, done, said_in, samples, tag, values_in
 from tests.sim import first_seed, patient, scaled
 
 KILLS = scaled(3, 40)
@@ -204,16 +193,9 @@ def put(folder: Path, files: dict[str, bytes | None]) -> Path:
     return folder / "facts.db"
 
 
-def notices(store: FactStore, predicate: str) -> list[dict[str, object]]:
-    """The facts of a store with this predicate."""
-    page = store.read(OPERATIONAL, 0, EVERYTHING, EVERYTHING)
-    facts = [message.fact for found in page.batches for message in open_messages(parse(found.sealed))]
-    return [json.loads(fact.object_json) for fact in facts if fact.predicate == predicate]
-
-
 def check_quarantined(store: FactStore, path: Path) -> None:
     """The file is kept under the name that is reported."""
-    (notice,) = notices(store, "store_quarantined")
+    (notice,) = said_in(store, "store_quarantined")
     assert [incident.kind for incident in store.reader.incidents()] == ["quarantined"]
     assert (path.parent / str(notice["file"])).stat().st_size
 
@@ -224,7 +206,7 @@ def check_told(store: FactStore, image: Image, *, is_one: bool) -> None:
     kinds = [incident.kind for incident in store.reader.incidents()]
     told, *more = sorted(kinds, key=TOLD.__contains__, reverse=True)
     assert not (more and is_one), kinds
-    (notice,) = notices(store, TOLD[told])
+    (notice,) = said_in(store, TOLD[told])
     streams = notice["streams"]
     assert isinstance(streams, list)
     known = {stream.name: stream.end_offset for stream in store.streams()}
@@ -264,7 +246,7 @@ def test_a_lost_log_is_reported_or_costs_nothing(tmp_path: Path, memory: Path) -
                     found = broken(store, image.promises)
                     assert not found, f"kill {number}, {damage.__name__} {round_number}, not reported: {found}"
                     outcome = "nothing lost"
-                elif notices(store, "store_quarantined"):
+                elif said_in(store, "store_quarantined"):
                     check_quarantined(store, path)
                     outcome = "quarantined"
                 else:

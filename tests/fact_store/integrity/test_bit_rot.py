@@ -25,7 +25,6 @@ from agent.batch import DIGEST_BYTES, Kind, Origin, open_messages, parse
 from agent.errors import StoreError
 from agent.fact_store import FactStore, StoreReader
 from agent.fact_store.core.errors import StoreDamaged, StoreUnusable
-from agent.fact_store.integrity.verify import VerifyCounts, verify_store
 from agent.fact_store.sqlite import Transaction
 from agent.pages import ComparedSums, HeldSum, Hole, Page, SignerCertificate, StoredBatch
 from agent.positions import Position
@@ -39,6 +38,7 @@ from tests.fact_store.making import (
     OPERATIONAL,
     TELEMETRY,
     Elsewhere,
+    damages,
     done,
     message,
     parsed,
@@ -222,11 +222,6 @@ def look(path: Path, original: Original) -> Found:
     return found
 
 
-def verification(path: Path) -> list[str]:
-    """What `bsfg store verify` names."""
-    return [str(damage) for damage in verify_store(path, VerifyCounts(), lambda *_: None, is_quick=False)]
-
-
 @patient
 def test_no_changed_fact_is_served(memory: Path, original: Original) -> None:
     """Whatever bit changes, each fact served is the one stored, byte for byte at its offset. A fact that is not served
@@ -249,7 +244,7 @@ def test_no_changed_fact_is_served(memory: Path, original: Original) -> None:
             assert found.missing == {owner}, f"{where}: the rest must be readable"
             assert set(found.names) == {"hole"}, where
         if (found.missing or found.missing_definitions) and not found.names:
-            assert verification(path), f"{where}: {found.missing} are missing and not reported"
+            assert damages(path), f"{where}: {found.missing} are missing and not reported"
             found.names.append("verification")
         outcomes["+".join(sorted(set(found.names))) or "harmless"] += 1
     seconds = time.monotonic() - began
@@ -341,7 +336,7 @@ def test_a_value_of_another_type_is_named(memory: Path, original: Original) -> N
             with suppress(StoreUnusable), closing(StoreReader(path)) as reader:
                 try_all(reads(reader, original.origins))
             with suppress(StoreUnusable):
-                verification(path)
+                damages(path)
             assert not look(path, original).changed
             path.write_bytes(data)
             with suppress(StoreUnusable), FactStore.open(path, "plant", settings=IN_MEMORY, streams=RELEASED) as store:

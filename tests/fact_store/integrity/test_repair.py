@@ -11,7 +11,6 @@ import pytest
 from agent.batch import cut, open_samples, parse, seal_columns
 from agent.fact_store import FactStore
 from agent.fact_store.core.errors import FactsRefused, ForkError, StoreDamaged
-from agent.fact_store.integrity.verify import VerifyCounts, verify_store
 from agent.fact_store.retention.reclaim import Reclaimer
 from agent.pages import BatchEnd, Hole, OriginRange
 from agent.settings.store import StreamSettings
@@ -20,6 +19,7 @@ from tests.fact_store.making import (
     EVERYTHING,
     TELEMETRY,
     Elsewhere,
+    damages,
     done,
     failed,
     parsed,
@@ -92,7 +92,7 @@ def test_a_batch_is_repaired(tmp_path: Path, column: str, value: Callable[[bytes
         assert not page.holes
         assert [incident.kind for incident in store.reader.incidents() if incident.kind == "repaired"] == ["repaired"]
         assert done(store.inbound.repair(TELEMETRY, "plant", parsed([origin.sealed[2]]))) == []  # it is whole
-    assert not list(verify_store(tmp_path / "facts.db", VerifyCounts(), lambda *_: None, is_quick=True))
+    assert not damages(tmp_path / "facts.db", is_quick=True)
 
 
 def test_only_the_original_bytes_are_accepted(tmp_path: Path) -> None:
@@ -242,8 +242,9 @@ def test_damaged_definitions_are_repaired(tmp_path: Path, hurt: Hurt) -> None:
     with FactStore.open(tmp_path / "facts.db", "idmz") as store:
         assert origin.held_in(store) == origin.bodies
         assert [incident.kind for incident in store.reader.incidents()] == ["definitions_repaired"]
-    damages = list(verify_store(tmp_path / "facts.db", VerifyCounts(), lambda *_: None, is_quick=False))
-    assert damages == [] or hurt in {digest_of_the_last, no_end}, "a batch keeps the row that was damaged"
+    assert damages(tmp_path / "facts.db") == [] or hurt in {digest_of_the_last, no_end}, (
+        "a batch keeps the row that was damaged"
+    )
 
 
 def test_nothing_else_is_accepted(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from tests.fact_store.making import (
     OPERATIONAL,
     TELEMETRY,
     Elsewhere,
+    damages,
     done,
     message,
     past_the_triggers,
@@ -50,15 +51,10 @@ def filled(folder: Path) -> Path:
     return folder / "facts.db"
 
 
-def damages(path: Path, *, is_quick: bool = False) -> list[str]:
-    """The damage that verify reports."""
-    return [str(damage) for damage in verify_store(path, VerifyCounts(), lambda *_: None, is_quick=is_quick)]
-
-
 def test_a_whole_store_has_no_damage(tmp_path: Path) -> None:
     """Verification of an undamaged store finds nothing and checks everything."""
     counted = VerifyCounts()
-    assert not list(verify_store(filled(tmp_path), counted, lambda *_: None, is_quick=False))
+    assert not damages(filled(tmp_path), counted)
     assert (counted.batches, counted.facts, counted.streams, counted.definitions) == (12, 64, 3, 5)
 
 

@@ -8,22 +8,13 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from agent import batch
 from agent.errors import StoreFull
 from agent.fact_store import FactStore, StoreReader
 from agent.fact_store.writer import writer as writer_module
 from agent.message import Fact, Sample
 from agent.settings.store import StoreSettings, StreamSettings
 from tests.fact_store.durability.promises import say
-from tests.fact_store.making import (
-    AT_ONCE,
-    EVERYTHING,
-    LIMIT_S,
-    TELEMETRY,
-    done,
-    samples,
-    tag,
-)
+from tests.fact_store.making import AT_ONCE, LIMIT_S, TELEMETRY, done, messages_in, samples, tag
 
 HOUR_NS = 3_600_000_000_000
 CONSUMER = "idmz.facts.telemetry"
@@ -67,14 +58,7 @@ def fill(store: FactStore, batches: int, facts: int = 10) -> int:
 
 def notices(store: FactStore | StoreReader) -> list[Fact]:
     """The operational facts in the stream."""
-    page = store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING)
-    parsed = [batch.parse(stored.sealed) for stored in page.batches]
-    return [
-        message.fact
-        for part in parsed
-        if part.header.kind is batch.Kind.MESSAGES
-        for message in batch.open_messages(part)
-    ]
+    return [message.fact for message in messages_in(store, TELEMETRY)]
 
 
 def rows(folder: Path) -> int:
