@@ -1,4 +1,5 @@
-"""The fleet: worst first, silent zones found by the age of their health, and one sentence; whatever a zone has sent."""
+"""The fleet: worst first, silent zones found by the age of their health, and one sentence, whatever a zone has sent; of
+a plant with two gateways one row with both beneath it, judged by the one that leads, whatever others claim."""
 
 from contextlib import closing
 from dataclasses import replace
@@ -9,16 +10,23 @@ import pytest
 
 from agent.fact_store import FactStore, StoreReader
 from agent.health.problems import Level
-from agent.health.snapshot import NodeSnapshot
-from agent.page.fleet import fleet_rows, fleet_sentence, matching, zone_row
+from agent.health.snapshot import NodeSnapshot, PairSnapshot
+from agent.message import HEALTH_STREAM
+from agent.page.fleet import ZoneRow, fleet_rows, fleet_sentence, matching, zone_row
 from agent.page.health_tail import HealthTail, ZoneHealth
+from agent.page.named_ends import WAIT_MS
 from agent.page.zone_view import zone_view
+from agent.positions import Position
 from agent.query.scan import scanner
+from agent.settings.node import IdentitySettings
+from tests.fact_store.making import TELEMETRY, Elsewhere, done, parsed
 from tests.health.conftest import NOW_MS
-from tests.page.conftest import at, healthy, store_with
-from tests.page.zones import Zones
+from tests.page.conftest import Site, at, healthy, store_with
+from tests.page.zones import Zones, gateway
+from tests.support.received import put_page
 
 __all__ = ["healthy"]
+HOUR_MS = 3_600_000
 
 
 def zone(name: str, verdict: object = 0, age_s: float = 10, **values: Any) -> ZoneHealth:
@@ -141,3 +149,186 @@ def test_an_arrow_shows_the_latest_of_the_worst_streams() -> None:
     health = ZoneHealth("top", NOW_MS, {"verdict": 3, **values})
     (arrow,) = zone_view(health, zone_row(health, NOW_MS)).below
     assert (arrow.zone, arrow.state, arrow.text, arrow.title) == ("idmz", "cut", "cut, 5.4 s behind", "c")
+
+
+def box(node: str, role: str, term: int = 7, age_s: float = 10, **changes: Any) -> ZoneHealth:
+    """A gateway of plant-a that said this some seconds ago; it has its role for an hour."""
+    at_ms = NOW_MS - round(age_s * 1000)
+    partner = "plant-a" if node == "plant-a-2" else "plant-a-2"
+    values = {
+        "zone": "plant-a", "verdict": 0, "alert": False, "pair/role": role, "pair/term": term, "pair/partner": partner,
+        "pair/since_unix_ms": NOW_MS - HOUR_MS,
+    }  # fmt: skip
+    return ZoneHealth(node, at_ms, values | changes)
+
+
+def row_of(*zones: ZoneHealth) -> ZoneRow:
+    """The one row of these."""
+    (row,) = fleet_rows(zones, NOW_MS)
+    return row
+
+
+LOST_ONE = {"verdict": 3, "alert": True, "reasons": [{"subject": "source press", "text": "gone", "hint": "look"}]}
+
+
+def test_a_plant_is_one_row_with_both_gateways() -> None:
+    """The leader first, also if it is not named like the zone; the search finds the plant by either."""
+    row = row_of(box("plant-a", "follows"), box("plant-a-2", "leads"))
+    assert (row.zone, row.node, row.level, row.what) == ("plant-a", "plant-a-2", Level.GOOD, "")
+    assert [(member.node, member.role, member.is_recording) for member in row.gateways] == [
+        ("plant-a-2", "leads", True),
+        ("plant-a", "follows", False),
+    ]
+    assert fleet_sentence([row]) == "The one zone is good."
+    assert matching([row], "plant-a-2 good") == [row]
+    assert [member["role"] for member in row.to_json()["gateways"]] == ["leads", "follows"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "first, second, level, alert, what",
+    [
+        (box("plant-a", "leads", **LOST_ONE), box("plant-a-2", "follows"), Level.BROKEN, True, "source press: gone"),
+        (
+            box("plant-a", "leads"),
+            box("plant-a-2", "follows", **LOST_ONE),
+            Level.LATE,
+            False,
+            "plant-a-2: source press",
+        ),
+        (box("plant-a", "leads"), box("plant-a-2", "follows", age_s=300), Level.LATE, False, "plant-a-2: silent: no"),
+        (box("plant-a", "leads", 7, 300), box("plant-a-2", "leads", 8), Level.LATE, False, "plant-a: silent: no"),
+        (box("plant-a", "leads", 7, 300), box("plant-a-2", "follows", 7, 400), Level.BROKEN, True, "silent: no health"),
+        (
+            box("plant-a", "follows", **LOST_ONE),
+            box("plant-a-2", "follows"),
+            Level.LATE,
+            False,
+            "plant-a: source press",
+        ),
+    ],
+)
+def test_the_leader_decides(first: ZoneHealth, second: ZoneHealth, level: Level, alert: bool, what: str) -> None:
+    """The plant is what its leader is; whatever is wrong with the other gateway is a warning. With both silent the
+    plant is silent."""
+    row = row_of(first, second)
+    assert (row.level, row.alert) == (level, alert)
+    assert row.what.startswith(what)
+
+
+def test_a_leader_that_has_died_has_led() -> None:
+    """Its last health says that it leads; the other one began after that, with a higher term. Both that are alone
+    record."""
+    dead, new = box("plant-a", "leads", 7, 60), box("plant-a-2", "leads", 8, 5)
+    row = row_of(dead, replace(new, values=new.values | {"pair/since_unix_ms": NOW_MS - 50_000}))
+    assert [(member.node, member.role) for member in row.gateways] == [("plant-a-2", "leads"), ("plant-a", "led")]
+    row = row_of(box("plant-a", "alone"), box("plant-a-2", "alone", 8))
+    assert [(member.role, member.is_recording) for member in row.gateways] == [("records alone", True)] * 2
+
+
+def test_only_gateways_that_name_each_other_are_one_plant() -> None:
+    """A node that claims a zone of others is a zone of its own, whatever role it claims; a gateway whose partner has no
+    health here stands for its zone, and the partner is named."""
+    honest = box("plant-a", "leads", **LOST_ONE), box("plant-a-2", "follows")
+    evil = replace(box("plant-a-2", "leads", 99), zone="evil")
+    rows = fleet_rows(
+        [*honest, evil, replace(evil, zone="worse", values=evil.values | {"pair/partner": "evil"})], NOW_MS
+    )
+    assert [(row.zone, len(row.gateways)) for row in rows] == [("plant-a", 2), ("evil", 1), ("worse", 1)]
+    assert (rows[0].level, rows[0].node) == (Level.BROKEN, "plant-a")
+    row = row_of(box("plant-a-2", "leads"))
+    assert (row.zone, row.node, row.level) == ("plant-a", "plant-a-2", Level.GOOD)
+    assert [(member.node, member.role) for member in row.gateways] == [
+        ("plant-a-2", "leads"),
+        ("plant-a", "no health here"),
+    ]
+    odd = {"zone": 5, "pair/role": [1], "pair/term": "x", "pair/partner": {}, "pair/since_unix_ms": None, "verdict": 0}
+    assert row_of(ZoneHealth("a", NOW_MS, odd)).zone == "a"
+
+
+def pair(role: str, node: str, **changes: Any) -> NodeSnapshot:
+    """A gateway of plant-a with all its parts."""
+    partner = "plant-a" if node == "plant-a-2" else "plant-a-2"
+    leader = node if role == "leads" else partner
+    state = "follows" if role == "leads" else "leads"
+    told = PairSnapshot("plant-a", role, 7, leader, partner, NOW_MS - HOUR_MS, state, 200, "idmz", 100)
+    return replace(gateway("plant-a", NOW_MS), node=node, pair=told, **changes)
+
+
+async def test_the_page_of_a_plant_and_of_each_gateway(site: Site) -> None:
+    """From stored health: the fleet has one row with two beneath; the zone's page has both, and what the leader has;
+    each gateway has a page of its own, and its health is found under its name."""
+    with FactStore.open(site.watch.node.store_file.with_name("above.db"), "idmz") as store:
+        Zones(store).send(pair("follows", "plant-a"), pair("leads", "plant-a-2", store_fill_percent=41.0))
+        with closing(StoreReader(store.path)) as reader:
+            tail = HealthTail(reader)
+            assert tail.read() == {"plant-a", "plant-a-2"}
+            found = dict(tail.zones)
+    await site.watch.look()
+    site.watch.zones |= found
+    site.watch._rows = None
+    body = (await site.get("/fleet"))[2]
+    assert "All 2 zones are good." in body
+    assert body.count('<tr class="gateway">') == 2
+    assert '<a href="/zone/plant-a-2">' not in body, "it is no plant"
+    assert 'href="/zone/plant-a?gateway=plant-a-2">plant-a-2</a>' in body
+    for path, sentence, fill in (
+        ("/zone/plant-a", "plant-a is good.", "41 %"),
+        ("/zone/plant-a?gateway=plant-a", "Gateway plant-a of plant-a is good.", "22 %"),
+        ("/zone/plant-a?gateway=plant-a-2", "Gateway plant-a-2 of plant-a is good.", "41 %"),
+        ("/zone/plant-a-2", "Gateway plant-a-2 of plant-a is good.", "41 %"),
+    ):
+        body = (await site.get(path))[2]
+        assert f"<h1>{sentence}</h1>" in body, path
+        assert f"{fill} taken by what cannot be freed" in body, path
+        assert "Gateways of plant-a" in body
+        assert '<a href="/tags?zone=plant-a&amp;q=press">' in body, "its facts are the zone's"
+    assert "/tag?zone=plant-a-2&amp;tag=tag%3Absfg%2Fstore_fill_percent" in body, "its health is its own"
+    for path in ("/zone/plant-a?gateway=idmz", "/zone/idmz?gateway=plant-a", "/zone/idmz?gateway=nowhere"):
+        assert (await site.get(path))[0] == 404, path
+    metrics = (await site.get("/metrics"))[2]
+    assert 'bsfg_gateway_records{node="plant-a-2",zone="plant-a"} 1.0' in metrics
+    assert 'bsfg_zone_verdict{verdict="good",zone="plant-a"} 1.0' in metrics
+    assert 'zone="plant-a-2"' not in metrics
+
+
+async def test_the_page_on_a_gateway(site: Site) -> None:
+    """That of the follower: its own page is its own, that of the zone is the leader's, and a pair is no fleet."""
+    site.watch.node = IdentitySettings("plant-a", site.watch.node.state_dir, "plant-a-2")
+    site.snapshot = pair("follows", "plant-a-2")
+    await site.watch.look()
+    own = site.watch.zones["plant-a-2"]
+    site.watch.zones, site.watch._rows = {"plant-a-2": own}, None
+    body = (await site.get("/"))[2]
+    assert "Gateway plant-a-2 of plant-a is good." in body
+    assert "no health here" in body
+    site.watch.zones, site.watch._rows = {"plant-a-2": own, "plant-a": box("plant-a", "leads")}, None
+    assert not site.watch.has_zones_below
+    assert site.watch.own_path == "/zone/plant-a-2"
+    assert site.watch.rows()[0].node == "plant-a"
+    site.snapshot = None
+    await site.watch.look()
+    assert "the node does not answer" in (await site.get("/zone/plant-a-2"))[2]
+
+
+def test_ends_are_compared_by_the_zone_that_they_name(tmp_path: Path) -> None:
+    """The leader, which is named otherwise than its zone, names ten facts of the zone, of which five are here, and its
+    own health, which is here: after ten minutes its zone is withheld. A gateway that follows names none of them."""
+    with FactStore.open(tmp_path / "facts.db", "enterprise") as store:
+        plant, node = Elsewhere("plant-a"), Elsewhere("plant-a-2", stream=HEALTH_STREAM)
+        for origin, stream in ((plant, TELEMETRY), (node, HEALTH_STREAM)):
+            batches, position = parsed([origin.seal(5)]), Position(origin.origin.life, 5)
+            done(put_page(store, "idmz", stream, batches, origin.received(), position))
+        life = plant.origin.life.hex()
+        named = {f"stream/{TELEMETRY}/own_end": f"plant-a:{life}:10 plant-a-2:{life}:3"}
+        named[f"stream/{HEALTH_STREAM}/own_end"] = f"plant-a-2:{life}:5"
+        tail = HealthTail(store.reader)
+        leader, follower = box("plant-a-2", "leads", **named), box("plant-a", "follows")
+        tail.zones |= {"plant-a-2": leader, "plant-a": follower}
+        for now_ms in (NOW_MS - WAIT_MS, NOW_MS):
+            tail.compare_ends(tail.zones, now_ms)
+        missing = {zone: found.missing for zone, found in tail.zones.items()}
+        assert missing["plant-a-2"].startswith(f"{TELEMETRY}: its health names sequence 10 of life {life}, here are 5")
+        assert missing["plant-a"] == ""
+        tail.zones["plant-a-2"] = replace(leader, values=leader.values | {f"stream/{TELEMETRY}/own_end": None})
+        tail.compare_ends(tail.zones, NOW_MS)
+        assert tail.zones["plant-a-2"].missing == "", "it has handed over"

@@ -1,7 +1,8 @@
 """Last known values: exactly those of a plain look at everything, found without looking at everything, with their
-staleness."""
+staleness. Where two gateways record for one zone: of the samples of a tag and time that of the higher life counts, in
+whatever order they have arrived."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,29 +13,40 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from agent.batch import seal_samples
 from agent.fact_store import FactStore, StoreReader
 from agent.fact_store.sqlite import transaction
 from agent.fact_store.writer import writer as writer_module
 from agent.message import HEALTH_SOURCE, HEALTH_STREAM, Sample, TagDefinition
-from agent.query.latest import latest_query
-from agent.query.latest.latest_query import (
+from agent.query.latest import (
     AbsentTags,
     find_latest,
     find_latest_in_stream,
+    latest_query,
     streams_with,
     tags_matching,
 )
 from agent.query.latest.latest_search import Arrival, LatestRow, Tag, believed_times
+from agent.query.scan import READ_BYTES_MAX, Scanner
 from agent.query.scan.dictionary import Dictionary
-from agent.query.scan.scanner import READ_BYTES_MAX, Scanner
+from agent.query.sql import SqlSession
 from tests.batch.making import bits
-from tests.fact_store.making import AT_ONCE, TELEMETRY, Elsewhere, done
+from tests.fact_store.making import AT_ONCE, IN_MEMORY, TELEMETRY, Elsewhere, done
 from tests.query.making import BASE_NS, SECOND_NS, damage, everything, naive, recorded
 from tests.support.memory import memory_folder
 
 OTHER = "facts.other"
 MINUTE_NS = 60 * SECOND_NS
 HOUR_NS = 60 * MINUTE_NS
+LIVES = [(255).to_bytes(8) + b"\xff" * 8, (256).to_bytes(8) + bytes(8)]  # the number decides, not the rest
+
+batches = st.lists(
+    st.tuples(
+        st.sampled_from(LIVES), st.lists(st.tuples(st.integers(1, 2), st.integers(0, 4)), min_size=1, max_size=5)
+    ),
+    min_size=1,
+    max_size=12,
+)
 
 
 @contextmanager
@@ -420,3 +432,51 @@ def test_batches_are_read_in_groups_that_fit_into_memory() -> None:
     groups = list(latest_query._groups([*small, *large]))
     assert [len(group) for group in groups] == [1, 2, 4, 4, 2, 2]
     assert [row for group in groups for row in group] == [*small, *large]
+
+
+def received(file: Path, recorded: Sequence[tuple[bytes, Sequence[tuple[int, int]]]]) -> dict[int, dict[int, int]]:
+    """Store batches of (tag, second) of two lives of `plant` in this order. By tag and second: the offset of the sample
+    that counts."""
+    counts: dict[int, dict[int, tuple[bytes, int]]] = {}
+    offset = 0
+    with FactStore.open(file, "enterprise", settings=IN_MEMORY) as store:
+        origins = {life: Elsewhere(life=life) for life in LIVES}
+        for life, rows in recorded:
+            origin = origins[life]
+            samples = [Sample(tag, BASE_NS + second * SECOND_NS, 0) for tag, second in rows]
+            sealed = seal_samples(origin.link, samples, origin.definitions)
+            origin.link = sealed.link
+            origin.put(store, [sealed.sealed], sealed.link.next_sequence - 1)
+            for tag, second in rows:
+                offset += 1
+                of_tag = counts.setdefault(tag, {})
+                of_tag[second] = max(of_tag.get(second, (b"", 0)), (life, offset))
+    return {tag: {second: at for second, (_, at) in of_tag.items()} for tag, of_tag in counts.items()}
+
+
+@given(batches)
+def test_of_equal_times_the_higher_life_counts(recorded: list[tuple[bytes, list[tuple[int, int]]]]) -> None:
+    """Batches of two lives arrive in any order: the latest value is that of the newest time, of equal times that of the
+    higher life, of these the last one; `samples` has just that one of each time."""
+    with memory_folder() as folder:
+        counts = received(folder / "facts.db", recorded)
+        with closing(StoreReader(folder / "facts.db")) as reader:
+            latest = {row.tag.subject: row.latest for row in find_latest(Scanner(reader), BASE_NS)}
+            with closing(SqlSession(reader, BASE_NS)) as session:
+                rows = list(session.ask("select subject, source_time_ns, offset from samples").rows)
+    for tag in (1, 2):
+        subject, of_tag = f"tag:line1/t{tag}", counts.get(tag, {})
+        found = {(at_ns - BASE_NS) // SECOND_NS: offset for name, at_ns, offset in rows if name == subject}
+        assert found == of_tag
+        value = latest[subject]
+        assert (value and value.arrival.offset) == (of_tag[max(of_tag)] if of_tag else None)
+    assert len(rows) == sum(map(len, counts.values()))
+
+
+def test_samples_of_a_tag_open_few_batches(tmp_path: Path) -> None:
+    """A tag, a zone and a time exclude batches from `samples` as they do from `facts`."""
+    received(tmp_path / "facts.db", [(LIVES[at % 2], [(at % 2 + 1, at)]) for at in range(40)])
+    with closing(StoreReader(tmp_path / "facts.db")) as reader, closing(SqlSession(reader, BASE_NS)) as session:
+        asked = f"select offset from samples where zone = 'plant' and source_time_ns < {BASE_NS + 3 * SECOND_NS}"
+        assert sorted(session.ask(asked).rows) == [(1,), (2,), (3,)]
+        assert session.scanner.counters.batches_opened == 3
