@@ -67,7 +67,7 @@ CORES = tuple(
     f"{folder}/{name}.py"
     for folder, names in {
         "agent": "append_contract batch columns counter escaping lease message pages positions status_codes",
-        "agent/backup": "container contents",
+        "agent/backup": "contents",
         "agent/client": "opened",
         "agent/config": "sections_text start_settings",
         "agent/fact_store/append": "acks admission checkpoint group_commit",
@@ -96,9 +96,9 @@ CORES = tuple(
         "agent/ingest/tags": "change columns csv_rows example sheet tag_map templates toml_rows",
         "agent/ingest/tags/foreign": "ignition kepware neuron translation",
         "agent/node": "reload_plan",
-        "agent/page": "fleet named_ends notify plants trend words zone_view",
+        "agent/page": "fleet named_ends notify trend words zone_view",
         "agent/pair": "claims leadership witness",
-        "agent/query/latest": "latest_rows latest_search latest_summary tag_age",
+        "agent/query/latest": "latest_rows latest_search",
         "agent/query/scan": "bounds fact_columns times",
         "agent/query/sql": "scan_plan",
         "agent/replication/broker": "config diagnosis",

@@ -9,10 +9,21 @@ A file is written whole or not at all. A wrong passphrase, a truncated or altere
 folder are refused before anything is written. Links and devices cannot occur: an entry is a name and bytes, and nothing
 is compressed.
 
-`container` encrypts, `contents` says what is in a backup and where it belongs (both without IO), `files` reads and
-writes.
+`contents` says what is in a backup and where it belongs, and encrypts it (without IO); `files` reads and writes.
 """
 
-from agent.backup.container import NONCE_BYTES, SALT_BYTES, derive, open_backup, seal_backup
-from agent.backup.contents import Backup, BackupError, Place, SavedFile, Target, targets_of, with_moved_paths
+from agent.backup.contents import (
+    NONCE_BYTES,
+    SALT_BYTES,
+    Backup,
+    BackupError,
+    Place,
+    SavedFile,
+    Target,
+    derive,
+    open_backup,
+    seal_backup,
+    targets_of,
+    with_moved_paths,
+)
 from agent.backup.files import Rights, collect_authority, collect_node, read_backup, restore_files, write_backup

@@ -19,8 +19,7 @@ def demo(keep: bool) -> None:
     """Show facts travelling from a plant to the enterprise, a cut link, the catch-up, and the counts in Spark."""
     import pyarrow as pa  # noqa: F401 a plain install learns here, not at the end, that it has no Spark
 
-    from agent.demo.scenario import Outcome, Timing, new_folder, run_demo
-    from agent.demo.view import View
+    from agent.demo.scenario import Outcome, Timing, View, new_folder, run_demo
 
     def report(outcome: Outcome) -> None:
         _print_rollup(outcome.spark)

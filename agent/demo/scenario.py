@@ -1,4 +1,4 @@
-"""The steps of the demonstration, in order, and the comparison of counts at its end.
+"""The steps of the demonstration, in order, what it prints of them, and the comparison of counts at its end.
 
     the plant's values change        facts travel plant-a -> idmz -> enterprise, each hop durable
     the broker is frozen (SIGSTOP)   the zones are cut off from each other and keep recording
@@ -7,7 +7,7 @@
     the plant stops                  the counts of the three stores and of Spark are compared
 
 The plant is real servers with real protocols, and the nodes are `bsfg run`. The stores are counted by this program, the
-Parquet files by Spark.
+Parquet files by Spark. The page shows more than is printed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,15 +30,14 @@ from agent.demo import layout
 from agent.demo.layout import TELEMETRY
 from agent.demo.mosquitto import Mosquitto
 from agent.demo.processes import Child, free_port
-from agent.demo.view import View
 from agent.errors import BsfgError
 from agent.fact_store import StoreReader
 
+LINE_S = 3.0
+Status = Mapping[str, Any]
 _POLL_S = 0.25
 _SPARK_S_MAX = 240.0
 _COMMAND_S_MAX = 30.0
-
-
 _ROWS_SHOWN = 8
 _QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # a short run takes half the time without the second compiler
 _JOBS = """
@@ -56,6 +55,37 @@ table = "{out}/clean"
 [rollup]
 table = "{out}/rollup"
 """
+
+
+class View:
+    """Prints with `echo`. The figures are each node's status."""
+
+    def __init__(self, echo: Callable[[str], None]) -> None:
+        self._echo = echo
+        self._started_s = time.monotonic()
+        self._line_s = 0.0
+
+    def say(self, headline: str) -> None:
+        """The present step."""
+        self._echo(f"{time.monotonic() - self._started_s:5.1f} s  {headline}")
+
+    def show(self, statuses: Mapping[str, Status | None]) -> None:
+        """The present status of the nodes, if the last line is old enough."""
+        now_s = time.monotonic()
+        if now_s - self._line_s > LINE_S:
+            self._line_s = now_s
+            self.say("  " + "  |  ".join(f"{zone} {_text(status)}" for zone, status in statuses.items()))
+
+
+def _text(status: Status | None) -> str:
+    """The facts of a zone, and whether it is level with the zone below."""
+    if status is None:
+        return "does not answer"
+    facts = sum(stream["end_offset"] for stream in status["streams"])
+    lost = sorted({peer["zone"] for peer in status["peers"] if not peer["connected"]})
+    lag_s = max((peer["lag_seconds"] or 0.0 for peer in status["peers"]), default=None)
+    link = f"lost {', '.join(lost)}" if lost else "serves" if lag_s is None else f"pulls, {lag_s:.1f} s behind"
+    return f"{facts:,} ({link})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.backup.container import MAGIC, Derive, derive, open_backup, seal_backup
-from agent.backup.contents import BACKUP_BYTES_MAX, Backup, BackupError, Place, SavedFile, problem_of, targets_of
+from agent.backup.contents import (
+    BACKUP_BYTES_MAX,
+    MAGIC,
+    Backup,
+    BackupError,
+    Derive,
+    Place,
+    SavedFile,
+    derive,
+    open_backup,
+    problem_of,
+    seal_backup,
+    targets_of,
+)
 
 SALT, NONCE = bytes(range(16)), bytes(range(12))
 

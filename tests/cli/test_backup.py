@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.backup.container import SCRYPT
+from agent.backup.contents import SCRYPT
 from agent.cli.prepare import unit
 from agent.cli.prepare.check import runs
 from agent.config import load, load_sections

@@ -181,7 +181,7 @@ def test_a_command_that_a_gateway_cannot_run(bsfg: Bsfg, monkeypatch: pytest.Mon
     assert done.stderr.startswith("bsfg: the package pyarrow is not installed")
     assert "pip install pyspark pyarrow" in done.stderr
     monkeypatch.undo()
-    monkeypatch.setitem(sys.modules, "agent.demo.view", None)
+    monkeypatch.setitem(sys.modules, "agent.demo.scenario", None)
     with pytest.raises(ModuleNotFoundError):
         bsfg("demo")
 

@@ -25,8 +25,7 @@ from agent.health.snapshot import (
     StreamStatus,
     UnreferencedStatus,
 )
-from agent.page.fleet import ZoneRow
-from agent.page.plants import Gateway
+from agent.page.fleet import Gateway, ZoneRow
 from agent.telemetry import Span
 
 PAGE = Path(__file__).parents[2] / "docs/reference/metrics.md"

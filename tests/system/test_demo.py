@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent.demo.layout import ZONES
-from agent.demo.scenario import Outcome, Timing, run_demo
-from agent.demo.view import View
+from agent.demo.scenario import Outcome, Timing, View, run_demo
 
 pytestmark = [pytest.mark.system]
 

@@ -9,7 +9,14 @@ from agent.query.latest.latest_query import (
     streams_with,
     tags_matching,
 )
-from agent.query.latest.latest_rows import LatestRecord, latest_record, merge_peer_records
+from agent.query.latest.latest_rows import (
+    AgedRecord,
+    LatestRecord,
+    LatestSummary,
+    TagsInForce,
+    aged_record,
+    latest_record,
+    merge_peer_records,
+    summarize,
+)
 from agent.query.latest.latest_search import Tag
-from agent.query.latest.latest_summary import LatestSummary, summarize
-from agent.query.latest.tag_age import AgedRecord, TagsInForce, aged_record
