@@ -22,7 +22,6 @@ from agent.fact_store.sqlite import Transaction, is_damage
 from agent.pages import DefinitionChain, OriginRange, RepairedRange
 
 INCIDENT = "repaired"
-DEFINITIONS_INCIDENT = "definitions_repaired"
 
 
 def damaged_batches(transaction: Transaction, *, stream: str) -> list[OriginRange]:
@@ -126,5 +125,5 @@ def repair_definitions(transaction: Transaction, *, stream: str, peer: str, chai
         raise FactsRefused(why, "see bsfg store verify") from error
     if count:
         detail = f"{count} repaired from {peer}, which a batch of {stream} names"
-        transaction.add_incident(DEFINITIONS_INCIDENT, f"{chain.zone} 1 to {chain.wanted.count}", detail)
+        transaction.add_incident("definitions_repaired", f"{chain.zone} 1 to {chain.wanted.count}", detail)
     return count
