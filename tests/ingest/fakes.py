@@ -21,7 +21,7 @@ STOP_S = 20.0
 
 class FakeStore:
     """Satisfies StorePort. `refusing` makes it refuse, `failing_futures` makes that many appends fail with `failure`
-    after being taken."""
+    after being taken. `before`: how many messages there were before each append of samples, and what was complete."""
 
     def __init__(self) -> None:
         self.definitions: list[TagDefinition] = []
@@ -29,6 +29,7 @@ class FakeStore:
         self.messages: dict[str, Message] = {}  # of the operational stream
         self.events: dict[str, Message] = {}
         self.complete: dict[tuple[str, str], Stored] = {}
+        self.before: list[tuple[int, Mapping[tuple[str, str], Stored]]] = []
         self.refusing = False
         self.failing_futures = 0
         self.failure: Exception = StoreBusy("after all")
@@ -52,6 +53,7 @@ class FakeStore:
         for row in rows:
             check_sample(row)
             assert row.tag <= len(self.definitions)
+        self.before.append((len(self.messages), dict(self.complete)))
         self.samples += [(stream, row) for row in rows]
         return done(None)
 

@@ -1,39 +1,73 @@
-"""The lives of a Modbus source, with a driver whose fate the test decides."""
+"""A Modbus source whose lives the test plays, and what the store says of them."""
 
 import asyncio
-from collections.abc import Callable
-from concurrent.futures import Future
-from typing import Any
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from agent.columns import SampleColumns
-from agent.ingest.completeness import Moment
+from agent.ingest.completeness import Moment, Stored
+from agent.ingest.lifecycle import Newest
 from agent.ingest.modbus.source import ModbusSource
+from agent.ingest.ports import StoredFacts
+from agent.ingest.quality import BAD_COMMUNICATION_ERROR
 from agent.message import Sample
+from agent.settings.sources import ModbusSourceSettings
 from tests.ingest.fakes import FakeStore
+from tests.ingest.plant import Running, ingesting, modbus
 
 TAG = "tag,table,register,type\nplant/x,holding,1,int16\n"
+Life = Callable[[ModbusSource, Callable[[], None]], Awaitable[None]]
 
 
-def lives(
-    monkeypatch: pytest.MonkeyPatch, *deaths: Exception | None, value: float = 1.0, alive_ns: int | None = None
-) -> None:
-    """Each life of the source delivers one sample and ends so; with None, and after all of them, it goes on."""
-    left = list(deaths)
+class PlayedSource:
+    """A source with one tag. Made by the fixture `played`."""
 
-    async def run(self: ModbusSource, on_up: Callable[[], None]) -> None:
-        on_up()
-        (tag,) = self._delivery.points
-        self.complete = Moment(self.clock.now_ns() if alive_ns is None else alive_ns)
-        at_ns = self.complete.time_ns
-        await self._delivery.deliver(SampleColumns.of([Sample(tag, at_ns, value)]), at_ns)
-        death = left.pop(0) if left else None
-        if death is not None:
-            raise death
-        await asyncio.Event().wait()
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        self._monkeypatch, self._folder = monkeypatch, folder
 
-    monkeypatch.setattr(ModbusSource, "run", run)
+    def settings(self, tags: str = TAG, **changed: object) -> ModbusSourceSettings:
+        """Its settings, with this tag file."""
+        return modbus(**{"port": 1, "folder": self._folder, "tags": tags, **changed})
+
+    def ingesting(self, **more: Any) -> AbstractAsyncContextManager[Running]:
+        """Ingest of it (see `ingesting`)."""
+        return ingesting(self.settings(), **more)
+
+    def lives(self, life: Life) -> None:
+        """Each life is this, from when it may record."""
+
+        async def run(source: ModbusSource, on_up: Callable[[], None]) -> None:
+            while source._delivery.is_standby:
+                await source._delivery.stand_by(0.01)
+            await life(source, on_up)
+
+        self._monkeypatch.setattr(ModbusSource, "run", run)
+
+    def dies(self, *deaths: Exception | None, value: float = 1.0, alive_ns: int | None = None) -> None:
+        """Each life delivers one sample and ends so; with None, and after all of them, it goes on."""
+        left = list(deaths)
+
+        async def life(source: ModbusSource, on_up: Callable[[], None]) -> None:
+            on_up()
+            source.complete = Moment(source.clock.now_ns() if alive_ns is None else alive_ns)
+            await deliver(source, source.complete.time_ns, value)
+            death = left.pop(0) if left else None
+            if death is not None:
+                raise death
+            await asyncio.Event().wait()
+
+        self.lives(life)
+
+
+async def deliver(source: ModbusSource, at_ns: int, value: float | None = None) -> None:
+    """A value of its tag; without one it is another than before."""
+    (tag,) = source._delivery.points
+    sample = Sample(tag, at_ns, float(at_ns) if value is None else value)
+    await source._delivery.deliver(SampleColumns.of([sample]), at_ns)
 
 
 def gaps(store: FakeStore) -> list[tuple[str, str, int, bool]]:
@@ -41,18 +75,31 @@ def gaps(store: FakeStore) -> list[tuple[str, str, int, bool]]:
     return [(g["first_time"], g["last_time"], g["count"], g["count_exact"]) for g in store.told()]
 
 
-class OrderedStore(FakeStore):
-    """Remembers behind how many gap facts each append of samples came."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gaps_before: list[int] = []
-
-    def append_columns(self, stream: str, columns: SampleColumns) -> Future[Any]:
-        self.gaps_before.append(len(self.messages))
-        return super().append_columns(stream, columns)
-
-
 def reasons(store: FakeStore) -> list[str]:
     """Why values are missing, by the gap facts in order."""
     return [fact["reason"] for fact in store.told()]
+
+
+class Before:
+    """What the store holds: the newest sample of each tag, and up to when this node was complete, if it was."""
+
+    def __init__(self, complete: Mapping[str, Stored], newest_ns: int, lost_ns: int) -> None:
+        self._complete, self._newest_ns, self._lost_ns = complete, newest_ns, lost_ns
+
+    def newest_samples(self, _: str, numbers: Collection[int]) -> dict[int, Newest]:
+        at_ns = self._newest_ns
+        if self._lost_ns:
+            return {n: Newest(Sample(n, self._lost_ns, None, BAD_COMMUNICATION_ERROR), at_ns) for n in numbers}
+        return {n: Newest(Sample(n, at_ns, 1.0), at_ns) for n in numbers} if at_ns else {}
+
+    def completeness(self, _: str) -> Mapping[str, Stored]:
+        return self._complete
+
+
+def before(
+    complete_ns: int | None, newest_ns: int = 10**9, lost_ns: int = 0, parts: Collection[str] = ("",)
+) -> StoredFacts:
+    """As the port: these parts were complete up to then. `lost_ns`: the newest sample of each tag is bad since then,
+    and another one was good before."""
+    complete = {} if complete_ns is None else dict.fromkeys(parts, Stored(complete_ns))
+    return cast(StoredFacts, Before(complete, newest_ns, lost_ns))

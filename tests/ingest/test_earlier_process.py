@@ -1,47 +1,20 @@
 """What an earlier process stored, and what it could not: the time without a process is declared."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 
-from agent.columns import SampleColumns
 from agent.ingest.completeness import Stored
 from agent.ingest.errors import SourceLost
-from agent.ingest.lifecycle import Newest
 from agent.ingest.modbus.source import ModbusSource
-from agent.ingest.ports import StoredFacts
-from agent.message import Sample
 from tests.ingest.fakes import FakeStore, Program
-from tests.ingest.lives import TAG, gaps, reasons
+from tests.ingest.lives import PlayedSource, before, deliver, gaps, reasons
 from tests.ingest.plant import ingesting, modbus, opcua
 from tests.waiting import wait_until_async
 
-
-class StoredBefore:
-    """What an earlier process stored: the newest sample of each tag, and up to when the source was complete."""
-
-    def newest_samples(self, _: str, numbers: Sequence[int]) -> dict[int, Newest]:
-        return {n: Newest(Sample(n, 3 * 10**9, 1.0), 3 * 10**9) for n in numbers}
-
-    def completeness(self, _: str) -> Mapping[str, Stored]:
-        return {"": Stored(10**9), "events": Stored(10**9)}
-
-
-BEFORE = cast(StoredFacts, StoredBefore())
-
-
-class CompleteFirst(FakeStore):
-    """Ends a source that records a value before it has stored up to when its parts are complete."""
-
-    parts: tuple[str, ...] = ("",)
-
-    def append_columns(self, stream: str, columns: SampleColumns) -> Future[Any]:
-        assert {part for _, part in self.complete} == set(self.parts)
-        return super().append_columns(stream, columns)
+BEFORE = before(10**9, 3 * 10**9, parts=("", "events"))
 
 
 @pytest.mark.system
@@ -53,65 +26,58 @@ async def test_a_process_that_is_killed_in_its_first_seconds_leaves_a_gap(
     after it, begin their gap there."""
     events = ("Server",) if kind == "subscribe" else ()
     source = modbus(meter.port, tmp_path) if kind == "modbus" else opcua(plc.port, tmp_path, mode=kind, events=events)
-    store = CompleteFirst()
-    store.parts = ("", "events") if events else ("",)
-    async with ingesting(source, store=store) as run:
+    async with ingesting(source) as run:
         await wait_until_async(lambda: run.store.samples, "a value")
+    assert {part for _, part in run.store.before[0][1]} == ({"", "events"} if events else {""})
 
 
-async def test_a_value_of_an_earlier_process_is_the_last_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_a_value_of_an_earlier_process_is_the_last_one(played: PlayedSource) -> None:
     """A quiet source records nothing after a restart; its last value is the one in the store, not none."""
 
     async def run_quietly(*_: object) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(ModbusSource, "run", run_quietly)
-    async with ingesting(modbus(1, tmp_path, TAG), stored=BEFORE) as run:
+    played.lives(run_quietly)
+    async with played.ingesting(stored=BEFORE) as run:
         await wait_until_async(lambda: run.ingest.statistics()[0].last_value_unix_ms == 3_000, "the stored time")
 
 
-async def test_a_source_that_does_not_return_stays_complete_up_to_then(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+async def test_a_source_that_does_not_return_stays_complete_up_to_then(played: PlayedSource) -> None:
     """A process that ends before the return leaves what it found to the next one, whatever it has recorded."""
 
-    async def run(source: ModbusSource, __: Callable[[], None]) -> None:
+    async def life(source: ModbusSource, __: Callable[[], None]) -> None:
         source.complete = source.clock.now()
         await source._delivery.note_complete({"": Stored(source.clock.now_ns())})
         raise SourceLost("gone")
 
-    monkeypatch.setattr(ModbusSource, "run", run)
+    played.lives(life)
     store = FakeStore()
-    async with ingesting(modbus(1, tmp_path, TAG), store=store, stored=BEFORE) as running:
-        await wait_until_async(lambda: running.store.of("plant/x"), "the bad sample")
+    async with played.ingesting(store=store, stored=BEFORE) as run:
+        await wait_until_async(lambda: run.store.of("plant/x"), "the bad sample")
     assert (store.complete, reasons(store)) == ({}, [])
 
 
-async def test_a_stop_between_the_first_value_and_the_return_declares_the_gap(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+async def test_a_stop_between_the_first_value_and_the_return_declares_the_gap(played: PlayedSource) -> None:
     """Otherwise the store would hold values after a loss that no fact names, until a next process."""
     is_first = asyncio.Event()
 
-    async def run(source: ModbusSource, _: Callable[[], None]) -> None:
-        await source._delivery.deliver(SampleColumns.of([Sample(1, source.clock.now_ns(), 2.0)]), source.clock.now_ns())
+    async def life(source: ModbusSource, _: Callable[[], None]) -> None:
+        await deliver(source, source.clock.now_ns())
         is_first.set()
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(ModbusSource, "run", run)
+    played.lives(life)
     store = FakeStore()
-    async with ingesting(modbus(1, tmp_path, TAG), store=store, stored=BEFORE):
+    async with played.ingesting(store=store, stored=BEFORE):
         await is_first.wait()
     assert reasons(store) == ["agent_stopped"]
 
 
-async def test_a_stop_right_after_the_clock_was_set_declares_the_time_as_it_was(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+async def test_a_stop_right_after_the_clock_was_set_declares_the_time_as_it_was(played: PlayedSource) -> None:
     """The next process begins its gap on the clock as it is now, and does not know that it was set."""
     is_set = asyncio.Event()
 
-    async def run(source: ModbusSource, on_up: Callable[[], None]) -> None:
+    async def life(source: ModbusSource, on_up: Callable[[], None]) -> None:
         on_up()
         source.clock.note_reading(3_600 * 10**9, None)
         source.complete = source.clock.now()
@@ -119,9 +85,9 @@ async def test_a_stop_right_after_the_clock_was_set_declares_the_time_as_it_was(
         is_set.set()
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(ModbusSource, "run", run)
+    played.lives(life)
     store = FakeStore()
-    async with ingesting(modbus(1, tmp_path, TAG), store=store):
+    async with played.ingesting(store=store):
         await is_set.wait()
     assert reasons(store) == ["clock_set_back"]
     assert gaps(store)[0][0].startswith("1970-01-01T01:00:00")

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -24,10 +24,10 @@ from agent.ingest.quality import BAD_COMMUNICATION_ERROR
 from agent.ingest.supervisor import JointSearch
 from agent.ingest.tags.file import load_tag_maps
 from agent.ingest.tags.tag_map import TagMap
-from agent.message import Message, Sample
+from agent.message import Message
 from agent.settings.sources import SourceSettings
 from tests.ingest.fakes import FakeStore, Program, running
-from tests.ingest.lives import TAG, OrderedStore, gaps, reasons
+from tests.ingest.lives import TAG, Before, PlayedSource, before, deliver, gaps, reasons
 from tests.ingest.modbus.field import field_device
 from tests.ingest.plant import Running, ingesting, modbus, opcua
 from tests.waiting import wait_until_async
@@ -137,102 +137,76 @@ async def test_an_idle_line_is_kept_open(
 # --- the lives of a source that stands by, with a driver whose fate the test decides -----------------------------------
 
 
-async def obedient(self: ModbusSource, on_up: Callable[[], None]) -> None:
-    """A life that stands by, and then gives a value every now and then."""
-    while self._delivery.is_standby:
-        await self._delivery.stand_by(0.01)
+async def obedient(source: ModbusSource, on_up: Callable[[], None]) -> None:
+    """A life that gives a value every now and then."""
     on_up()
     while True:
-        self.complete = now = self.clock.now()
-        (tag,) = self._delivery.points
-        await self._delivery.deliver(SampleColumns.of([Sample(tag, now.time_ns, float(now.time_ns))]), now.time_ns)
+        source.complete = source.clock.now()
+        await deliver(source, source.complete.time_ns)
         await asyncio.sleep(0)
 
 
-class Before:
-    """What the store holds: the newest sample of each tag, and up to when this node was complete, if it was."""
-
-    def __init__(self, complete_ns: int | None, newest_ns: int = S, lost_ns: int = 0) -> None:
-        self._complete_ns, self._newest_ns, self._lost_ns = complete_ns, newest_ns, lost_ns
-
-    def newest_samples(self, _: str, numbers: Sequence[int]) -> dict[int, Newest]:
-        at_ns = self._newest_ns
-        if self._lost_ns:
-            return {n: Newest(Sample(n, self._lost_ns, None, BAD_COMMUNICATION_ERROR), at_ns) for n in numbers}
-        return {n: Newest(Sample(n, at_ns, 1.0), at_ns) for n in numbers} if at_ns else {}
-
-    def completeness(self, _: str) -> Mapping[str, Stored]:
-        return {} if self._complete_ns is None else {"": Stored(self._complete_ns)}
-
-
-def before(complete_ns: int | None, newest_ns: int = S, lost_ns: int = 0) -> StoredFacts:
-    """As the port. `lost_ns`: the newest sample of each tag is bad since then, and another one was good before."""
-    return cast(StoredFacts, Before(complete_ns, newest_ns, lost_ns))
-
-
 @pytest.mark.parametrize(
-    "complete_ns, since_ns, expected",
+    "complete_s, newest_s, lost_s, since_s, expected",
     [
-        (1 * S, 2 * S, [("leader_changed", "1970-01-01T00:00:02Z")]),
-        (None, 2 * S, [("leader_changed", "1970-01-01T00:00:02Z")]),
-        (3 * S, 2 * S, [("agent_stopped", "1970-01-01T00:00:03Z")]),
-        (3 * S, None, [("agent_stopped", "1970-01-01T00:00:03Z")]),
-        (None, None, [("leader_changed", "1970-01-01T00:00:01Z")]),
+        # The gap begins where the later of both gateways ended.
+        (1, 1, 0, 2, ("leader_changed", "1970-01-01T00:00:02Z")),
+        (None, 1, 0, 2, ("leader_changed", "1970-01-01T00:00:02Z")),
+        (3, 1, 0, 2, ("agent_stopped", "1970-01-01T00:00:03Z")),
+        # The other one led until second 9 without the device, and has recorded that as bad since second 4: nothing is
+        # there since then, and no other fact says so.
+        (2, 3, 4, 9, ("leader_changed", "1970-01-01T00:00:04Z")),
+        # The other one failed while this one was off. It does not know up to when it has all of the other one: the gap
+        # begins where this node ended, because newer samples do not show that the gaps between them are here. On a new
+        # disk it begins with the newest sample.
+        (3, 1, 0, None, ("agent_stopped", "1970-01-01T00:00:03Z")),
+        (3, 500, 0, None, ("agent_stopped", "1970-01-01T00:00:03Z")),
+        (3, 0, 0, None, ("agent_stopped", "1970-01-01T00:00:03Z")),
+        (None, 1, 0, None, ("leader_changed", "1970-01-01T00:00:01Z")),
+        (None, 500, 0, None, ("leader_changed", "1970-01-01T00:08:20Z")),
+        (None, 0, 0, None, None),
     ],
 )
-async def test_the_gap_begins_where_the_later_of_both_gateways_ended(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    complete_ns: int | None,
-    since_ns: int | None,
-    expected: list[tuple[str, str]],
+async def test_where_the_gap_begins(
+    played: PlayedSource,
+    complete_s: int | None,
+    newest_s: int,
+    lost_s: int,
+    since_s: int | None,
+    expected: tuple[str, str] | None,
 ) -> None:
-    """The start of a standby declares nothing, whatever its earlier process has left. Up to when it is complete then is
-    stored before the first value, so a kill leaves the same gap to the next process."""
-    monkeypatch.setattr(ModbusSource, "run", obedient)
-    store = FakeStore()
-    async with ingesting(modbus(1, tmp_path, TAG), store=store, stored=before(complete_ns), is_recording=False) as run:
+    """The start of a standby declares nothing, whatever its earlier process has left."""
+    played.lives(obedient)
+    store, stored = FakeStore(), before(complete_s and complete_s * S, newest_s * S, lost_s * S)
+    async with played.ingesting(store=store, stored=stored, is_recording=False) as run:
         await stands_by(run)
         assert (store.samples, store.messages, store.complete) == ([], {}, {})
-        run.ingest.begin_recording(since_ns)
+        run.ingest.begin_recording(since_s and since_s * S)
         await run.wait_good("plant/x", 2)
-        await wait_until_async(lambda: len(store.messages) == len(expected), "the gap")
-    assert list(zip(reasons(store), [first for first, *_ in gaps(store)], strict=True)) == expected
+        await wait_until_async(lambda: store.messages or expected is None, "the gap")
+    found = list(zip(reasons(store), [first for first, *_ in gaps(store)], strict=True))
+    assert found == ([] if expected is None else [expected])
 
 
 @pytest.mark.parametrize("since_ns, gaps_first", [(2 * S, 1), (None, 0)])
 async def test_a_leader_stores_its_gap_before_its_first_value(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, since_ns: int | None, gaps_first: int
+    played: PlayedSource, since_ns: int | None, gaps_first: int
 ) -> None:
     """Its source gives a value before it has come up, which ends the gap: the value waits for the gap. Only then it
     says that its gaps are stored. In the first lead of all there is none, and nothing waits."""
     has_read, may_come_up = asyncio.Event(), asyncio.Event()
 
-    async def slow(self: ModbusSource, on_up: Callable[[], None]) -> None:
-        while self._delivery.is_standby:
-            await self._delivery.stand_by(0.01)
-        (tag,) = self._delivery.points
-        for at_ns in (8 * S, 9 * S):
-            await self._delivery.deliver(SampleColumns.of([Sample(tag, at_ns, float(at_ns))]), at_ns)
-            if at_ns == 8 * S:
-                has_read.set()
-                await may_come_up.wait()
-                on_up()
+    async def slow(source: ModbusSource, on_up: Callable[[], None]) -> None:
+        await deliver(source, 8 * S)
+        has_read.set()
+        await may_come_up.wait()
+        on_up()
+        await deliver(source, 9 * S)
         await asyncio.Event().wait()
 
-    class Ordered(FakeStore):
-        """Holds how many gaps were stored before the first value."""
-
-        gaps_first: int | None = None
-
-        def append_columns(self, stream: str, columns: SampleColumns) -> Future[Any]:
-            if self.gaps_first is None:
-                self.gaps_first = len(self.messages)
-            return super().append_columns(stream, columns)
-
-    monkeypatch.setattr(ModbusSource, "run", slow)
-    store, stored = Ordered(), before(S if gaps_first else None, S if gaps_first else 0)
-    async with ingesting(modbus(1, tmp_path, TAG), store=store, stored=stored, is_recording=False) as run:
+    played.lives(slow)
+    store, stored = FakeStore(), before(S if gaps_first else None, S if gaps_first else 0)
+    async with played.ingesting(store=store, stored=stored, is_recording=False) as run:
         await stands_by(run)
         assert not run.ingest.gaps_stored()
         run.ingest.begin_recording(since_ns)
@@ -241,37 +215,34 @@ async def test_a_leader_stores_its_gap_before_its_first_value(
         may_come_up.set()
         await run.wait_good("plant/x", 1)
         await wait_until_async(run.ingest.gaps_stored, "the gap")
-        assert store.gaps_first == gaps_first
+        assert store.before[0][0] == gaps_first
         await run.ingest.end_recording()
         assert not run.ingest.gaps_stored()
 
 
 @pytest.mark.parametrize("wait_s, is_pair, is_early", [(0.0, True, True), (1_000.0, True, False), (0.0, False, False)])
 async def test_a_source_without_a_good_value_declares_its_gap_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wait_s: float, is_pair: bool, is_early: bool
+    monkeypatch: pytest.MonkeyPatch, played: PlayedSource, wait_s: float, is_pair: bool, is_early: bool
 ) -> None:
     """The device is up and refuses everything: after a while the gap is stored without a value, which the other gateway
     waits for. A good value that comes later, or within that while, makes no second gap. Where one gateway records
     alone, the gap ends with the value."""
     turns, may_answer = list[int](), asyncio.Event()
 
-    async def refusing(self: ModbusSource, on_up: Callable[[], None]) -> None:
-        while self._delivery.is_standby:
-            await self._delivery.stand_by(0.01)
+    async def refusing(source: ModbusSource, on_up: Callable[[], None]) -> None:
         on_up()
-        (tag,) = self._delivery.points
         while True:
-            now_ns = self.clock.now_ns()
+            now_ns = source.clock.now_ns()
             if may_answer.is_set():
-                await self._delivery.deliver(SampleColumns.of([Sample(tag, now_ns, float(now_ns))]), now_ns)
-            await self._delivery.deliver_due(now_ns)
+                await deliver(source, now_ns)
+            await source._delivery.deliver_due(now_ns)
             turns.append(now_ns)
             await asyncio.sleep(0)
 
-    monkeypatch.setattr(ModbusSource, "run", refusing)
+    played.lives(refusing)
     monkeypatch.setattr(supervisor, "VALUE_WAIT_S", wait_s)
     store = FakeStore()
-    async with ingesting(modbus(1, tmp_path, TAG), store=store, stored=before(S), is_recording=not is_pair) as run:
+    async with played.ingesting(store=store, stored=before(S), is_recording=not is_pair) as run:
         run.ingest.begin_recording(2 * S)
         await wait_until_async(lambda: len(turns) > 20, "turns without a value")
         assert (len(store.messages), run.ingest.gaps_stored()) == (is_early, is_early)
@@ -281,104 +252,45 @@ async def test_a_source_without_a_good_value_declares_its_gap_once(
     assert reasons(store) == ["leader_changed" if is_pair else "agent_stopped"]
 
 
-async def test_a_source_that_is_lost_before_it_comes_up_stores_its_gap(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+async def test_a_source_that_is_lost_before_it_comes_up_stores_its_gap(played: PlayedSource) -> None:
     """It gave a value, and then its life ended: the gap is stored before that value, and before this gateway says
     so."""
     lost = asyncio.Event()
 
-    async def lost_at_once(self: ModbusSource, _: Callable[[], None]) -> None:
-        while self._delivery.is_standby:
-            await self._delivery.stand_by(0.01)
+    async def lost_at_once(source: ModbusSource, _: Callable[[], None]) -> None:
         if lost.is_set():
             await asyncio.Event().wait()
         lost.set()
-        (tag,), self.complete = self._delivery.points, Moment(8 * S)
-        await self._delivery.deliver(SampleColumns.of([Sample(tag, 8 * S, 8.0)]), 8 * S)
+        source.complete = Moment(8 * S)
+        await deliver(source, 8 * S)
         raise SourceLost("away")
 
-    monkeypatch.setattr(ModbusSource, "run", lost_at_once)
-    store = OrderedStore()
-    async with ingesting(modbus(1, tmp_path, TAG), store=store, stored=before(S), is_recording=False) as run:
+    played.lives(lost_at_once)
+    store = FakeStore()
+    async with played.ingesting(store=store, stored=before(S), is_recording=False) as run:
         run.ingest.begin_recording(2 * S)
         await wait_until_async(run.ingest.gaps_stored, "its word that the gap is stored")
-        assert (gaps(store)[0][0], store.gaps_before[0]) == ("1970-01-01T00:00:02Z", 1)
+        assert (gaps(store)[0][0], store.before[0][0]) == ("1970-01-01T00:00:02Z", 1)
 
 
-def test_a_source_without_tags_has_no_gap(tmp_path: Path) -> None:
+def test_a_source_without_tags_has_no_gap(played: PlayedSource) -> None:
     """A tag file that is not good keeps no other source from being believed."""
-    source = modbus(1, tmp_path, TAG)
-    ingest = Ingest("plant-a", [source], {"meter": TagMap("t.csv", ())}, FakeStore())
+    ingest = Ingest("plant-a", [played.settings()], {"meter": TagMap("t.csv", ())}, FakeStore())
     assert ingest.gaps_stored()
 
 
-async def test_the_gap_begins_where_the_other_gateway_lost_the_source(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """It led until second 9 without the device, and has recorded that as bad since second 4: nothing is there since
-    then, and no other fact says so."""
-    monkeypatch.setattr(ModbusSource, "run", obedient)
-    store, stored = FakeStore(), before(2 * S, 3 * S, 4 * S)
-    async with ingesting(modbus(1, tmp_path, TAG), store=store, stored=stored, is_recording=False) as run:
-        run.ingest.begin_recording(9 * S)
-        await run.wait_good("plant/x", 2)
-        await wait_until_async(lambda: len(store.messages) == 1, "the gap")
-    assert [(reasons(store), first) for first, *_ in gaps(store)] == [(["leader_changed"], "1970-01-01T00:00:04Z")]
-
-
-@pytest.mark.parametrize(
-    "complete_ns, newest_ns, expected",
-    [
-        (None, 0, []),
-        (None, 500 * S, [("leader_changed", "1970-01-01T00:08:20Z")]),
-        (3 * S, 500 * S, [("agent_stopped", "1970-01-01T00:00:03Z")]),
-        (3 * S, 0, [("agent_stopped", "1970-01-01T00:00:03Z")]),
-    ],
-)
-async def test_the_other_gateway_failed_while_this_one_was_off(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    complete_ns: int | None,
-    newest_ns: int,
-    expected: list[tuple[str, str]],
-) -> None:
-    """It does not know up to when it has all of the other one: the gap begins where this node ended, because newer
-    samples do not show that the gaps between them are here. On a new disk it begins with the newest sample."""
-    monkeypatch.setattr(ModbusSource, "run", obedient)
-    store, stored = FakeStore(), before(complete_ns, newest_ns)
-    async with ingesting(modbus(1, tmp_path, TAG), store=store, stored=stored, is_recording=False) as run:
-        await stands_by(run)
-        run.ingest.begin_recording(None)
-        await run.wait_good("plant/x", 2)
-        await wait_until_async(lambda: len(store.messages) == len(expected), "the gap")
-    assert list(zip(reasons(store), [first for first, *_ in gaps(store)], strict=True)) == expected
-
-
-async def test_what_the_next_process_begins_with_is_stored_first(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+async def test_what_the_next_process_begins_with_is_stored_first(played: PlayedSource) -> None:
     """If this one is killed after its first value, its gap is in no fact yet."""
-    monkeypatch.setattr(ModbusSource, "run", obedient)
-
-    class Killed(FakeStore):
-        """Holds what was stored when the first value came."""
-
-        first: Mapping[tuple[str, str], Stored] | None = None
-
-        def append_columns(self, stream: str, columns: SampleColumns) -> Future[Any]:
-            self.first = self.first or dict(self.complete)
-            return super().append_columns(stream, columns)
-
-    store = Killed()
-    async with ingesting(modbus(1, tmp_path, TAG), store=store, stored=before(S), is_recording=False) as run:
+    played.lives(obedient)
+    store = FakeStore()
+    async with played.ingesting(store=store, stored=before(S), is_recording=False) as run:
         run.ingest.begin_recording(2 * S)
         await run.wait_good("plant/x", 1)
-    assert store.first == {("meter", ""): Stored(2 * S)}
+    assert store.before[0][1] == {("meter", ""): Stored(2 * S)}
 
 
 async def test_a_source_that_is_away_when_recording_begins_is_recorded_as_bad(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, played: PlayedSource
 ) -> None:
     """The value that the other gateway recorded last would look current. It is tried at once, whatever the back-off
     was."""
@@ -390,7 +302,7 @@ async def test_a_source_that_is_away_when_recording_begins_is_recorded_as_bad(
 
     monkeypatch.setattr(ModbusSource, "run", away)
     store = FakeStore()
-    slow = modbus(1, tmp_path, TAG, reconnect_delay_ms=50_000, reconnect_delay_max_ms=50_000)
+    slow = played.settings(reconnect_delay_ms=50_000, reconnect_delay_max_ms=50_000)
     async with ingesting(slow, store=store, stored=before(S), is_recording=False) as run:
         await run.wait_state("meter", State.WAITING)
         assert store.samples == []
@@ -417,20 +329,19 @@ class Watched(FakeStore):
         return super().append_message(stream, message)
 
 
-async def test_begin_and_end_in_any_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_begin_and_end_in_any_order(played: PlayedSource) -> None:
     """Also twice, before the first connection, and during a reload: after the last one the source records, or stands
     by. Nothing is recorded in standby, and nothing as bad."""
-    monkeypatch.setattr(ModbusSource, "run", obedient)
+    played.lives(obedient)
     for steps in itertools.product(["begin", "end", "change", "turn"], repeat=4):
         print(steps)
-        await check_steps(steps, tmp_path)
+        await check_steps(steps, played)
 
 
-async def check_steps(steps: Sequence[str], folder: Path) -> None:
+async def check_steps(steps: Sequence[str], played: PlayedSource) -> None:
     """Ingest goes through these steps."""
     store = Watched()
-    source = modbus(1, folder, TAG)
-    async with asyncio.TaskGroup() as group, ingesting(source, store=store, is_recording=False) as run:
+    async with asyncio.TaskGroup() as group, played.ingesting(store=store, is_recording=False) as run:
         is_recording, under_way = False, list[asyncio.Task[None]]()
         for number, step in enumerate(steps):
             if step == "begin":
@@ -442,7 +353,7 @@ async def check_steps(steps: Sequence[str], folder: Path) -> None:
                 await asyncio.sleep(0)  # it begins
             elif step == "change":
                 await asyncio.sleep(0)  # until `run` has begun
-                changed = [modbus(1, folder, TAG, timeout_ms=301 + number)]
+                changed = [played.settings(timeout_ms=301 + number)]
                 under_way.append(group.create_task(run.ingest.change(changed, load_tag_maps(changed))))
             else:
                 await asyncio.sleep(0)
@@ -456,10 +367,10 @@ async def check_steps(steps: Sequence[str], folder: Path) -> None:
     assert {sample.quality for _, sample in store.samples} <= {0}
 
 
-async def test_a_stop_during_the_end_of_recording(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_a_stop_during_the_end_of_recording(played: PlayedSource) -> None:
     """Nothing begins anew."""
-    monkeypatch.setattr(ModbusSource, "run", obedient)
-    async with asyncio.TaskGroup() as group, ingesting(modbus(1, tmp_path, TAG)) as run:
+    played.lives(obedient)
+    async with asyncio.TaskGroup() as group, played.ingesting() as run:
         await run.wait_good("plant/x")
         group.create_task(run.ingest.end_recording())
         await asyncio.sleep(0)
@@ -467,15 +378,15 @@ async def test_a_stop_during_the_end_of_recording(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_a_source_that_is_changed_before_its_first_value_keeps_its_gap(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    played: PlayedSource, tmp_path: Path
 ) -> None:
     """The device was away since this gateway began to record, and a reload makes its source anew: it begins where it
     would have begun without the reload. A source that the reload adds begins where this node was complete."""
-    monkeypatch.setattr(ModbusSource, "run", obedient)
-    store, stored, changed = FakeStore(), before(2 * S, 3 * S), [modbus(1, tmp_path, TAG, timeout_ms=301)]
+    played.lives(obedient)
+    store, stored, changed = FakeStore(), before(2 * S, 3 * S), [played.settings(timeout_ms=301)]
     (tmp_path / "new.csv").write_text(TAG.replace("plant/x", "plant/y"))
     changed.append(replace(changed[0], name="new", tags_file=tmp_path / "new.csv"))
-    async with ingesting(modbus(1, tmp_path, TAG), store=store, stored=stored, is_recording=False) as run:
+    async with played.ingesting(store=store, stored=stored, is_recording=False) as run:
         run.ingest.begin_recording(7 * S)
         await asyncio.sleep(0)  # until `run` has begun
         await run.ingest.change(changed, load_tag_maps(changed))
@@ -483,30 +394,25 @@ async def test_a_source_that_is_changed_before_its_first_value_keeps_its_gap(
     assert sorted(begin for begin, *_ in gaps(store)) == ["1970-01-01T00:00:02Z", "1970-01-01T00:00:07Z"]
 
 
-async def test_a_source_that_was_changed_stores_its_gaps_before_its_values(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+async def test_a_source_that_was_changed_stores_its_gaps_before_its_values(played: PlayedSource) -> None:
     """A reload has made it anew. When it is lost after that and gives a value, the value waits until it has come up."""
     has_read, ends = asyncio.Event(), iter([None, SourceLost("away")])
 
-    async def lost_once(self: ModbusSource, on_up: Callable[[], None]) -> None:
-        while self._delivery.is_standby:
-            await self._delivery.stand_by(0.01)
-        (tag,) = self._delivery.points
+    async def lost_once(source: ModbusSource, on_up: Callable[[], None]) -> None:
         end = next(ends, has_read)
         if end is not has_read:
             on_up()
-        self.complete = now = self.clock.now()
-        await self._delivery.deliver(SampleColumns.of([Sample(tag, now.time_ns, float(now.time_ns))]), now.time_ns)
+        source.complete = source.clock.now()
+        await deliver(source, source.complete.time_ns)
         if isinstance(end, SourceLost):
             raise end
         if end is has_read:
             has_read.set()
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(ModbusSource, "run", lost_once)
-    store, changed = FakeStore(), [modbus(1, tmp_path, TAG, timeout_ms=301)]
-    async with ingesting(modbus(1, tmp_path, TAG), store=store, is_recording=False) as run:
+    played.lives(lost_once)
+    store, changed = FakeStore(), [played.settings(timeout_ms=301)]
+    async with played.ingesting(store=store, is_recording=False) as run:
         run.ingest.begin_recording(None)
         await run.wait_good("plant/x")
         await run.ingest.change(changed, load_tag_maps(changed))
@@ -514,10 +420,10 @@ async def test_a_source_that_was_changed_stores_its_gaps_before_its_values(
         assert [sample.quality for sample in store.of("plant/x")] == [0, 0, BAD_COMMUNICATION_ERROR]
 
 
-async def test_the_problem_of_a_tag_file_outlives_the_lead(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_the_problem_of_a_tag_file_outlives_the_lead(played: PlayedSource) -> None:
     """Whoever leads: a file that is not in force is said to be so until it is corrected."""
-    monkeypatch.setattr(ModbusSource, "run", obedient)
-    async with ingesting(modbus(1, tmp_path, TAG)) as run:
+    played.lives(obedient)
+    async with played.ingesting() as run:
         await run.wait_good("plant/x")
         (source,) = run.ingest.statistics()
         run.ingest._note_file_problems(source.name, [Problem("t.csv", 3, "type", "int17", "is no type")])
@@ -528,23 +434,24 @@ async def test_the_problem_of_a_tag_file_outlives_the_lead(monkeypatch: pytest.M
 
 
 async def test_tags_that_are_removed_in_standby_are_recorded_by_the_other_gateway(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, played: PlayedSource
 ) -> None:
     """A new tag map is taken over without a fact. Those removed before are searched when recording begins."""
     searches = list[int]()
 
-    async def run_with_map(self: ModbusSource, _: Callable[[], None]) -> None:
-        while self._delivery.is_standby:
-            self._delivery.take_over_map(self.clock.now_ns())
-            await self._delivery.stand_by(0.01)
+    async def run_with_map(source: ModbusSource, _: Callable[[], None]) -> None:
+        while source._delivery.is_standby:
+            source._delivery.take_over_map(source.clock.now_ns())
+            await source._delivery.stand_by(0.01)
         await asyncio.Event().wait()
 
     monkeypatch.setattr(ModbusSource, "run", run_with_map)
-    source, store = modbus(1, tmp_path, TAG), FakeStore()
-    finding = {"find_removed": lambda _: searches.append(1) or []}
-    async with ingesting(source, store=store, is_recording=False, **finding) as run:  # type: ignore[arg-type]
+    store = FakeStore()
+    async with played.ingesting(
+        store=store, is_recording=False, find_removed=lambda _: searches.append(1) or []
+    ) as run:
         await stands_by(run)
-        modbus(1, tmp_path, TAG.replace("plant/x", "plant/y"))
+        source = played.settings(TAG.replace("plant/x", "plant/y"))
         run.ingest._offer("meter", load_tag_maps([source])["meter"])
         await wait_until_async(lambda: len(store.definitions) == 2, "the new tag")
         await stands_by(run, 2)
@@ -567,7 +474,7 @@ async def test_sources_that_begin_together_search_together() -> None:
             may_answer.acquire()
             return super().newest_samples(stream, numbers)
 
-    search = JointSearch(cast(StoredFacts, Slow(None)))
+    search = JointSearch(cast(StoredFacts, Slow({}, S, 0)))
     async with asyncio.TaskGroup() as group:
         asked = [group.create_task(search.newest_samples("s", [number])) for number in range(4)]
         await wait_until_async(lambda: len(calls) == 1, "the first search")

@@ -23,18 +23,18 @@ from agent.ingest.tags.file import load_tag_maps
 from agent.ingest.tags.tag_map import TagMap
 from agent.message import Sample, TagDefinition
 from tests.ingest.fakes import FakeStore, SlowStore
-from tests.ingest.lives import TAG, OrderedStore, gaps, lives
-from tests.ingest.plant import ingesting, modbus, opcua
+from tests.ingest.lives import TAG, PlayedSource, deliver, gaps
+from tests.ingest.plant import ingesting, opcua
 from tests.waiting import LIMIT_S, wait_until_async
 
 
 @pytest.mark.parametrize("death", [AssertionError("ours"), ExceptionGroup("tasks", [AssertionError("ours")])])
-def test_our_own_mistake_ends_the_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, death: Exception) -> None:
+def test_our_own_mistake_ends_the_process(played: PlayedSource, death: Exception) -> None:
     """An assertion that fails, in a source or in one of its tasks, is not counted as a lost source."""
-    lives(monkeypatch, death)
+    played.dies(death)
 
     async def scenario() -> None:
-        async with asyncio.timeout(LIMIT_S), ingesting(modbus(1, tmp_path, TAG)):
+        async with asyncio.timeout(LIMIT_S), played.ingesting():
             await asyncio.Event().wait()
 
     with pytest.raises(BaseExceptionGroup) as ended:
@@ -42,23 +42,42 @@ def test_our_own_mistake_ends_the_process(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert ended.group_contains(AssertionError, match="ours")
 
 
+async def test_a_source_stops_though_its_cancellation_became_an_error(played: PlayedSource) -> None:
+    """A life that answers its cancellation with an error is the last one: ingest stops, and begins no other."""
+    lives = []
+
+    async def life(*_: object) -> None:
+        lives.append(1)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            if len(lives) == 1:
+                raise SourceLost("request cancelled") from None
+            raise
+
+    played.lives(life)
+    async with asyncio.timeout(LIMIT_S), played.ingesting():
+        await wait_until_async(lambda: lives, "the first life")
+    assert len(lives) == 1
+
+
 @pytest.mark.parametrize(
     "death", [SourceBusy("full"), ExceptionGroup("a", [ExceptionGroup("b", [SourceBusy("full")])])]
 )
 async def test_a_server_without_room_is_asked_again_soon(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, death: Exception
+    monkeypatch: pytest.MonkeyPatch, played: PlayedSource, death: Exception
 ) -> None:
     """Whatever the back-off says, and also when a task of the source was told so."""
-    lives(monkeypatch, death)
+    played.dies(death)
     monkeypatch.setattr(supervisor.Backoff, "wait_ms", lambda *_: 3_600_000)
     monkeypatch.setattr(supervisor, "BUSY_WAIT_S", 0.0)
-    async with ingesting(modbus(1, tmp_path, TAG)) as run:
+    async with played.ingesting() as run:
         await run.wait_good("plant/x", 1)
 
 
-async def test_stopping_waits_for_the_last_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_stopping_waits_for_the_last_commit(played: PlayedSource) -> None:
     """Ingest ends when what its sources delivered is committed, not when the store has taken it."""
-    lives(monkeypatch, None)
+    played.dies(None)
     store = SlowStore()
 
     async def commit() -> None:
@@ -70,18 +89,18 @@ async def test_stopping_waits_for_the_last_commit(monkeypatch: pytest.MonkeyPatc
         store.waiting[0].set_result(None)
 
     states = list[int]()
-    async with TaskGroup() as group, ingesting(modbus(1, tmp_path, TAG), store=store) as running:
+    async with TaskGroup() as group, played.ingesting(store=store) as running:
         group.create_task(commit(), name="commit")
         await wait_until_async(lambda: states, "the commit")
     assert states == [0]
     assert running.source("meter").values_total == 1
 
 
-async def test_a_loss_begins_where_the_source_was_complete(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_a_loss_begins_where_the_source_was_complete(played: PlayedSource) -> None:
     """Also the bad sample has that time. One gap fact declares the loss when the source is back."""
-    lives(monkeypatch, SourceLost("gone"), alive_ns=10**9)
-    store = OrderedStore()
-    async with ingesting(modbus(1, tmp_path, TAG), store=store) as run:
+    played.dies(SourceLost("gone"), alive_ns=10**9)
+    store = FakeStore()
+    async with played.ingesting(store=store) as run:
         await run.wait_good("plant/x", 1)
         await wait_until_async(lambda: gaps(store), "the gap")
         (gap,) = gaps(store)
@@ -92,10 +111,10 @@ async def test_a_loss_begins_where_the_source_was_complete(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("missed", [True, False])
 async def test_a_source_that_missed_nothing_declares_nothing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, missed: bool
+    monkeypatch: pytest.MonkeyPatch, played: PlayedSource, *, missed: bool
 ) -> None:
     """Its server kept what came while it was away. A life that ends before the source has returned does not decide."""
-    lives(monkeypatch, SourceLost("gone"))
+    played.dies(SourceLost("gone"))
     asked = list[str]()
 
     def take_missed(self: ModbusSource) -> bool:
@@ -104,31 +123,29 @@ async def test_a_source_that_missed_nothing_declares_nothing(
 
     monkeypatch.setattr(ModbusSource, "name", "meter", raising=False)
     monkeypatch.setattr(ModbusSource, "take_missed", take_missed)
-    async with ingesting(modbus(1, tmp_path, TAG)) as run:
+    async with played.ingesting() as run:
         await run.wait_good("plant/x", 1)
         await wait_until_async(lambda: len(asked) == 2, "the return")
     assert len(gaps(run.store)) == missed
 
 
-async def test_a_source_returns_with_a_value(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_source_returns_with_a_value(played: PlayedSource, caplog: pytest.LogCaptureFixture) -> None:
     """A connection that comes up and gives nothing is no return: the log does not say so, and the outage goes on."""
     left = [SourceLost("gone"), SourceLost("gone"), None]
 
-    async def run(self: ModbusSource, on_up: Callable[[], None]) -> None:
+    async def life(source: ModbusSource, on_up: Callable[[], None]) -> None:
         on_up()
         death = left.pop(0)
         if len(left) != 1:
-            self.complete = self.clock.now()
-            await self._delivery.deliver(SampleColumns.of([Sample(1, self.clock.now_ns(), 1.0)]), self.clock.now_ns())
+            source.complete = source.clock.now()
+            await deliver(source, source.clock.now_ns(), 1.0)
         if death is not None:
             raise death
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(ModbusSource, "run", run)
+    played.lives(life)
     with caplog.at_level(logging.INFO, "agent.ingest"):
-        async with ingesting(modbus(1, tmp_path, TAG)) as running:
+        async with played.ingesting() as running:
             await running.wait_good("plant/x", 1)
             assert running.source("meter").connects_total == 3
     actions = [record.action for record in caplog.records if hasattr(record, "action")]
@@ -137,10 +154,10 @@ async def test_a_source_returns_with_a_value(
 
 
 async def test_each_reason_of_an_outage_is_logged_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, played: PlayedSource, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Attempts that fail as the one before are not logged; one that fails for another reason is."""
-    lives(monkeypatch, SourceLost("gone"))
+    played.dies(SourceLost("gone"))
     reasons = [SourceLost("no route"), SourceLost("no route"), SourceRefused("who are you?"), SourceLost("no route")]
     alive = ModbusSource.run
 
@@ -151,24 +168,22 @@ async def test_each_reason_of_an_outage_is_logged_once(
 
     monkeypatch.setattr(ModbusSource, "run", run)
     with caplog.at_level(logging.WARNING, "agent.ingest"):
-        async with ingesting(modbus(1, tmp_path, TAG)) as running:
+        async with played.ingesting() as running:
             await running.wait_good("plant/x", 1)
     found = [record.why for record in caplog.records if getattr(record, "action", "") == "source_lost"]
     assert found == ["SourceLost: gone", "SourceLost: no route", "SourceRefused: who are you?"]
 
 
-def renamed(folder: Path) -> dict[str, TagMap]:
-    """The tag map with another name, of a file that nothing watches."""
-    (folder / "new").mkdir()
-    return load_tag_maps([modbus(1, folder / "new", TAG.replace("plant/x", "plant/y"))])
+def renamed(played: PlayedSource) -> TagMap:
+    """The tag map with another name."""
+    source = played.settings(TAG.replace("plant/x", "plant/y"))
+    return load_tag_maps([source])[source.name]
 
 
-async def test_a_map_that_comes_while_tags_are_numbered_is_used(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+async def test_a_map_that_comes_while_tags_are_numbered_is_used(played: PlayedSource) -> None:
     """The tag file changes while the store, at the start, numbers the tags that it had: the source begins with the new
     ones."""
-    lives(monkeypatch, None)
+    played.dies(None)
 
     class Slow(FakeStore):
         asked = 0
@@ -179,29 +194,26 @@ async def test_a_map_that_comes_while_tags_are_numbered_is_used(
             return first if self.asked == 1 else numbers
 
     store, first = Slow(), Future[list[int]]()
-    settings = modbus(1, tmp_path, TAG)
-    async with ingesting(settings, store=store) as run:
+    async with played.ingesting(store=store) as run:
         await wait_until_async(lambda: store.asked, "the numbering")
-        new = renamed(tmp_path)
-        run.ingest._offer("meter", new["meter"])
+        run.ingest._offer("meter", renamed(played))
         first.set_result([1])
         await run.wait_good("plant/y")
     assert not store.of("plant/x")
 
 
 async def test_a_map_that_the_store_fails_to_number_is_numbered_later(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, played: PlayedSource
 ) -> None:
     """The problem is in the statistics until then."""
-    lives(monkeypatch, None)
+    played.dies(None)
     monkeypatch.setattr(supervisor, "NUMBERING_RETRY_S", 0.05)
     store = FakeStore()
-    async with ingesting(modbus(1, tmp_path, TAG), store=store) as run:
+    async with played.ingesting(store=store) as run:
         await run.wait_good("plant/x")
-        new = renamed(tmp_path)
         with monkeypatch.context() as patched:
             patched.setattr(store, "define", Mock(side_effect=OSError("the disk")))
-            run.ingest._offer("meter", new["meter"])
+            run.ingest._offer("meter", renamed(played))
             await wait_until_async(lambda: "the disk" in run.source("meter").tags_problem, "the problem")
         await wait_until_async(lambda: len(store.definitions) == 2, "the numbering")
         delivery = run.ingest._by_name["meter"]._delivery
@@ -209,7 +221,9 @@ async def test_a_map_that_the_store_fails_to_number_is_numbered_later(
         assert not run.source("meter").tags_problem
 
 
-async def test_a_changed_source_ends_before_it_begins_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_a_changed_source_ends_before_it_begins_again(
+    monkeypatch: pytest.MonkeyPatch, played: PlayedSource
+) -> None:
     """A device may accept one connection only. What watched the tag files before has ended too."""
     happened = list[str]()
 
@@ -224,9 +238,9 @@ async def test_a_changed_source_ends_before_it_begins_again(monkeypatch: pytest.
 
     monkeypatch.setattr(ModbusSource, "run", run)
     monkeypatch.setattr(ModbusSource, "finish", finish)
-    async with ingesting(modbus(1, tmp_path, TAG)) as running:
+    async with played.ingesting() as running:
         await wait_until_async(lambda: happened, "the source")
-        changed = modbus(2, tmp_path, TAG)
+        changed = played.settings(port=2)
         await running.ingest.change([changed], load_tag_maps([changed]))
         await wait_until_async(lambda: len(happened) == 3, "the source again")
         assert happened == ["begins at 1", "ends at 1", "begins at 2"]
@@ -234,12 +248,12 @@ async def test_a_changed_source_ends_before_it_begins_again(monkeypatch: pytest.
         await wait_until_async(lambda: watching() == 1, "the end of the watch before")
 
 
-async def test_a_person_ends_the_waiting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_a_person_ends_the_waiting(played: PlayedSource) -> None:
     """A source that waits for an hour is connected at once when somebody asks for it; a wrong name is answered with the
     names there are."""
-    lives(monkeypatch, SourceLost("gone"))
+    played.dies(SourceLost("gone"))
     hour = {"reconnect_delay_ms": 60_000, "reconnect_delay_max_ms": 3_600_000}
-    async with ingesting(modbus(1, tmp_path, TAG, **hour)) as run:
+    async with ingesting(played.settings(**hour)) as run:
         await run.wait_state("meter", State.WAITING)
         with pytest.raises(UnknownSource, match="no source 'metre'; the sources of this node: meter"):
             run.ingest.retry("metre")
@@ -248,10 +262,10 @@ async def test_a_person_ends_the_waiting(monkeypatch: pytest.MonkeyPatch, tmp_pa
         assert run.ingest.retry("meter") == "connected"
 
 
-async def test_after_a_person_asked_the_waits_begin_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_after_a_person_asked_the_waits_begin_anew(monkeypatch: pytest.MonkeyPatch, played: PlayedSource) -> None:
     """Each short life counts as one more failure in a row, though it was connected, until then: a person who has mended
     the device waits no hour for the next attempt."""
-    lives(monkeypatch, *[SourceLost("gone")] * 3)
+    played.dies(*[SourceLost("gone")] * 3)
     failures = list[int]()
 
     def wait_ms(_: supervisor.Backoff, count: int, __: float) -> int:
@@ -259,26 +273,28 @@ async def test_after_a_person_asked_the_waits_begin_anew(monkeypatch: pytest.Mon
         return 0 if count == 1 else 3_600_000
 
     monkeypatch.setattr(supervisor.Backoff, "wait_ms", wait_ms)
-    async with ingesting(modbus(1, tmp_path, TAG)) as run:
+    async with played.ingesting() as run:
         await wait_until_async(lambda: len(failures) == 2, "the long wait")
         await wait_until_async(lambda: run.ingest.retry("meter") == "connected", "the fourth life")
     assert failures == [1, 2, 1]
 
 
 async def test_a_stop_does_not_wait_for_ever(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, played: PlayedSource, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A store that commits no more holds up no stop, and the log says that samples may be missing."""
-    lives(monkeypatch, None)
+    played.dies(None)
     monkeypatch.setattr(supervisor, "DRAIN_S", 0.01)
     store = SlowStore()
-    async with ingesting(modbus(1, tmp_path, TAG), store=store):
+    async with played.ingesting(store=store):
         await wait_until_async(lambda: store.waiting, "the first sample")
     (found,) = [record for record in caplog.records if "too long" in record.message]
     assert (vars(found)["action"], vars(found)["source"]) == ("source_not_drained", "meter")
 
 
-async def test_what_a_person_asks_of_a_source_reaches_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_what_a_person_asks_of_a_source_reaches_it(
+    monkeypatch: pytest.MonkeyPatch, played: PlayedSource, tmp_path: Path
+) -> None:
     """A time to fill, tags to read and a second try reach the source that is connected; its counters are in the
     status. Before the first connection each is refused with the reason."""
     up = asyncio.Event()
@@ -306,7 +322,7 @@ async def test_what_a_person_asks_of_a_source_reaches_it(monkeypatch: pytest.Mon
         supervisor, "make_source", lambda s, *more: source_of(more[0]) if s.name == "plc" else made(s, *more)
     )
     tags = "tag,address\nplant/y,nsu=urn:p;i=1\nplant/z,nsu=urn:p;i=2\n"
-    async with ingesting(opcua(1, tmp_path, tags), modbus(1, tmp_path, TAG)) as run:
+    async with ingesting(opcua(1, tmp_path, tags), played.settings()) as run:
         with pytest.raises(NoHistory, match="meter is a Modbus device"):
             run.ingest.backfill("meter", 1, 2)
         await run.wait_state("plc", State.CONNECTING)
