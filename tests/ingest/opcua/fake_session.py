@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import struct
 import time
-from collections.abc import AsyncIterator, Callable, Container, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Container, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from asyncua import ua
 
 from agent.concurrency import TaskGroup
-from agent.ingest.errors import SourceLost
+from agent.ingest.errors import SourceError, SourceLost
 from agent.ingest.opcua.address import SERVER_CLOCK, Reading
 from agent.ingest.opcua.decode import FILETIME_EPOCH, Change, DecodeError, Publication, decode_publication
 from agent.ingest.opcua.security.client import SessionKey
@@ -75,7 +75,8 @@ def part(kind: int, body: bytes) -> bytes:
 class FakeSession:
     """Satisfies what a source asks of a Session. `answers` are given to Publish requests in turn, bytes or errors."""
 
-    def __init__(self, limits: ServerLimits = ServerLimits(), first_number: int = 0) -> None:  # noqa: B008 frozen
+    def __init__(self, limits: ServerLimits = ServerLimits(), first_number: int = 0, **played: Any) -> None:  # noqa: B008 frozen
+        """`played`: other attributes than these."""
         self.told_limits = limits
         self.lost: asyncio.Future[SourceLost] = asyncio.get_running_loop().create_future()
         self.answers: asyncio.Queue[bytes | Exception] = asyncio.Queue(maxsize=1_000)
@@ -114,6 +115,14 @@ class FakeSession:
         self.room = 1_000  # for subscriptions
         self.key = SessionKey(ua.NodeId(), None, (), 30_000)
         self._number = first_number
+        for name, value in played.items():
+            assert hasattr(self, name)
+            setattr(self, name, value)
+
+    def says(self, *answers: bytes | Exception) -> None:
+        """Give these to the next Publish requests."""
+        for found in answers:
+            self.answers.put_nowait(found)
 
     @property
     def shows_ns(self) -> int | None:
@@ -240,18 +249,40 @@ def opening(session: FakeSession) -> Any:
     return opened
 
 
+@contextmanager
+def opens(source: OpcuaSource | OpcuaPollSource, session: FakeSession) -> Iterator[None]:
+    """The source gets this session in the block."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(f"{type(source).__module__}.open_session", opening(session))
+        yield
+
+
 @asynccontextmanager
 async def living(
-    monkeypatch: pytest.MonkeyPatch,
+    source: OpcuaSource | OpcuaPollSource,
+    session: FakeSession | None = None,
+    on_up: Callable[[], None] = lambda: None,
+    **played: Any,
+) -> AsyncIterator[FakeSession]:
+    """The source lives with this session for the length of a block, or with a new one that is played so."""
+    session = session or FakeSession(**played)
+    async with TaskGroup() as group:
+        with opens(source, session):
+            life = group.create_task(source.run(on_up), name="life")
+            try:
+                yield session
+            finally:
+                life.cancel()
+
+
+async def death(
     source: OpcuaSource | OpcuaPollSource,
     session: FakeSession,
+    why: str | None = None,
+    error: type[SourceError] = SourceLost,
     on_up: Callable[[], None] = lambda: None,
-) -> AsyncIterator[None]:
-    """The source lives with this session for the length of a block."""
-    monkeypatch.setattr(f"{type(source).__module__}.open_session", opening(session))
-    async with TaskGroup() as group:
-        life = group.create_task(source.run(on_up), name="life")
-        try:
-            yield
-        finally:
-            life.cancel()
+) -> None:
+    """The life of the source with this session ends by itself, and says so."""
+    expected = pytest.RaisesGroup(pytest.RaisesExc(error, match=why), allow_unwrapped=True, flatten_subgroups=True)
+    with opens(source, session), expected:
+        await source.run(on_up)

@@ -7,6 +7,7 @@ from agent.ingest.delivery import Delivery
 from agent.ingest.gap import TagGap
 from agent.ingest.opcua.address import TagPoint
 from agent.ingest.opcua.decode import Change, Changes, Publication
+from agent.ingest.opcua.poll_source import OpcuaPollSource
 from agent.ingest.opcua.publishing import Header
 from agent.ingest.opcua.session import Session
 from agent.ingest.opcua.source import OpcuaSource
@@ -19,30 +20,27 @@ from agent.message import TagDefinition
 from agent.settings.opcua_address import NodeAddress
 from agent.settings.sources import OpcuaSourceSettings
 from tests.ingest.fakes import FakeStore
-from tests.ingest.opcua.fake_session import (
-    FakeSession,
-)
+from tests.ingest.opcua.fake_session import FakeSession
 
 S = 1_000_000_000
-
-
-FLAT = {"allow_unwrapped": False, "flatten_subgroups": True}
 
 
 HEADER = Header(1, 1, 0, has_data=True)
 
 
-def tag(number: int, point: TagPoint | None = None) -> Tag:
+def tag(number: int, point: TagPoint | None = None, name: str = "") -> Tag:
     """A tag that every server of these tests has."""
     point = point or TagPoint.of(NodeAddress("urn:x", number))
-    return Tag(number, "facts.telemetry", TagDefinition(f"tag:a/{number}"), SamplingRule(), point)
+    return Tag(number, "facts.telemetry", TagDefinition(f"tag:a/{name or number}"), SamplingRule(), point)
 
 
-TAGS = [tag(1), tag(2)]
+TAGS = (tag(1), tag(2))
 
 
-async def made(store: FakeStore, tags: list[Tag] = TAGS, **settings: object) -> tuple[OpcuaSource, Recorder]:
-    """A source of these tags that is connected to nothing; it has a subscription that stands for one."""
+async def made(*tags: Tag, **settings: object) -> tuple[OpcuaSource, FakeStore]:
+    """A source of these tags, by default TAGS, that is connected to nothing, with its store; it has a subscription that
+    stands for one."""
+    tags, store = tags or TAGS, FakeStore()
     recorder = Recorder("plc", "plant-a", store, "facts.operational")
     numbers = await recorder.define([tag.definition for tag in tags])
     used = OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv"), **{"buffer_values_max": 1_000, **settings})  # type: ignore[arg-type]
@@ -51,7 +49,7 @@ async def made(store: FakeStore, tags: list[Tag] = TAGS, **settings: object) -> 
     subscription.id = 1
     found._subscriptions.session = FakeSession()  # type: ignore[assignment]
     found._subscriptions._all, found._subscriptions._by_id = [subscription], {1: subscription}
-    return found, recorder
+    return found, store
 
 
 async def declare(source: OpcuaSource) -> None:
@@ -60,7 +58,7 @@ async def declare(source: OpcuaSource) -> None:
     await source.finish()
 
 
-def gaps_of(source: OpcuaSource) -> list[TagGap]:
+def gaps_of(source: OpcuaSource | OpcuaPollSource) -> list[TagGap]:
     """The gaps that it tells of from now on."""
     gaps: list[TagGap] = []
     source._delivery.on_gap(gaps.append)

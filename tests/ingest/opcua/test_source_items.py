@@ -17,9 +17,7 @@ from agent.ingest.quality import (
     BAD_NODE_ID_UNKNOWN,
 )
 from agent.message import Sample
-from tests.ingest.fakes import FakeStore
 from tests.ingest.opcua.fake_session import (
-    FakeSession,
     answer,
     living,
 )
@@ -34,8 +32,7 @@ BAD_SENSOR_FAILURE = 0x808C_0000
 async def test_an_item_whose_node_is_gone_is_created_again() -> None:
     """The bad sample is recorded as it came; the item is deleted and its tag parked; the value of the node that comes
     back is recorded, with the time of its return, even if the node gives it an old time."""
-    store = FakeStore()
-    source, recorder = await made(store)
+    source, store = await made()
     (subscription,) = source._subscriptions
     subscription.plan.want([1, 2])
     subscription.plan.answered([1, 2], [Created(0, 11), Created(0, 12)], 0)
@@ -46,27 +43,23 @@ async def test_an_item_whose_node_is_gone_is_created_again() -> None:
     subscription.created_ns = 30 * S
     await take(source, Change(1, 2.0, 0, 5 * S, 5 * S))
     await source.finish()
-    await recorder.drain()
+    await source._delivery.recorder.drain()
     assert store.of("a/1") == [Sample(1, 10 * S, 1.0), Sample(1, 20 * S, None, 0x8034_0000), Sample(1, 30 * S, 2.0)]
 
 
 @pytest.mark.parametrize("why", ["another interval", "another unit", "node gone", "refused"])
-async def test_a_time_without_an_item_is_a_gap(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_time_without_an_item_is_a_gap(why: str) -> None:
     """A tag whose item is created anew, since the tag map says something else of it, or its node was gone or refused:
     the gap is from where everything was delivered until the new item has published. The next process finds the tag
     absent since then. The neighbour is in no gap."""
-    store = FakeStore()
-    source, recorder = await made(store, sampling_interval_ms=0, parked_retry_ms=100)
+    source, store = await made(sampling_interval_ms=0, parked_retry_ms=100)
     gaps = gaps_of(source)
-    session = FakeSession()
-    session.shows_ns = 9 * S
-    if why == "refused":
-        session.refusals[1, ""] = BAD_NODE_ID_UNKNOWN
-    async with living(monkeypatch, source, session):
+    refusals = {(1, ""): BAD_NODE_ID_UNKNOWN} if why == "refused" else {}
+    async with living(source, shows_ns=9 * S, refusals=refusals) as session:
         await wait_until_async(lambda: session.subscriptions and session.handles(1), "items")
         for number, at_ns in enumerate((10 * S, 11 * S), 1):
             values = [(handle, 1.0, at_ns) for handle in session.handles(1)]
-            session.answers.put_nowait(answer(1, number, *values, publish_ns=at_ns))
+            session.says(answer(1, number, *values, publish_ns=at_ns))
         await wait_until_async(lambda: source.complete == Moment(10 * S), "a second answer")
         session.shows_ns, asked = 60 * S, len(session.asked)
         tags, numbers = list(TAGS), [1, 2]
@@ -74,16 +67,16 @@ async def test_a_time_without_an_item_is_a_gap(why: str, monkeypatch: pytest.Mon
             tags[0] = tag(1, replace(TAGS[0].point, monitoring=Monitoring(sampling_interval_ms=50)))
         elif why == "another unit":
             tags[0] = replace(TAGS[0], definition=replace(TAGS[0].definition, unit="bar"))
-            numbers[0] = (await recorder.define([tags[0].definition]))[0]
+            numbers[0] = (await source._delivery.recorder.define([tags[0].definition]))[0]
         elif why == "node gone":
-            session.answers.put_nowait(answer(1, 3, (1, 0.0, 12 * S), quality=BAD_NODE_ID_UNKNOWN))
+            session.says(answer(1, 3, (1, 0.0, 12 * S), quality=BAD_NODE_ID_UNKNOWN))
         else:
             session.refusals.clear()
         if "another" in why:
             source._delivery.offer_map(tags, numbers)
         await wait_until_async(lambda: len(session.asked) > asked, "another item")
         await wait_until_async(lambda: ("plc", "tag:a/1") in store.complete, "the absence in the store")
-        session.answers.put_nowait(answer(1, 4 if why == "node gone" else 3, (numbers[0], 2.0, 900 * S)))
+        session.says(answer(1, 4 if why == "node gone" else 3, (numbers[0], 2.0, 900 * S)))
         await wait_until_async(lambda: gaps, "the gap")
         await wait_until_async(lambda: ("plc", "tag:a/1") not in store.complete, "its end in the store")
     (gap,) = gaps
@@ -92,15 +85,14 @@ async def test_a_time_without_an_item_is_a_gap(why: str, monkeypatch: pytest.Mon
     assert 60 * S <= gap.last_time_ns < 120 * S
 
 
-async def test_a_tag_without_an_item_at_the_end_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_tag_without_an_item_at_the_end_of_a_process() -> None:
     """Its gap begins where the store says that it was complete."""
-    source, _ = await made(FakeStore())
+    source, _ = await made()
     gaps = gaps_of(source)
     source.continue_from({"": Stored(50 * S), "tag:a/1": Stored(10 * S), "tag:a/9": Stored(5 * S)}, AGENT_STOPPED)
-    session = FakeSession()
-    async with living(monkeypatch, source, session):
+    async with living(source) as session:
         await wait_until_async(lambda: session.asked, "items")
-        session.answers.put_nowait(answer(1, 1, (1, 2.0, 900 * S), (2, 2.0, 900 * S)))
+        session.says(answer(1, 1, (1, 2.0, 900 * S), (2, 2.0, 900 * S)))
         await wait_until_async(lambda: gaps, "the gap")
     assert [(gap.reason, gap.first_time_ns, gap.tags) for gap in gaps] == [(ITEM_GONE, 10 * S, (1,))]
 
@@ -108,50 +100,41 @@ async def test_a_tag_without_an_item_at_the_end_of_a_process(monkeypatch: pytest
 @pytest.mark.parametrize(
     "value, at_s, is_lost", [(2.0, 100, True), (1.0, 100, False), (2.0, 450, False), (2.0, 9, False)]
 )
-async def test_an_item_that_died_before_the_end_of_its_session(
-    value: float, at_s: int, monkeypatch: pytest.MonkeyPatch, *, is_lost: bool
-) -> None:
+async def test_an_item_that_died_before_the_end_of_its_session(value: float, at_s: int, *, is_lost: bool) -> None:
     """The audit had not found it. The first value of the next session shows it, if that is another one, newer than the
     last, and older than what the session before was complete up to, by more than clocks differ: it should have come. A
     value that is older than the last is of a clock that is behind."""
-    source, _ = await made(FakeStore(), sampling_interval_ms=0)
+    source, _ = await made(sampling_interval_ms=0)
     gaps = gaps_of(source)
-    session = FakeSession()
-    async with living(monkeypatch, source, session):
+    async with living(source) as session:
         await wait_until_async(lambda: session.asked, "items")
-        session.answers.put_nowait(answer(1, 1, (1, 1.0, 10 * S), (2, 1.0, 10 * S)))
+        session.says(answer(1, 1, (1, 1.0, 10 * S), (2, 1.0, 10 * S)))
         await wait_until_async(lambda: source._delivery.sampler.last(2).source_time_ns, "values")
         for subscription in source._subscriptions:
             subscription.liveness.complete = Moment(500 * S)
-    session = FakeSession()
-    session.start = "since"  # so nothing is kept
-    session.refuses_key = True
-    async with living(monkeypatch, source, session):
+    async with living(source, start="since", refuses_key=True) as session:
         await wait_until_async(lambda: session.asked, "items")
-        session.answers.put_nowait(answer(1, 1, (1, value, at_s * S), (2, 1.0, 10 * S)))
+        session.says(answer(1, 1, (1, value, at_s * S), (2, 1.0, 10 * S)))
         await wait_until_async(lambda: source._delivery.sampler.last(1).source_time_ns == at_s * S, "the first values")
         await wait_until_async(lambda: gaps or not is_lost, "the gap")
     found = [(gap.reason, gap.first_time_ns, gap.tags) for gap in gaps]
     assert found == ([(ITEM_GONE, 10 * S, (1,))] if is_lost else [])
 
 
-async def test_a_node_that_a_server_creates_items_of_and_does_not_have(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_node_that_a_server_creates_items_of_and_does_not_have(caplog: pytest.LogCaptureFixture) -> None:
     """It says so with the first notification, each time that the item is created anew: that is one bad sample
     and one line of the log while it stands, and one gap when a value has come."""
-    store = FakeStore()
-    source, _ = await made(store, [tag(1)], parked_retry_ms=50)
+    source, store = await made(tag(1), parked_retry_ms=50)
     gaps = gaps_of(source)
-    session, numbers = FakeSession(), iter(range(1, 100))
-    async with living(monkeypatch, source, session):
+    numbers = iter(range(1, 100))
+    async with living(source) as session:
         for count in range(1, 5):
             await wait_until_async(lambda: len(session.asked) == count, "an item")  # noqa: B023 awaited here
             gone = answer(1, next(numbers), (1, 0.0, count * S), quality=BAD_NODE_ID_UNKNOWN)
-            session.answers.put_nowait(gone)
+            session.says(gone)
         await wait_until_async(lambda: len(session.asked) == 5, "an item")
         assert not gaps
-        session.answers.put_nowait(answer(1, next(numbers), (1, 1.0, 50 * S)))
+        session.says(answer(1, next(numbers), (1, 1.0, 50 * S)))
         await wait_until_async(lambda: gaps, "the gap")
     assert [gap.reason for gap in gaps] == [ITEM_GONE]
     assert [(s.source_time_ns, s.quality) for s in store.of("a/1")] == [(S, BAD_NODE_ID_UNKNOWN), (50 * S, 0)]
@@ -160,17 +143,17 @@ async def test_a_node_that_a_server_creates_items_of_and_does_not_have(
 
 async def test_items_are_tended_while_an_audit_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Read that the server does not answer holds back neither an edit of the tag map nor the look at parked nodes."""
-    source, _ = await made(FakeStore(), [tag(1)], parked_retry_ms=100)
-    session, waiting = FakeSession(), asyncio.Event()
+    source, _ = await made(tag(1), parked_retry_ms=100)
+    waiting = asyncio.Event()
 
     async def check(*_: object) -> None:
         waiting.set()
         await asyncio.Event().wait()
 
     monkeypatch.setattr(source_module.Audit, "check", check)
-    async with living(monkeypatch, source, session):
+    async with living(source) as session:
         await wait_until_async(lambda: session.asked, "items")
-        session.answers.put_nowait(answer(1, 1, (1, 1.0, S)))
+        session.says(answer(1, 1, (1, 1.0, S)))
         await asyncio.wait_for(waiting.wait(), LIMIT_S)
         session.refusals[2, ""] = BAD_NODE_ID_UNKNOWN
         source._delivery.offer_map(
@@ -179,20 +162,16 @@ async def test_items_are_tended_while_an_audit_waits(monkeypatch: pytest.MonkeyP
         await wait_until_async(lambda: len(session.asked) >= 3, "the parked node asked for again")
 
 
-async def test_what_a_tag_map_says_of_an_item(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_what_a_tag_map_says_of_an_item(caplog: pytest.LogCaptureFixture) -> None:
     """Its interval and queue; without, those of the source, and a queue that lasts through a stall. The log says once
     that it does not, at the interval that the server revised. A row that changes only there has its item created anew,
     under its number."""
     own = replace(tag(1).point, monitoring=Monitoring(sampling_interval_ms=50, queue_size=7))
-    source, _ = await made(FakeStore(), [tag(1, own), tag(2), tag(3)])
-    session = FakeSession()
-    session.revised = 20.0, 3
-    async with living(monkeypatch, source, session):
+    source, _ = await made(tag(1, own), tag(2), tag(3))
+    async with living(source, revised=(20.0, 3)) as session:
         await wait_until_async(lambda: session.asked, "the items")
         assert [(item.sampling_ms, item.queue_size) for item in session.asked] == [(50, 7), (250, 43), (250, 43)]
-        session.answers.put_nowait(answer(1, 1, (1, 1.0, S)))
+        session.says(answer(1, 1, (1, 1.0, S)))
         other = TagPoint(own.reading, Monitoring(deadband=0.5))
         source._delivery.offer_map([tag(1, other), tag(2), tag(3)], [1, 2, 3])
         await wait_until_async(lambda: len(session.asked) == 4, "the item created anew")
@@ -202,14 +181,11 @@ async def test_what_a_tag_map_says_of_an_item(
     assert [getattr(record, "action", "") for record in caplog.records].count("queues_short") == 1
 
 
-async def test_a_node_that_is_gone_when_the_connection_is_back_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_node_that_is_gone_when_the_connection_is_back_is_recorded() -> None:
     """The tag was lost with its connection. That the server no longer has the node is another reason, with another
     remedy, so it is recorded too."""
-    store = FakeStore()
-    source, _ = await made(store, [tag(1)])
+    source, store = await made(tag(1))
     await source._delivery.lose(BAD_COMMUNICATION_ERROR, 5 * S)
-    session = FakeSession()
-    session.refusals = {(1, ""): BAD_NODE_ID_UNKNOWN}
-    async with living(monkeypatch, source, session):
+    async with living(source, refusals={(1, ""): BAD_NODE_ID_UNKNOWN}):
         await wait_until_async(lambda: len(store.of("a/1")) == 2, "the refusal")
     assert [sample.quality for sample in store.of("a/1")] == [BAD_COMMUNICATION_ERROR, BAD_NODE_ID_UNKNOWN]

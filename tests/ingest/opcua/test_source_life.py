@@ -7,34 +7,28 @@ import pytest
 from agent.ingest.completeness import Moment
 from agent.ingest.errors import SourceLost
 from agent.ingest.gap import CLOCK_SET_BACK, NOT_DELIVERED
-from agent.ingest.opcua import source as source_module
 from agent.ingest.opcua.decode import Change
 from agent.ingest.opcua.session import HEARTBEAT_HANDLE
 from agent.ingest.opcua.subscriptions.item_plan import ServerLimits
 from agent.ingest.opcua.subscriptions.subscription import CallSize, Subscription
-from tests.ingest.fakes import FakeStore
 from tests.ingest.opcua.fake_session import (
     FakeSession,
     answer,
-    opening,
+    death,
 )
-from tests.ingest.opcua.sources import FLAT, HEADER, S, gaps_of, made, publication
+from tests.ingest.opcua.sources import HEADER, S, gaps_of, made, publication
 
 pytestmark = pytest.mark.virtual_time
 
 
-async def test_a_connection_that_stands_and_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_that_stands_and_says_nothing_is_given_up() -> None:
     """No error, no closed socket, every call answered, keep-alives even, only no value ever: the server's clock that
     does not move ends it. It never counts as connected."""
-    source, _ = await made(FakeStore(), liveness_timeout_ms=300)
+    source, _ = await made(liveness_timeout_ms=300)
     source._delivery.expect_value(lambda _: None)
-    session = FakeSession()
-    for number in range(1, 50):
-        session.answers.put_nowait(answer(1, number, publish_ns=number * S))
-    monkeypatch.setattr(source_module, "open_session", opening(session))
-    came_up: list[bool] = []
-    with pytest.RaisesGroup(pytest.RaisesExc(SourceLost, match="sent no value and its clock has not moved"), **FLAT):
-        await source.run(lambda: came_up.append(True))
+    session, came_up = FakeSession(), list[bool]()
+    session.says(*(answer(1, number, publish_ns=number * S) for number in range(1, 50)))
+    await death(source, session, "sent no value and its clock has not moved", on_up=lambda: came_up.append(True))
     assert not came_up
     assert session.handles(1) == {1, 2}
 
@@ -54,10 +48,8 @@ async def test_a_server_with_rare_signs_of_life_is_waited_for(
     """One that gives them only every 20 s, whatever it was asked for, is given up after three of them are missing and
     not after one, or its source would be built anew for ever. One whose clock says nothing proves its life by
     keep-alives, ten times as rare as they were asked for."""
-    source, _ = await made(FakeStore(), liveness_timeout_ms=15_000)
-    session = FakeSession()
-    vars(session).update(server)
-    subscription = Subscription(session, source._settings, ServerLimits(), source.clock.now, CallSize(9))  # type: ignore[arg-type]
+    source, _ = await made(liveness_timeout_ms=15_000)
+    subscription = Subscription(FakeSession(**server), source._settings, ServerLimits(), source.clock.now, CallSize(9))  # type: ignore[arg-type]
     source._subscriptions._all = [subscription]
     await subscription.open()
     await subscription.watch_clock()
@@ -75,7 +67,7 @@ async def test_a_server_with_rare_signs_of_life_is_waited_for(
 
 async def test_the_subscription_furthest_behind_dates_a_loss() -> None:
     """One that has proven nothing yet counts from its creation; none at all, and the life before counts."""
-    source, _ = await made(FakeStore())
+    source, _ = await made()
     (first,) = source._subscriptions
     second = Subscription(FakeSession(), source._settings, ServerLimits(), lambda: Moment(50 * S), CallSize(9))  # type: ignore[arg-type]
     await second.open()
@@ -91,7 +83,7 @@ async def test_the_subscription_furthest_behind_dates_a_loss() -> None:
 async def test_a_clock_is_as_new_as_the_publication_that_brings_it() -> None:
     """A new subscription brings the server's clock as it was when it last moved, up to a second ago (asyncua): that is
     no clock that was set back, and no gap is declared for it."""
-    source, _ = await made(FakeStore())
+    source, _ = await made()
     gaps = gaps_of(source)
     (subscription,) = source._subscriptions
     source.clock.note_reading(100 * S, None)
@@ -104,7 +96,7 @@ async def test_a_clock_is_as_new_as_the_publication_that_brings_it() -> None:
 
 async def test_what_is_complete_is_a_time_of_the_clock_before_it_was_set_ahead() -> None:
     """It is one of the answer before. A clock that is set back dates it anew."""
-    source, _ = await made(FakeStore())
+    source, _ = await made()
     (subscription,) = source._subscriptions
     for number, (shown_s, complete) in enumerate(
         [(100, None), (101, Moment(100 * S)), (3_701, Moment(101 * S)), (3_702, Moment(3_701 * S, -3_599 * S))]
@@ -122,7 +114,7 @@ async def test_what_is_complete_is_a_time_of_the_clock_before_it_was_set_ahead()
 
 async def test_a_loss_in_which_the_clock_was_set_twice_is_declared_in_all_its_times() -> None:
     """An hour ahead and right again: values that are missing may have times of either."""
-    source, _ = await made(FakeStore())
+    source, _ = await made()
     gaps = gaps_of(source)
     for shown_s in (101, 3_701, 101):
         source.clock.note_reading(shown_s * S, source.clock.least_ns())
