@@ -85,12 +85,13 @@ def dead() -> Device:
     return Device(silent=lambda _: True)
 
 
-async def made(store: FakeStore, tags: Sequence[Tag] = TAGS) -> ModbusSource:
-    """A source of these registers that is connected to nothing."""
+async def made(tags: Sequence[Tag] = TAGS) -> tuple[ModbusSource, FakeStore]:
+    """A source of these registers that is connected to nothing, and its store."""
+    store = FakeStore()
     recorder = Recorder("meter", "plant-a", store, "facts.operational")
     numbers = await recorder.define([tag.definition for tag in tags])
     settings = ModbusSourceSettings("meter", Path("t.csv"), 0, host="meter")
-    return ModbusSource(settings, Endpoints(), Delivery("meter", tags, numbers, recorder))
+    return ModbusSource(settings, Endpoints(), Delivery("meter", tags, numbers, recorder)), store
 
 
 async def poll(source: ModbusSource, device: Device) -> None:
@@ -105,8 +106,7 @@ def qualities(store: FakeStore) -> dict[str, list[int]]:
 
 async def test_a_unit_that_falls_silent_makes_its_tags_bad(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once, and since its last answer: its last values must not pass for current ones."""
-    store = FakeStore()
-    source = await made(store)
+    source, store = await made()
     for time_ns, device in ((10 * S, Device()), (20 * S, dead()), (30 * S, dead())):
         monkeypatch.setattr(source.clock, "now_ns", lambda time_ns=time_ns: time_ns)
         await poll(source, device)
@@ -117,8 +117,7 @@ async def test_a_unit_that_falls_silent_makes_its_tags_bad(monkeypatch: pytest.M
 
 async def test_what_a_unit_gave_before_it_fell_silent_comes_before_its_loss() -> None:
     """It answers the first read of a poll and no other one: no value that came before may stand as the last one."""
-    store = FakeStore()
-    source = await made(store, tags_at(*(replace(FIRST, address=1_000 * n) for n in (1, 2, 3))))
+    source, store = await made(tags_at(*(replace(FIRST, address=1_000 * n) for n in (1, 2, 3))))
     await poll(source, Device())
     await poll(source, Device(silent=lambda read: read.address > 1_000, values={1_000: 7}))
     assert [sample.value for sample in store.of("a/1")] == [1_000, 7, None]
@@ -127,15 +126,14 @@ async def test_what_a_unit_gave_before_it_fell_silent_comes_before_its_loss() ->
 
 async def test_a_device_none_of_whose_units_answers_is_lost() -> None:
     """Otherwise its connection would be kept for ever, where another one may help."""
-    source = await made(FakeStore(), tags_at(replace(FIRST, poll_interval_ms=1)))
+    source, _ = await made(tags_at(replace(FIRST, poll_interval_ms=1)))
     with pytest.raises(SourceLost, match="none of the units at meter:502 answers any more"):
         await source._poll(dead(), PollGrid({1}, time.monotonic_ns()))  # type: ignore[arg-type]
 
 
 async def test_a_register_that_does_not_exist_is_bad_alone() -> None:
     """Its neighbour goes on; the refused one is recorded as bad, once."""
-    store = FakeStore()
-    source = await made(store)
+    source, store = await made()
     for _ in range(3):
         await poll(source, Device({2: 2}))
     found = qualities(store)
@@ -146,8 +144,7 @@ async def test_a_register_that_does_not_exist_is_bad_alone() -> None:
 async def test_a_device_that_is_busy_makes_what_was_asked_for_bad() -> None:
     """A refusal for the moment says nothing about addresses: all that the read was to bring is bad, and asked for
     again."""
-    store = FakeStore()
-    source = await made(store)
+    source, store = await made()
     await poll(source, Device({2: 4}))
     await poll(source, Device())
     assert qualities(store) == {"1": [BAD_DEVICE_FAILURE, 0], "2": [BAD_DEVICE_FAILURE, 0]}
@@ -161,7 +158,7 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
 async def test_a_unit_that_stays_silent_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     """However often it is asked, and over new connections; its return is told when it gives values."""
     caplog.set_level(logging.INFO)
-    source = await made(FakeStore())
+    source, _ = await made()
     for _ in range(3):
         await poll(source, dead())
         for unit in source._units:
@@ -180,7 +177,7 @@ async def test_the_log_names_refused_tags_as_the_file_does(caplog: pytest.LogCap
         replace(tag, row=number + 7, definition=replace(tag.definition, address=f"unit 1 holding 4090{number}"))
         for number, tag in enumerate(TAGS)
     ]
-    source = await made(FakeStore(), tags=tags)
+    source, _ = await made(tags)
     await poll(source, Device({1: 2, 2: 2}))
     (line,) = [record for record in caplog.records if getattr(record, "action", "") == "tags_parked"]
     assert (line.count, line.why) == (2, "illegal data address (2)")  # type: ignore[attr-defined]
@@ -201,7 +198,7 @@ async def live(source: ModbusSource, device: Device) -> None:
 async def test_a_life_begins_with_what_the_device_can_now() -> None:
     """That a device closed a second connection counts for one life: after its restart it may accept one. The life has a
     sign of life with its first value, from which the pause before the next attempt follows."""
-    source = await made(FakeStore())
+    source, _ = await made()
     source._takes_one_line = True
     began_s = time.monotonic()
     await live(source, Device())
@@ -212,8 +209,7 @@ async def test_a_life_begins_with_what_the_device_can_now() -> None:
 async def test_a_refusal_replaces_the_loss_before() -> None:
     """After an outage, which is presumed of all tags, a parked tag gets its own reason again with the first poll over a
     new connection."""
-    store = FakeStore()
-    source = await made(store)
+    source, store = await made()
     await poll(source, Device({2: 2}))
     await source._delivery.lose(BAD_COMMUNICATION_ERROR, source.clock.now_ns(), corrects=True)
     await live(source, Device({2: 2}))
@@ -222,8 +218,8 @@ async def test_a_refusal_replaces_the_loss_before() -> None:
 
 async def test_a_counter_that_wraps_is_a_fact() -> None:
     """The reading is stored as it is; the fact has both readings and what was counted between them."""
-    word, store = value_type("uint16", "ABCD"), FakeStore()
-    source = await made(store, tags_at(*(replace(tag.point, kind=word, counter=65_536) for tag in TAGS)))
+    word = value_type("uint16", "ABCD")
+    source, store = await made(tags_at(*(replace(tag.point, kind=word, counter=65_536) for tag in TAGS)))
     await poll(source, Device(values={1: 65_530, 2: 30_000}))
     await poll(source, Device(values={1: 6, 2: 5}))
     await poll(source, Device(values={1: 6, 2: 8}))
@@ -237,11 +233,10 @@ async def test_a_counter_that_wraps_is_a_fact() -> None:
 
 async def test_missed_polls_are_counted_and_a_fact() -> None:
     """Slots that were not polled: their number, their times, and the tags of their interval, times slots."""
-    store = FakeStore()
     slow, third = (replace(TAGS[1], definition=TagDefinition(f"tag:a/{name}")) for name in ("slow", "third"))
     slow = replace(slow, point=replace(slow.point, poll_interval_ms=5_000))
     third = replace(third, point=replace(third.point, address=3))
-    source = await made(store, tags=[TAGS[0], slow, third])
+    source, store = await made([TAGS[0], slow, third])
     await poll(source, Device())
     source._note_missed([Missed(1_000, 3, 0, 2 * 10**9)], 10**18, "polls_missed")
     await source._delivery.recorder.drain()
@@ -253,8 +248,8 @@ async def test_missed_polls_are_counted_and_a_fact() -> None:
 
 async def test_each_gap_says_why_its_polls_were_missed() -> None:
     """The store has refused values before the second of three polls; the gap before the third has another reason."""
-    store, turns = FakeStore(), list[Slot]()
-    source = await made(store)
+    turns = list[Slot]()
+    source, store = await made()
 
     def take_slot(_: int) -> Slot:
         source._delivery.recorder.refused_total += len(turns) == 1
@@ -272,7 +267,7 @@ async def test_each_gap_says_why_its_polls_were_missed() -> None:
 
 async def test_a_poll_reads_the_intervals_that_are_due() -> None:
     """A tag with an interval of its own is left out of the others' polls, and read along when both are due."""
-    source = await made(FakeStore(), tags_at(FIRST, replace(FIRST, address=2, poll_interval_ms=5_000)))
+    source, _ = await made(tags_at(FIRST, replace(FIRST, address=2, poll_interval_ms=5_000)))
     for due, asked in (({1_000}, [(1, 1)]), ({5_000}, [(2, 1)]), ({1_000, 5_000}, [(1, 2)])):
         device = Device()
         await source._poll_all(device, frozenset(due), time.monotonic_ns() + 10**9)  # type: ignore[arg-type]
@@ -281,8 +276,7 @@ async def test_a_poll_reads_the_intervals_that_are_due() -> None:
 
 async def test_retry_asks_for_what_is_refused_at_once() -> None:
     """Without it the pause is waited for."""
-    store = FakeStore()
-    source = await made(store)
+    source, store = await made()
     await poll(source, Device({2: 2}))
     await poll(source, Device())
     assert qualities(store)["2"] == [BAD_NODE_ID_UNKNOWN]
@@ -294,7 +288,7 @@ async def test_retry_asks_for_what_is_refused_at_once() -> None:
 async def test_a_search_rests_when_its_slot_is_over() -> None:
     """One question of the search and no more, so that the next poll begins in time; the next poll goes on with it."""
     tags = tags_at(*(replace(FIRST, address=number) for number in range(1, 9)))
-    source, device = await made(FakeStore(), tags), Device({2: 2, 7: 2})
+    (source, _), device = await made(tags), Device({2: 2, 7: 2})
     for asked in ([(1, 8), (1, 4)], [(1, 2)]):  # the read of the plan is refused; the halves of it
         device.asked.clear()
         await source._poll_all(device, frozenset({1_000}), time.monotonic_ns())  # type: ignore[arg-type]
@@ -322,7 +316,7 @@ async def test_a_unit_that_holds_the_line_is_asked_rarely_and_last(
 ) -> None:
     """Its first silence is logged with what it costs. It is not asked beside the others any more, but after a poll, and
     not before twenty times what its silence takes."""
-    source = await made(FakeStore(), THREE_UNITS)
+    source, _ = await made(THREE_UNITS)
     gateway, now_ns = Gateway(), [100 * S]
     monkeypatch.setattr("agent.ingest.modbus.source.time.monotonic_ns", lambda: now_ns[0])
     await poll(source, gateway)
@@ -347,8 +341,7 @@ def hesitant(*unanswered: int) -> Device:
 async def test_a_unit_that_misses_one_poll_is_not_silent(caplog: pytest.LogCaptureFixture) -> None:
     """Its tags are bad for this poll, and it is polled in the next one, however often that happens. After two polls in
     a row it is silent."""
-    store = FakeStore()
-    source = await made(store)
+    source, store = await made()
     device = hesitant(1, 2, 4, 5, 7, 8, 9, 10)
     for _ in range(6):
         await poll(source, device)
@@ -362,7 +355,7 @@ async def test_a_unit_that_misses_one_poll_is_not_silent(caplog: pytest.LogCaptu
 async def test_each_silent_unit_is_asked_in_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of three silent units the first and the last stay dead; the one between them is found, over the second
     connection."""
-    source = await made(FakeStore(), THREE_UNITS)
+    source, _ = await made(THREE_UNITS)
 
     class SideLine(Device):
         async def __aenter__(self) -> Self:
@@ -383,7 +376,7 @@ async def test_each_silent_unit_is_asked_in_its_turn(monkeypatch: pytest.MonkeyP
 
 async def test_a_silent_unit_is_asked_over_its_own_connection_when_the_line_is_free_again() -> None:
     """It was taken to hold the line, and a later silence has shown that it does not."""
-    source = await made(FakeStore())
+    source, _ = await made()
     gateway = Gateway()
     source._silence.clear()
     gateway.hold_ms = {2: 3_000}
