@@ -15,7 +15,9 @@ delivers nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from itertools import compress
 from typing import Any
 
@@ -26,10 +28,13 @@ from agent.ingest.clock import mark_doubted
 from agent.ingest.completeness import Stored
 from agent.ingest.gap import TAGS_NAMED_MAX, Gap, TagGap
 from agent.ingest.lifecycle import Newest
+from agent.ingest.ports import FindRemoved
 from agent.ingest.recorder import Recorder
 from agent.ingest.sampling import Sampler
 from agent.ingest.tags.tag_map import Tag
 from agent.message import Sample
+
+log = logging.getLogger(__name__)
 
 
 class Standby:
@@ -268,6 +273,27 @@ class Delivery:
         self.sampler.adopt({n: tag.rule for n, tag in wanted.items()}, self.renumbered)
         streams = {tag.stream for tag in wanted.values()}
         self._one_stream = streams.pop() if len(streams) == 1 else None
+
+
+async def record_removed(find: FindRemoved, subjects: Collection[str], recorder: Recorder) -> None:
+    """Record as out of service each tag whose subject is not in `subjects`: those that were removed from the tag files
+    while no process ran. Waits while the store refuses."""
+    found = await asyncio.to_thread(find, subjects)
+    if not found:
+        return
+    now_ns = time.time_ns()
+    for stream in dict.fromkeys(tag.stream for tag in found):
+        # A fact is never older than the previous one of its tag, which may have come from a clock that is ahead.
+        rows = [
+            Sample(tag.number, max(now_ns, tag.newest_ns + 1), None, status.TAG_REMOVED)
+            for tag in found
+            if tag.stream == stream
+        ]
+        await recorder.record(stream, SampleColumns.of(rows))
+    await recorder.drain()
+    named = [tag.subject.removeprefix("tag:") for tag in found[:TAGS_NAMED_MAX]]
+    extra = {"action": "tags_removed_while_stopped", "count": len(found), "tags": named}
+    log.info("tags were removed from the tag files while the node was down", extra=extra)
 
 
 def _with_later(known: Mapping[int, int], ended: Mapping[int, int | None], wanted: Mapping[int, Tag]) -> dict[int, int]:

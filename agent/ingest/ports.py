@@ -7,7 +7,7 @@ as a gap.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple, Protocol
 
@@ -42,6 +42,11 @@ class RemovedTag(NamedTuple):
     number: int
     subject: str
     newest_ns: int
+
+
+FindRemoved = Callable[[Collection[str]], Sequence[RemovedTag]]
+"""Finds the tags of this node in the store whose subjects are not among these and that are not out of service. It may
+be called in any thread and may take a second."""
 
 
 class StoredFacts(Protocol):

@@ -30,7 +30,7 @@ from agent.file_watch import PATIENT, WatchTimes
 from agent.ingest import quality
 from agent.ingest.clock import Span
 from agent.ingest.completeness import Moment, Stored
-from agent.ingest.delivery import Delivery, Standby
+from agent.ingest.delivery import Delivery, Standby, record_removed
 from agent.ingest.errors import NoHistory, NotConnected, Problem, SourceBusy, UnknownSource
 from agent.ingest.gap import AGENT_STOPPED, CLOCK_SET_BACK, EVENTS_PART, LEADER_CHANGED, SOURCE_LOST
 from agent.ingest.lifecycle import (
@@ -42,10 +42,9 @@ from agent.ingest.lifecycle import (
     State,
     next_state,
 )
-from agent.ingest.ports import StoredFacts, StorePort
+from agent.ingest.ports import FindRemoved, StoredFacts, StorePort
 from agent.ingest.probe_result import TagReading
 from agent.ingest.recorder import Recorder
-from agent.ingest.removal import FindRemoved, record_removed
 from agent.ingest.sampling import Tally
 from agent.ingest.tags.tag_map import TagMap
 from agent.ingest.tags.watch import KeepFiles, TagWatch

@@ -8,8 +8,7 @@ from agent.concurrency import TaskGroup
 from agent.demo.plant.tags import modbus_tags_csv, opcua_tags_csv
 from agent.file_watch import PATIENT, WatchTimes
 from agent.ingest.lifecycle import State
-from agent.ingest.ports import StoredFacts
-from agent.ingest.removal import FindRemoved
+from agent.ingest.ports import FindRemoved, StoredFacts
 from agent.ingest.supervisor import Ingest, SourceStatistics
 from agent.ingest.tags.file import load_tag_maps
 from agent.settings.sources import ModbusSourceSettings, OpcuaSourceSettings, SourceSettings

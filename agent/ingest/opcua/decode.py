@@ -161,32 +161,38 @@ def _publication(data: bytes, reader: Reader, elements: Container[int]) -> Publi
     return Publication(changes, status_change, values_lost)
 
 
-class PublishHead(NamedTuple):
-    """The fields of PublishResponse parameters (OPC 10000-4, 5.14.5) before the notifications; these begin at `end`."""
+class Header(NamedTuple):
+    """The header of an answer to Publish. A publish time of 0 was not set."""
 
     subscription_id: int
-    has_more: bool
     sequence_number: int
-    publish_time: int
-    notifications: int
-    end: int
+    publish_time_ns: int
+    has_data: bool
+    more: bool = False  # the server has more to send at once
 
 
-def publish_head(data: bytes) -> PublishHead:
-    """The head of PublishResponse parameters. Raises struct.error and IndexError."""
+def read_header(data: bytes) -> Header:
+    """The header of PublishResponse parameters. Raises DecodeError."""
+    try:
+        return _header(data)[0]
+    except (struct.error, IndexError) as error:
+        raise DecodeError(f"notification is cut short or malformed: {error}") from error
+
+
+def _header(data: bytes) -> tuple[Header, int, int]:
+    """The header of PublishResponse parameters (OPC 10000-4, 5.14.5), how many notifications follow, and where. Raises
+    struct.error and IndexError."""
     subscription_id, available = _PUBLISH_HEAD.unpack_from(data)
     position = _PUBLISH_HEAD.size + 4 * max(0, available)  # sequence numbers that the server holds
-    has_more = data[position] != 0
-    sequence_number, publish_time, count = _MESSAGE_HEAD.unpack_from(data, position + 1)
-    end = position + 1 + _MESSAGE_HEAD.size
-    return PublishHead(subscription_id, has_more, sequence_number, publish_time, count, end)
+    number, publish_time, count = _MESSAGE_HEAD.unpack_from(data, position + 1)
+    header = Header(subscription_id, number, filetime_ns(publish_time), count > 0, data[position] != 0)
+    return header, count, position + 1 + _MESSAGE_HEAD.size
 
 
 def notifications(data: bytes) -> Iterator[tuple[int, bytes]]:
     """The type (see `extension_object`) and body of each notification in PublishResponse parameters."""
-    head = publish_head(data)
-    position = head.end
-    for _ in range(max(0, head.notifications)):
+    _, count, position = _header(data)
+    for _ in range(max(0, count)):
         kind, body, position = extension_object(data, position)
         yield kind, data[body:position]
 

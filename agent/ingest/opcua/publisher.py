@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 from agent.concurrency import TaskGroup
 from agent.ingest.errors import SourceLost
-from agent.ingest.opcua.decode import DecodeError
-from agent.ingest.opcua.publishing import Arrived, Header, Missing, Sequencer, read_header
+from agent.ingest.opcua.decode import DecodeError, Header, read_header
+from agent.ingest.opcua.publishing import Arrived, Missing, Sequencer
 from agent.ingest.opcua.session import TOO_LARGE_STATUSES, PublishRefused, Session
 
 log = logging.getLogger(__name__)

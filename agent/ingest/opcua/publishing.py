@@ -11,28 +11,17 @@ notification and is not acknowledged; it may show a break too. Core: knows numbe
 
 from __future__ import annotations
 
-import struct
 from collections import deque
 from collections.abc import Container
 from typing import Any, NamedTuple
 
-from agent.ingest.opcua.decode import DecodeError, filetime_ns, publish_head
+from agent.ingest.opcua.decode import Header
 
 NUMBERS = 2**32 - 1  # 1 to 2^32 - 1, then 1 again (OPC 10000-4, 7.9)
 DUPLICATES_BACK_MAX = 1_000  # a number this far behind is a duplicate; one further behind belongs to a new count
 FIRST_NUMBER_MAX = 100  # a first number above this is accepted as the first; below it, earlier ones may be missing
 OVERTAKEN_S = 1.0  # an answer that a later one has overtaken arrives within this time, or was lost
 ACKS_PER_PUBLISH_MAX = 100  # more than can be open at once; the rest goes with the next Publish
-
-
-class Header(NamedTuple):
-    """The header of an answer to Publish. A publish time of 0 was not set."""
-
-    subscription_id: int
-    sequence_number: int
-    publish_time_ns: int
-    has_data: bool
-    more: bool = False  # the server has more to send at once
 
 
 class Arrived(NamedTuple):
@@ -48,16 +37,6 @@ class Missing(NamedTuple):
     subscription_id: int
     first: int
     last: int
-
-
-def read_header(data: bytes) -> Header:
-    """The header of PublishResponse parameters. Raises DecodeError."""
-    try:
-        head = publish_head(data)
-    except (struct.error, IndexError) as error:
-        raise DecodeError(f"notification is cut short or malformed: {error}") from error
-    time_ns = filetime_ns(head.publish_time)
-    return Header(head.subscription_id, head.sequence_number, time_ns, head.notifications > 0, head.has_more)
 
 
 class _Order:

@@ -30,11 +30,11 @@ from agent.ingest.completeness import Moment, Stored
 from agent.ingest.delivery import Delivery
 from agent.ingest.errors import SourceError, SourceLost
 from agent.ingest.gap import NOT_DELIVERED, SERVER_QUEUE_OVERFLOW
-from agent.ingest.opcua.decode import Change, Changes, Publication
+from agent.ingest.opcua.decode import Change, Changes, Header, Publication
 from agent.ingest.opcua.events import EventCollector
 from agent.ingest.opcua.history import HistoryBackfill
 from agent.ingest.opcua.publisher import Publisher, Route
-from agent.ingest.opcua.publishing import Header, Missing, Sequencer
+from agent.ingest.opcua.publishing import Missing, Sequencer
 from agent.ingest.opcua.reconnect import Outcome, RedundantServers, Step, next_step
 from agent.ingest.opcua.security.client import SessionKey
 from agent.ingest.opcua.session import (

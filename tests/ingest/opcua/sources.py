@@ -6,9 +6,8 @@ from typing import cast
 from agent.ingest.delivery import Delivery
 from agent.ingest.gap import TagGap
 from agent.ingest.opcua.address import TagPoint
-from agent.ingest.opcua.decode import Change, Changes, Publication
+from agent.ingest.opcua.decode import Change, Changes, Header, Publication
 from agent.ingest.opcua.poll_source import OpcuaPollSource
-from agent.ingest.opcua.publishing import Header
 from agent.ingest.opcua.session import Session
 from agent.ingest.opcua.source import OpcuaSource
 from agent.ingest.opcua.subscriptions.item_plan import ServerLimits

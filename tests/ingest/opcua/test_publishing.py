@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.ingest.opcua.decode import DecodeError
-from agent.ingest.opcua.publishing import NUMBERS, Arrived, Header, Missing, Sequencer, read_header
+from agent.ingest.opcua.decode import DecodeError, Header, read_header
+from agent.ingest.opcua.publishing import NUMBERS, Arrived, Missing, Sequencer
 from tests.ingest.opcua.fake_session import answer
 
 S = 1_000_000_000

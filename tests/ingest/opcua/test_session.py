@@ -20,10 +20,10 @@ from asyncua.ua.ua_binary import struct_to_binary
 from agent.ingest.errors import HistoryRefused, SourceLost
 from agent.ingest.opcua import session as session_module
 from agent.ingest.opcua.address import Reading
-from agent.ingest.opcua.decode import Publication
+from agent.ingest.opcua.decode import Header, Publication, read_header
 from agent.ingest.opcua.history import HistoryRange
 from agent.ingest.opcua.publisher import Publisher, Route
-from agent.ingest.opcua.publishing import Header, Missing, Sequencer, read_header
+from agent.ingest.opcua.publishing import Missing, Sequencer
 from agent.ingest.opcua.session import (
     LIFETIME_MS_MIN,
     Ending,

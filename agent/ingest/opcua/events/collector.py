@@ -31,6 +31,7 @@ from agent.ingest.gap import (
     SOURCE_LOST,
     Gap,
 )
+from agent.ingest.opcua.decode import Header
 from agent.ingest.opcua.events.conditions import AcceptedEvents, QueueWatch, RefreshPlan, RetainedConditions
 from agent.ingest.opcua.events.event_fields import (
     QUEUE_OVERFLOW,
@@ -45,7 +46,7 @@ from agent.ingest.opcua.events.event_fields import (
 from agent.ingest.opcua.events.event_message import absent_message, condition_names, event_message, refresh_message
 from agent.ingest.opcua.events.event_service import EventService, standard_type_name
 from agent.ingest.opcua.publisher import Publisher, Route
-from agent.ingest.opcua.publishing import Header, Missing
+from agent.ingest.opcua.publishing import Missing
 from agent.ingest.opcua.session import Session
 from agent.ingest.opcua.subscriptions.item_plan import Created, ItemPlan
 from agent.ingest.opcua.subscriptions.liveness import Liveness

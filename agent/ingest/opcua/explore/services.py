@@ -23,6 +23,7 @@ from agent.ingest.opcua.explore.tag_rows import clean_text
 from agent.ingest.opcua.explore.walk import Reference
 from agent.ingest.opcua.security.client import TOO_LARGE, Unreadable, library_call
 from agent.ingest.opcua.session import Session, open_session, quiet_library, read_in_parts
+from agent.ingest.opcua.subscriptions.item_plan import ServerLimits
 from agent.ingest.opcua.values.type_reader import TypeReader, names_text
 from agent.ingest.probe_result import TagReading
 from agent.ingest.quality import BAD_DECODING_ERROR
@@ -50,16 +51,11 @@ Question = tuple[NodeAddress, AttributeIds]
 class Services:
     """An open session for exploring a server. Made by `open_services`."""
 
-    def __init__(self, session: Session, url: str) -> None:
-        self._session, self._library, self._url = session, session.library, url
-        self.namespaces: list[str] = []
-        self._per_read = NODES_PER_CALL_MAX
-        self.nodes_per_browse = NODES_PER_CALL_MAX  # in one Browse call, as far as is known by now
-
-    async def prepare(self) -> None:
-        """Read namespaces and limits. A server may lack any of the limits."""
-        self.namespaces, limits = await self._session.namespaces(), await self._session.limits()
+    def __init__(self, session: Session, namespaces: list[str], limits: ServerLimits) -> None:
+        """A server may lack any of the limits."""
+        self._session, self._library, self.namespaces = session, session.library, namespaces
         self._per_read = min(NODES_PER_CALL_MAX, limits.nodes_per_read or NODES_PER_CALL_MAX)
+        # In one Browse call, as far as is known by now.
         self.nodes_per_browse = min(NODES_PER_CALL_MAX, limits.nodes_per_browse or NODES_PER_CALL_MAX)
 
     async def read(
@@ -195,12 +191,12 @@ class Services:
             except (UaError, OSError) as error:
                 raise self._lost(error) from error
             if len(results) != count:
-                raise SourceLost(f"{self._url} answered {len(results)} results for {count} nodes")
+                raise SourceLost(f"{self._session.url} answered {len(results)} results for {count} nodes")
             return results
 
     def _lost(self, error: BaseException) -> SourceLost:
         text = (str(error).strip() or type(error).__name__).splitlines()[0]
-        return SourceLost(f"a request to {self._url} failed: {text}")
+        return SourceLost(f"a request to {self._session.url} failed: {text}")
 
 
 @asynccontextmanager
@@ -208,9 +204,7 @@ async def open_services(settings: OpcuaSourceSettings, password: str = "") -> As
     """Connect as a source with these settings would, for looking only. Raises SourceRefused and SourceLost."""
     quiet_library()
     async with open_session(settings, password, WATCHDOG_S) as session:
-        services = Services(session, settings.url)
-        await services.prepare()
-        yield services
+        yield Services(session, await session.namespaces(), await session.limits())
 
 
 async def read_tags(settings: OpcuaSourceSettings, tags: Sequence[Tag]) -> list[TagReading]:

@@ -12,13 +12,14 @@ from asyncua import ua
 
 from agent.concurrency import TaskGroup
 from agent.ingest.errors import SourceLost
+from agent.ingest.opcua.decode import Header
 from agent.ingest.opcua.events import EVENTS_LOST, EventCollector
 from agent.ingest.opcua.events.event_fields import (
     Event,
     EventPublication,
 )
 from agent.ingest.opcua.publisher import Route
-from agent.ingest.opcua.publishing import Header, Missing
+from agent.ingest.opcua.publishing import Missing
 from agent.ingest.opcua.session import OpenedSubscription
 from agent.ingest.opcua.values.variant import ValueReader
 from agent.ingest.recorder import Recorder

@@ -9,6 +9,7 @@ from asyncua import ua
 from asyncua.ua.uaerrors import BadFilterNotAllowed, BadServiceUnsupported
 
 from agent.concurrency import TaskGroup
+from agent.ingest.opcua.decode import Header
 from agent.ingest.opcua.events.event_fields import (
     ALL_FIELDS,
     BASE_FIELDS,
@@ -16,7 +17,7 @@ from agent.ingest.opcua.events.event_fields import (
     REFRESH_START,
     Event,
 )
-from agent.ingest.opcua.publishing import Header, Missing
+from agent.ingest.opcua.publishing import Missing
 from agent.message import Message, time_text
 from tests.ingest.opcua.events.collecting import (
     BAD_EVENT_FILTER_INVALID,

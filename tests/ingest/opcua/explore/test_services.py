@@ -17,6 +17,7 @@ from agent.ingest.opcua.decode import FILETIME_EPOCH
 from agent.ingest.opcua.explore import services as module
 from agent.ingest.opcua.explore.services import Services, status_text
 from agent.ingest.opcua.session import Session, new_client
+from agent.ingest.opcua.subscriptions.item_plan import ServerLimits
 from agent.message import Json
 from agent.settings.opcua_address import STANDARD_URI, NodeAddress
 from agent.settings.sources import OpcuaSourceSettings
@@ -73,9 +74,7 @@ def reference(number: int) -> ua.ReferenceDescription:
 
 def services(session: FakeSession) -> Services:
     """Services over a fake session, with the standard namespace."""
-    made = Services(SimpleNamespace(library=session), "opc.tcp://plc")  # type: ignore[arg-type]
-    made.namespaces = [STANDARD_URI]
-    return made
+    return Services(SimpleNamespace(library=session, url="opc.tcp://plc"), [STANDARD_URI], ServerLimits())  # type: ignore[arg-type]
 
 
 def nodes(count: int) -> list[NodeAddress]:
@@ -158,8 +157,7 @@ async def test_values_are_read_as_a_source_records_them(monkeypatch: pytest.Monk
         return Buffer(head + struct.pack("<i", 1) + value + struct.pack("<i", -1))
 
     monkeypatch.setattr(client.uaclient.session, "send", send)
-    services = Services(Session(client, SETTINGS), "opc.tcp://plc")
-    services.namespaces = [STANDARD_URI]
+    services = Services(Session(client, SETTINGS), [STANDARD_URI], ServerLimits())
     (found,) = await services.values([NodeAddress(STANDARD_URI, 7)])
     assert (found.value, found.quality) == (Json.of([7, 8]), 0)
     assert (found.source_time_ns, found.server_time_ns) == (ns, ns + 1_000)

@@ -18,7 +18,6 @@ from agent.ingest.opcua.subscriptions.item_plan import Created
 from agent.ingest.opcua.subscriptions.monitoring import AS_THE_SOURCE_SAYS, Monitoring, Trigger
 from agent.ingest.quality import BAD_ENCODING_LIMITS_EXCEEDED, BAD_NODE_ID_UNKNOWN, BAD_USER_ACCESS_DENIED
 from agent.message import Json, Value
-from tests.ingest.fakes import FakeStore
 from tests.ingest.opcua.sources import S, made, tag, take
 
 NOTHING = Findings({}, [], {})
@@ -57,7 +56,7 @@ async def audited(
     """A source whose tags were published with one value; nothing has to be waited for."""
     monkeypatch.setattr(audit_module, "ARRIVES_S", 0.0)
     points = {n: replace(tag(n).point, monitoring=monitoring) for n in values}
-    source, _ = await made(FakeStore(), [tag(n, point) for n, point in points.items()], sampling_interval_ms=0)
+    source, _ = await made(*(tag(n, point) for n, point in points.items()), sampling_interval_ms=0)
     (subscription,) = source._subscriptions
     subscription.silence_max_s = subscription.publishing_ms = 0.0
     subscription.plan.want(values)
