@@ -170,18 +170,7 @@ async def test_a_gap_before_what_is_held_counts_for_no_earlier_value(monkeypatch
 async def test_what_is_held_follows_the_gap_that_was_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of it is stored before, unless it is too much to be held; nothing is held any more afterwards."""
     monkeypatch.setattr(recorder_module, "IN_FLIGHT_SAMPLES_MAX", 5)
-
-    class Ordered(FakeStore):
-        """Holds how many gaps were stored before the first sample."""
-
-        gaps_before: int | None = None
-
-        def append_columns(self, stream: str, columns: SampleColumns) -> Future[Any]:
-            if self.gaps_before is None:
-                self.gaps_before = len(self.messages)
-            return super().append_columns(stream, columns)
-
-    store = Ordered()
+    store = FakeStore()
     plc = made(store)
     await plc.define([DEFINITION])
 
@@ -195,7 +184,7 @@ async def test_what_is_held_follows_the_gap_that_was_not_known(monkeypatch: pyte
         plc.add_gap(Gap("plc", LEADER_CHANGED, first_ns, 15, 0, count_exact=False))
     plc.release()
     assert await record(30) == 3
-    assert (store.gaps_before, [gap["first_time"] for gap in store.told()]) == (2, [time_text(4), time_text(5)])
+    assert (store.before[0][0], [gap["first_time"] for gap in store.told()]) == (2, [time_text(4), time_text(5)])
     plc.hold()
     assert [await record(40, 5), await record(50)] == [3, 9]
     plc.hold()

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
 from agent.columns import SampleColumns
+from agent.errors import StoreFull
 from agent.ingest.errors import HistoryRefused
-from agent.ingest.gap import ITEM_GONE
-from agent.ingest.opcua.history import backfill
-from agent.message import Sample
-from tests.ingest.fakes import SlowStore
-from tests.ingest.opcua.history.filling import FakeHistory, FakeStored, filling, prepared
-from tests.ingest.test_delivery import S
+from agent.ingest.gap import ITEM_GONE, SERVER_QUEUE_OVERFLOW, SOURCE_LOST
+from agent.ingest.opcua.history import HistoryBackfill, HistoryPage, backfill
+from agent.ingest.quality import BAD_COMMUNICATION_ERROR
+from agent.message import Message, Sample
+from tests.ingest.fakes import FakeStore, SlowStore
+from tests.ingest.opcua.history.filling import (
+    FakeHistory,
+    FakeStored,
+    Filling,
+    GoingHistory,
+    filling,
+    prepared,
+    tag,
+)
+from tests.ingest.test_delivery import S, made
 from tests.waiting import wait_until_async
 
 pytestmark = pytest.mark.virtual_time
@@ -161,3 +175,231 @@ async def test_a_gap_that_was_read_while_its_node_was_gone_is_read_when_it_is_ba
     assert [fill["tags_gone"] for fill in it.fills()] == [2, 0, 0]
     assert it.times() == [*range(101, 111), *range(150, 156)]
     assert it.times("b") == [110]
+
+
+# --- a session ends while a gap is filled, in every part of the work: the next one goes on ----------------------------
+
+
+async def in_two_sessions(it: Filling, is_amid: Callable[[], object]) -> None:
+    """An outage of ten seconds is filled: by a session that ends when `is_amid`, and by the next one."""
+    await it.value(100)
+    await it.outage()
+    for end in (is_amid, it.fills):
+        async with it.session():
+            await wait_until_async(end, "the session's end")
+
+
+async def test_a_session_that_ends_amid_a_page_loses_no_value() -> None:
+    """The store refuses what was read, and the session ends: the next one finishes."""
+    it = await prepared()
+
+    def is_amid() -> bool:
+        it.store.refusing = not it.fill._recorder.refused_total
+        return not it.store.refusing
+
+    await in_two_sessions(it, is_amid)
+    assert it.times() == list(range(100, 111))
+
+
+async def test_a_session_that_ends_before_its_result_is_recorded_leaves_it() -> None:
+    """The store takes the values and refuses the fact about them: the next session records it."""
+
+    class Full(FakeStore):
+        refuses_results = True
+
+        def append_message(self, stream: str, message: Message) -> Future[Any]:
+            if self.refuses_results and message.fact.predicate == "history_backfilled":
+                raise StoreFull("full")
+            return super().append_message(stream, message)
+
+    def is_amid() -> bool:
+        store.refuses_results = not it.fill._recorder.refused_total
+        return not store.refuses_results
+
+    store = Full()
+    it = await prepared(store=store)
+    await in_two_sessions(it, is_amid)
+    (said,) = it.fills()
+    assert (said["values"], said["tags_filled"]) == (9, 1)
+
+
+async def test_a_new_session_continues_no_page_of_the_one_before() -> None:
+    """A continuation point is of its session: the next one begins the page again, after what is recorded."""
+    continued = list[bytes | None]()
+
+    class Paging(FakeHistory):
+        async def read_history(self, ranges: Any, nodes: Any, values_max: int) -> list[HistoryPage]:
+            continued.extend(part.continuation_point for part in ranges)
+            if ranges[0].continuation_point is not None:
+                await asyncio.Event().wait()
+            (page,) = await super().read_history(ranges, nodes, 3 if len(continued) == 1 else values_max)
+            return [page._replace(continuation_point=b"more" if len(continued) == 1 else b"")]
+
+    it = await prepared(history=Paging())
+    await in_two_sessions(it, lambda: len(continued) == 2)
+    assert continued == [None, b"more", None]
+    assert it.times() == list(range(100, 111))
+
+
+# --- a tag is edited, which gives it another number, before, in and after a gap of it ---------------------------------
+
+
+async def test_a_gap_is_filled_of_a_tag_that_is_edited_meanwhile() -> None:
+    """An edit gives a tag another number. Two gaps that touch are read together; they wait for what is on its way, and
+    are known under the old number by then."""
+    async with filling() as it:
+        await it.value(100)
+        await it.outage()
+        it.delivery.add_gap(SERVER_QUEUE_OVERFLOW, 111 * S, 113 * S, 5, [1], exact=True)
+        await it.edit()
+        await it.value(115)
+        await it.filled()
+    assert it.times() == [*range(100, 114), 115]
+    assert {json.dumps(fill["tags"]) for fill in it.fills()} == {"[]"}
+
+
+async def test_an_outage_is_filled_of_a_tag_that_is_edited_in_it() -> None:
+    """Its first value under the new number is the return of the tag."""
+    async with filling(stored=FakeStored({2: {t * S for t in range(90, 101)}})) as it:
+        await it.value(100)
+        await it.delivery.lose(BAD_COMMUNICATION_ERROR, 105 * S, since_ns=101 * S)
+        await it.edit()
+        it.delivery.add_gap(SOURCE_LOST, 101 * S, 120 * S, 0, it.delivery.tags, exact=False)
+        await it.value(120)
+        await it.filled()
+    assert it.fills()[0]["outages"] == ["1970-01-01T00:01:41Z"]
+    assert it.times() == [*range(100, 121)]
+
+
+async def test_a_tag_that_is_edited_while_its_history_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was asked for under the old number is recorded under the new one, page after page, and so is what waits
+    behind it."""
+    monkeypatch.setattr(backfill, "VALUES_PER_READ_MAX", 300)
+    async with filling() as it:
+        it.history.answers = asyncio.Semaphore(0)
+        await it.value(100)
+        await it.outage(101, 900)
+        await wait_until_async(lambda: it.history.calls, "a call")
+        it.fill.request(20 * S, 23 * S)
+        await it.edit()
+        for _ in range(9):
+            it.history.answers.release()
+        await it.filled(2)
+    assert len(it.history.calls) > 2
+    assert it.times() == [20, 21, 22, *range(100, 901)]
+    (number,) = (n for n, known in enumerate(it.store.definitions, 1) if known.unit and known.acquisition)
+    assert {sample.tag for sample in it.store.of("a")} == {1, number}
+
+
+async def test_a_node_that_was_gone_is_read_under_its_new_number() -> None:
+    """A tag may be edited just because its node is gone."""
+    async with filling() as it:
+        it.history.is_gone = True
+        await it.outage()
+        await it.filled()
+        it.history.is_gone = False
+        await it.edit()
+        it.delivery.add_gap(ITEM_GONE, 150 * S, 155 * S, 0, it.delivery.tags, exact=False)
+        await it.filled(3)
+    assert it.times() == [*range(101, 111), *range(150, 156)]
+
+
+# --- a clock is set back into a gap: what is recorded again comes once ------------------------------------------------
+
+
+async def test_the_store_is_asked_when_live_values_are_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that was set back into the gap gives live values the times of the gap. The store is not asked while such
+    values are on their way to it."""
+    store, is_asked = SlowStore(is_slow=False), asyncio.Event()
+    async with filling(store=store) as it:
+        committed = it.delivery.recorder.committed
+
+        async def asked() -> None:
+            is_asked.set()
+            await committed()
+
+        monkeypatch.setattr(it.delivery.recorder, "committed", asked)
+        await it.value(100)
+        store.is_slow = True
+        await it.outage()
+        await it.delivery.deliver(SampleColumns.of([Sample(1, 105 * S, 105)]), 110 * S)
+        await wait_until_async(lambda: len(store.waiting) == 3, "values on their way")
+        await is_asked.wait()
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert it.stored.asked == []
+        it.stored.times[1].add(105 * S)
+        store.is_slow = False
+        for future in store.waiting:
+            future.set_result(None)
+        await it.filled()
+    assert it.times() == list(range(100, 111))
+
+
+async def test_a_gap_is_read_at_once_when_it_has_ended() -> None:
+    """Although the server's clock stands right behind it: a clock that goes on as ours does was not set back into
+    it."""
+    async with filling(history=GoingHistory(110 * S)) as it:
+        await it.value(100)
+        await it.outage()
+        await it.filled()
+        assert it.times() == list(range(100, 111))
+        assert it.fill.gaps_open == 0
+
+
+@pytest.mark.parametrize("is_seen", [True, False])
+async def test_a_gap_in_which_the_clock_stands_again_is_filled_in_two_readings(*, is_seen: bool) -> None:
+    """The server's clock was set back into the gap: what it records now comes live as well, so the last seconds are
+    left out, and read when they are over and the store has what came live. Its clock is asked behind each reading:
+    what has come of it live may be older."""
+    async with filling() as it:
+        now_s = 150
+        it.fill.now_ns = lambda: (now_s if is_seen else 1_000) * S
+        it.history.now_ns = 150 * S
+        await it.value(100)
+        await it.outage(101, 200)
+        await it.filled()
+        assert set(it.times()) >= {*range(100, 139), *range(154, 201)}
+        assert not set(it.times()) & set(range(141, 152))
+        assert it.fill.gaps_open == 1
+        it.stored.times = {1: {145 * S}}
+        now_s, it.history.now_ns = 170, 170 * S
+        await it.filled(2)
+    assert it.times() == [t for t in range(100, 201) if t != 145]
+
+
+async def test_a_time_that_comes_again_is_read_when_its_values_are_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second reading reaches beyond what the server's clock showed at the first one. The store is asked when that
+    time is over, and what was sampled in it had the time to come."""
+    shown_ns, history = list[int](), GoingHistory(150 * S)
+
+    async def committed() -> None:
+        shown_ns.append(history.shown_ns)
+
+    async with filling(history=history) as it:
+        monkeypatch.setattr(it.delivery.recorder, "committed", committed)
+        await it.value(100)
+        await it.outage(101, 200)
+        await it.filled(2)
+    (_, _, last_ns) = it.stored.asked[-1]
+    assert last_ns > 151 * S
+    assert shown_ns[-1] >= last_ns + S // 10
+
+
+async def test_a_bounded_number_of_gaps_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often a clock is set back while the store is busy. Beyond the limit gaps are merged, and no tag or time
+    of one is left out."""
+    monkeypatch.setattr(backfill, "JOBS_MAX", 5)
+    delivery = await made(FakeStore(), tag("a"))
+    fill = HistoryBackfill(delivery, delivery.recorder, FakeStored(), 1)
+    days = range(1, 20)
+    for day in days:
+        fill._add(backfill._Job("gap", day * 86_400 * S, day * 86_400 * S + S, {day}))
+        assert fill.gaps_open <= 5
+    covered = {
+        day
+        for day in days
+        for job in fill._jobs
+        if job.first_ns <= day * 86_400 * S < job.last_ns and day in job.tags  # type: ignore[operator]
+    }
+    assert covered == set(days)
