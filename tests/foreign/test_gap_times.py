@@ -63,7 +63,7 @@ async def test_a_polled_server_is_lost_since_its_last_answer_was_made(server: Fo
         async with storing(source, tmp_path) as run:
             await run.wait_good("f/polled", 1)
             await net.command("slow 0.5")
-            await run.wait_good("f/polled", len(run.store.good("f/polled")) + 2)
+            await run.wait_more("f/polled", 2)
             await net.command("cut")
             await run.wait_state("plc", State.WAITING)
             last_ns = run.store.good("f/polled")[-1].source_time_ns
@@ -112,13 +112,13 @@ async def test_an_overflow_while_the_clock_is_set_back(server: ForeignServer, tm
     async with storing(opcua(server, tmp_path, "count", queue_size=5), tmp_path) as run:
         await run.wait_good("f/count", 20)
         await server.shift_clock(HOUR_MS)
-        await run.wait_good("f/count", len(run.store.good("f/count")) + 40)
+        await run.wait_more("f/count", 40)
         await server.publish("hold")
         await server.wait_record("count", 12)
         await server.shift_clock(0)
         await server.wait_record("count", 12)
         await server.publish("flow")
-        await run.wait_good("f/count", len(run.store.good("f/count")) + 40)
+        await run.wait_more("f/count", 40)
         assert run.source("plc").connects_total == 1
     found = account(server, tmp_path, "count")
     assert found.lost
@@ -187,11 +187,11 @@ async def test_an_item_that_is_created_again_by_an_edit(
         async with storing(source, tmp_path) as run:
             await run.wait_good(f"f/{name}", 20)
             await net.command("slow 0.2")
-            await run.wait_good(f"f/{name}", len(run.store.good(f"f/{name}")) + 10)
+            await run.wait_more(f"f/{name}", 10)
             rows = f"f/count,{server.address('count')},\nf/{name},{server.address(name)},"
             source.tags_file.write_text(f"tag,address,{edit}\n{rows}{300 if edit != 'unit' else 'bar'}\n")
             await wait_until_async(lambda: gaps_of(run, "item_gone"), "the gap")
-            await run.wait_good(f"f/{name}", len(run.store.good(f"f/{name}")) + 10)
+            await run.wait_more(f"f/{name}", 10)
             await wait_until_async(lambda: run.source("plc").gaps_open == 0, "the gap filled")
     found = account(server, tmp_path, name)
     assert not found.undeclared

@@ -81,13 +81,13 @@ def test_an_outage_is_filled(server: ForeignServer, tmp_path: Path) -> None:
     async def story() -> None:
         async with storing(opcua(server, tmp_path, *KEPT, STILL, "plain"), tmp_path) as run:
             for outage in (1, 2):
-                await run.wait_good("f/plain", len(run.store.good("f/plain")) + 20)
+                await run.wait_more("f/plain", 20)
                 await away(server, run, 40)
                 said = await wait_filled(run, outage)
                 assert (said["cause"], said["tags_without_history"], said["tags"]) == ("gap", 1, ["tag:f/plain"])
                 assert said["values"] > 100
                 await wait_until_async(lambda: run.source("plc").gaps_open == 0, "no gap open")
-            await run.wait_good("f/plain", len(run.store.good("f/plain")) + 20)
+            await run.wait_more("f/plain", 20)
         check_complete(server, tmp_path, *KEPT, STILL)
         assert account(server, tmp_path, "plain").lost
         assert account(server, tmp_path, "plain").undeclared == []
@@ -141,7 +141,7 @@ def test_a_clock_set_back_during_an_outage_hides_nothing(
             await run.wait_good("f/plain", 10)
             await server.shift_clock(ahead_ms)
             await wait_until_async(lambda: is_shifted(run, ahead_ms), "the shifted time")
-            await run.wait_good("f/plain", len(run.store.good("f/plain")) + 40)
+            await run.wait_more("f/plain", 40)
             await server.listen(on=False)
             await server.kill_sessions()
             await run.wait_state("plc", State.WAITING)
@@ -149,7 +149,7 @@ def test_a_clock_set_back_during_an_outage_hides_nothing(
             await server.shift_clock(0)
             await server.wait_record(KEPT[0], 20)
             await server.listen(on=True)
-            await run.wait_good("f/plain", len(run.store.good("f/plain")) + 20)
+            await run.wait_more("f/plain", 20)
             await wait_until_async(lambda: run.source("plc").gaps_open == 0, "no gap open", 60)
         check_complete(server, tmp_path, *KEPT)
         plain = account(server, tmp_path, "plain")

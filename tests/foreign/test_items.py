@@ -68,7 +68,7 @@ async def test_a_long_line_needs_several_requests(requests: int, server: Foreign
         async with storing(source, tmp_path) as run:
             await run.wait_good(f"f/{name}", 3)
             await net.command("slow 0.5")
-            await run.wait_good(f"f/{name}", len(run.store.good(f"f/{name}")) + 150)
+            await run.wait_more(f"f/{name}", 150)
         found = account(server, tmp_path, name)
         assert not found.undeclared
         assert bool(found.lost) == (requests == 1), len(found.lost)
@@ -111,7 +111,7 @@ async def test_a_server_is_polled(server: ForeignServer, tmp_path: Path) -> None
         await wait_until_async(lambda: run.source("plc").tags_bad == 1, "the bad tag")
         await server.recreate("polled")
         await wait_until_async(lambda: run.source("plc").tags_bad == 0, "the good tag")
-        await run.wait_good("f/polled", len(run.store.good("f/polled")) + 3)
+        await run.wait_more("f/polled", 3)
     found = account(server, tmp_path, "polled")
     assert not found.twice
     assert not found.invented

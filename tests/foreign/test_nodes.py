@@ -36,7 +36,7 @@ async def test_a_node_that_was_deleted_and_made_again_comes_back(
         await wait_until_async(
             lambda: run.store.good(f"f/{name}")[-1].source_time_ns >= made_again, "values of the new node"
         )
-        await run.wait_good(f"f/{name}", len(run.store.good(f"f/{name}")) + 5)
+        await run.wait_more(f"f/{name}", 5)
         assert run.source("plc").tags_bad == 0
         assert run.source("plc").connects_total == 1
     found = account(server, tmp_path, name)

@@ -84,7 +84,7 @@ async def test_a_network_that_was_away_costs_no_value(tmp_path: Path, caplog: py
             await wait_until_async(lambda: "conditions_not_refreshed" in actions(caplog), "the item for events")
             await server.raise_event("before", severity=300)
             for turn in range(2):
-                await run.wait_good("f/count", len(run.store.good("f/count")) + 20)
+                await run.wait_more("f/count", 20)
                 await server.listen(on=False)
                 await server.cut()
                 await run.wait_state("plc", State.WAITING)
@@ -93,7 +93,7 @@ async def test_a_network_that_was_away_costs_no_value(tmp_path: Path, caplog: py
                 lives = run.source("plc").connects_total
                 await server.listen(on=True)
                 await wait_until_async(lambda lives=lives: run.source("plc").connects_total > lives, "another life")
-            await run.wait_good("f/count", len(run.store.good("f/count")) + 20)
+            await run.wait_more("f/count", 20)
             await wait_until_async(lambda: len(events(run, "event_raised")) >= 3, "the events")
         found = account(server, tmp_path, "count")
         assert not found.lost
@@ -126,7 +126,7 @@ async def test_an_outage_is_filled(tmp_path: Path) -> None:
             assert (said["tags_filled"], said["tags_without_history"], said["tags"]) == (4, 1, ["tag:f/plain"]), str(
                 said
             )
-            await run.wait_good("f/plain", len(run.store.good("f/plain")) + 20)
+            await run.wait_more("f/plain", 20)
         check_complete(server, tmp_path, *KEPT)
         assert account(server, tmp_path, "plain").undeclared == []
         found = sorted((sample.time_ns, sample.value) for sample in stored(tmp_path, "element") if sample.quality == 0)

@@ -63,7 +63,7 @@ async def test_a_network_that_was_away_costs_no_value(
             await run.wait_state("plc", State.WAITING)
             await server.wait_record(NAMES[0], 100)
             await net.command("flow")
-            await run.wait_good("f/plain_0", len(run.store.good("f/plain_0")) + 120)
+            await run.wait_more("f/plain_0", 120)
             await wait_until_async(lambda: run.store.of("f/still")[-1].quality == 0, "the value that stands")
             assert (steps(caplog)[-1], gaps(run)) == ("reactivate", [])
         for name in (*NAMES, "still"):
@@ -90,7 +90,7 @@ async def test_a_connection_that_breaks_in_place_of_an_answer_shuts_nothing(
                 await net.command(f"lose {SUBSCRIPTION_CREATED} 1")
                 await server.kill_sessions()
                 await wait_until_async(lambda: run.source("plc").errors_total >= 3, "another loss")
-                await run.wait_good("f/count", len(run.store.good("f/count")) + 20)
+                await run.wait_more("f/count", 20)
                 status = await server.status()
                 assert (status["sessions"], len(status["subscriptions"]), status["orphans"]) == (1, 1, 0)
         assert not account(server, tmp_path, "count").undeclared
@@ -110,5 +110,5 @@ async def test_the_session_of_an_asyncua_server_goes_on(tmp_path: Path, caplog: 
                 await run.wait_state("plc", State.WAITING)
                 await net.command("flow")
                 await run.wait_state("plc", State.CONNECTED)
-                await run.wait_good(tag, len(run.store.good(tag)) + 10)
+                await run.wait_more(tag, 10)
                 assert (steps(caplog), gaps(run), run.source("plc").tags_bad) == (["reactivate"], [], 0)

@@ -49,7 +49,7 @@ async def process_value(*servers: ForeignServer) -> AsyncIterator[None]:
 
 async def more_values(run: Running) -> None:
     """Until more values have come."""
-    await run.wait_good("f/value", len(run.store.good("f/value")) + 20)
+    await run.wait_more("f/value", 20)
 
 
 async def clients(server: ForeignServer) -> int:

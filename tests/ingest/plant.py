@@ -61,6 +61,10 @@ class Running:
         """Until a tag has more good samples than these."""
         await wait_until_async(lambda: len(self.store.good(tag)) > more_than, f"more than {more_than} values of {tag}")
 
+    async def wait_more(self, tag: str, more_than: int) -> None:
+        """Until a tag has more further good samples than these."""
+        await self.wait_good(tag, len(self.store.good(tag)) + more_than)
+
     async def wait_state(self, name: str, state: State) -> None:
         """Until a source is in a state."""
         await wait_until_async(lambda: self.source(name).state is state, f"{name} {state.value}")

@@ -39,8 +39,8 @@ async def test_awkward_answers_make_no_wrong_value(kind: str, argument: int, tmp
                 device.fault(kind, argument, table="holding", at=(first, first), times=3)
                 asked = device.status()["requests"]
                 await wait_until_async(lambda n=asked: device.status()["requests"] > n + 6, "reads")
-            await run.wait_good("f/249", len(run.store.good("f/249")) + 3)
-            await run.wait_good("f/0", len(run.store.good("f/0")) + 3)
+            await run.wait_more("f/249", 3)
+            await run.wait_more("f/0", 3)
         all_right(run)
 
 
@@ -56,9 +56,9 @@ async def test_a_device_that_takes_one_connection(at_the_second: str, tmp_path: 
             await run.wait_good("g/4", 2)
             device.fault("silent", unit=2)
             await wait_until_async(lambda: run.store.of("g/4")[-1].quality, "the silence")
-            await run.wait_good("f/249", len(run.store.good("f/249")) + 5)
+            await run.wait_more("f/249", 5)
             device.clear()
-            await run.wait_good("g/4", len(run.store.good("g/4")) + 2)
+            await run.wait_more("g/4", 2)
             assert run.source("meter").connects_total == 1
         all_right(run)
 
@@ -72,20 +72,19 @@ async def test_a_device_that_goes_comes_back(tmp_path: Path) -> None:
             await run.wait_good("f/249")
             lives = run.source("meter").connects_total
             device.cut()
-            await run.wait_good("f/249", len(run.store.good("f/249")) + 3)
+            await run.wait_more("f/249", 3)
             assert run.source("meter").connects_total == lives
             assert not [sample for sample in run.store.of("f/249") if sample.quality]
             device.freeze()
             await wait_until_async(lambda: run.store.of("f/249")[-1].quality, "bad samples")
             device.thaw()
-            await run.wait_good("f/249", len(run.store.good("f/249")) + 1)
+            await run.wait_more("f/249", 1)
             device.kill()
             await run.wait_state("meter", State.WAITING)
             assert run.store.of("f/249")[-1].quality
             device.start()
             device.set(1, "holding", 0, *VALUES)
-            before = len(run.store.good("f/249"))
-            await run.wait_good("f/249", before + 3)
+            await run.wait_more("f/249", 3)
             zeros = [sample for sample in run.store.good("f/249") if sample.value == 0]
             assert len(zeros) <= 3, "what it held before the test set it again"
 

@@ -41,7 +41,7 @@ async def test_garbage_is_not_silence(kind: str, tmp_path: Path, caplog: pytest.
             await wait_until_async(lambda: device.status()["requests"] > before + ATTEMPTS, "attempts")
             await wait_until_async(lambda: run.store.of("f/9")[-1].quality, "a bad sample")
             device.clear()
-            await run.wait_good("f/9", len(run.store.good("f/9")) + 3)
+            await run.wait_more("f/9", 3)
     for address in range(10):
         assert {s.value for s in run.store.good(f"f/{address}")} == {1000 + address}
     told = [words_of(record) for record in caplog.records if record.levelno >= logging.WARNING]

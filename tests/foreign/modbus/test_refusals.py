@@ -35,7 +35,7 @@ def joined(*maps: str) -> str:
 
 async def polls_pass(run: Running, count: int) -> None:
     """Until the witness, which is read last in a poll, has been read so often again."""
-    await run.wait_good("f/witness", len(run.store.good("f/witness")) + count - 1)
+    await run.wait_more("f/witness", count - 1)
 
 
 def places(run: Running, tag: str) -> list[int]:

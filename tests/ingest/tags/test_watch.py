@@ -69,7 +69,7 @@ async def test_opcua_tags_come_go_and_change_in_a_running_subscription(plc: Prog
         await wait_until_async(lambda: run.store.good("plant/count_04")[-1].value > 8_000_000, "the other node")  # type: ignore[operator]
         ended = len(run.store.of("plant/count_03"))
         for tag in ("plant/count_01", "witness/count_02"):
-            await run.wait_good(tag, len(run.store.good(tag)) + 5)
+            await run.wait_more(tag, 5)
         assert len(run.store.of("plant/count_03")) == ended
         moved = {s.tag for s in run.store.of("plant/count_04") if s.value > 8_000_000}  # type: ignore[operator]
         assert moved == {len(run.store.definitions)}, "a new number for a new definition"
@@ -104,7 +104,7 @@ def test_a_broken_file_is_reported_once_and_the_map_before_stays(
             put(source.tags_file, rows("count_01") + "plant/x,ns=4;s=x\nplant/count_01,i=1\n")
             await wait_problem(run, "plc", "plc.csv row 3 column address: 'ns=4;s=x' names a namespace by number")
             assert run.source("plc").tags_problem.endswith("(and 1 more)")
-            await run.wait_good("plant/count_01", len(run.store.good("plant/count_01")) + 3)
+            await run.wait_more("plant/count_01", 3)
             put(source.tags_file, "tag,adress\n")
             await wait_problem(run, "plc", "did you mean address?")
             put(source.tags_file, rows("count_01", "count_02"))
