@@ -7,8 +7,8 @@ names the rules that a type cannot express. Files they name are opened by the so
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Container, Iterator
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
@@ -309,6 +309,16 @@ def toml(value: object) -> str:
         return f"[{', '.join(map(toml, value))}]"
     text = str(value).replace("\\", "\\\\").replace('"', '\\"')
     return f'"{text}"'
+
+
+def section(settings: SourceSettings, without: Container[str] = ()) -> str:
+    """The section of node.toml for these settings, without some: what differs from the defaults."""
+    lines = ["[[modbus]]" if isinstance(settings, ModbusSourceSettings) else "[[opcua]]"]
+    for known in fields(settings):
+        value = getattr(settings, known.name)
+        if value is not None and value != known.default and known.name not in without:
+            lines.append(f"{known.name} = {toml(value)}")
+    return "\n".join(lines) + "\n"
 
 
 def _name_problems(name: str) -> Iterator[tuple[str, str]]:

@@ -19,9 +19,9 @@ from agent.escaping import printable
 from agent.ingest.modbus.explore import interpretation
 from agent.ingest.modbus.explore.device import Refusal, open_device, read_around
 from agent.ingest.modbus.explore.interpretation import Candidate, Interpretation, Wanted
-from agent.ingest.modbus.explore.probe import section
 from agent.ingest.modbus.explore.register_text import RegisterRange, base_hint, parse_ranges, register_text, span_text
 from agent.message import json_value
+from agent.settings.sources import section
 
 COUNT_MAX = 32  # registers of one call, each in some forty readings
 
@@ -237,7 +237,7 @@ def _to_paste(target: Target, best: Candidate) -> Iterator[str]:
     if not target.is_source:
         yield ""
         yield "# for node.toml"
-        yield from section(settings).splitlines()
+        yield from section(settings, {"request_pause_ms"}).splitlines()  # the pause is for exploring
 
 
 # --- for programs -----------------------------------------------------------------------------------------------------

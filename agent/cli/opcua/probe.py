@@ -15,7 +15,7 @@ from agent.cli.opcua import PINNED, SECTION_BEGINS, SECTION_ENDS
 from agent.cli.opcua.options import DEFAULT_MODE, DEFAULT_POLICY, connection_of, connection_options
 from agent.cli.terminal import print_step
 from agent.escaping import printable
-from agent.ingest.opcua.explore.probe import Probe, section
+from agent.ingest.opcua.explore.probe import Probe, section_of
 from agent.settings.sources import OpcuaSourceSettings
 
 _OWN = (  # options about ourselves that a further command needs as they were given
@@ -49,7 +49,7 @@ def test(trust: bool, as_json: bool, **options: Any) -> None:
 
     probe = Probe(given.settings, given.password, given.is_chosen, confirm)
     failed = asyncio.run(_run(probe, as_json=as_json))
-    text = section(probe.settings, str(probe.settings.tags_file))
+    text = section_of(probe.settings)
     if as_json:
         print_json({"section": None if failed else text})
     elif is_source:

@@ -10,14 +10,13 @@ import asyncio
 import socket
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import fields
 
 from agent.ingest.errors import SourceError, SourceLost
 from agent.ingest.modbus.explore.device import open_device, read_tags_over
 from agent.ingest.probe_result import Outcome, ProbeStep, TagReading, failed, tags_step
 from agent.ingest.quality import BAD_TIMEOUT
 from agent.ingest.tags.tag_map import Tag
-from agent.settings.sources import ModbusSourceSettings, toml
+from agent.settings.sources import ModbusSourceSettings
 
 
 async def steps(settings: ModbusSourceSettings, tags: Sequence[Tag], tags_total: int) -> AsyncIterator[ProbeStep]:
@@ -71,12 +70,3 @@ async def _name(settings: ModbusSourceSettings) -> ProbeStep:
         return failed("name", f"the host name {settings.host} is unknown here ({error.strerror})", todo)
     addresses = ", ".join(sorted({str(address[4][0]) for address in found}))
     return ProbeStep("name", Outcome.OK, f"{settings.host} is {addresses}, port {settings.port}")
-
-
-def section(settings: ModbusSourceSettings) -> str:
-    """The `[[modbus]]` section of node.toml for these settings: what differs from the defaults. The pause between reads
-    is left out, because it is for exploring."""
-    known = [setting for setting in fields(settings) if setting.name != "request_pause_ms"]
-    values = [(setting.name, getattr(settings, setting.name), setting.default) for setting in known]
-    lines = [f"{name} = {toml(value)}" for name, value, default in values if value is not None and value != default]
-    return "\n".join(["[[modbus]]", *lines]) + "\n"

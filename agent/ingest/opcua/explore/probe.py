@@ -34,7 +34,7 @@ from agent.ingest.opcua.security.trust_folder import TrustFolder
 from agent.ingest.opcua.security.trust_list import Verdict
 from agent.ingest.probe_result import Outcome, ProbeStep, failed
 from agent.settings.opcua_address import STANDARD_URI, NodeAddress
-from agent.settings.sources import OpcuaSourceSettings, SecurityMode, SecurityPolicy, toml
+from agent.settings.sources import OpcuaSourceSettings, SecurityMode, SecurityPolicy, section
 
 PORT = 4840
 CLOCK_DIFFERENCE_S = 5.0  # beyond it, source times and ours are hard to compare, and certificates may be refused
@@ -293,24 +293,12 @@ def _utc(time: datetime) -> datetime:
     return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
 
 
-def section(settings: OpcuaSourceSettings, tags_file: str) -> str:
-    """The `[[opcua]]` section of node.toml for these settings: what differs from the defaults."""
-    lines = ["[[opcua]]", f"name = {toml(settings.name)}", f"url = {toml(settings.url)}"]
-    lines.append(f"tags_file = {toml(tags_file)}")
-    default = OpcuaSourceSettings(settings.name, settings.url, settings.tags_file)
-    for name in (
-        *("security_policy", "security_mode", "insecure", "certificate_file", "private_key_file"),
-        *("server_certificate_file", "server_certificate_sha256", "trust_folder", "crl_required", "application_uri"),
-        *("user_name", "password_file", "user_certificate_file", "user_private_key_file"),
-    ):
-        value = getattr(settings, name)
-        if settings.security_policy == "None" and name in (_OWN if settings.user_name else _OWN | _SERVERS):
-            continue
-        if settings.server_certificate_sha256 and name == "trust_folder":
-            continue
-        if value != getattr(default, name) and value is not None:
-            lines.append(f"{name} = {toml(value)}")
-    return "\n".join(lines) + "\n"
+def section_of(settings: OpcuaSourceSettings) -> str:
+    """The `[[opcua]]` section of node.toml for these settings: what differs from the defaults and has a meaning."""
+    without: set[str] = {"trust_folder"} if settings.server_certificate_sha256 else set()
+    if settings.security_policy == "None":
+        without |= _OWN if settings.user_name else _OWN | _SERVERS
+    return section(settings, without)
 
 
 _OWN = {"certificate_file", "private_key_file", "application_uri"}
