@@ -2,6 +2,7 @@
 one after the other, or anew, and while the server's clock is set."""
 
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -198,3 +199,24 @@ async def test_an_item_that_is_created_again_by_an_edit(
     assert not found.twice
     assert bool(found.lost) != history
     assert not account(server, tmp_path, "count").lost
+
+
+async def test_nothing_is_lost_by_a_clock_jump(either_server: ForeignServer, tmp_path: Path) -> None:
+    """While the clock of a server jumps ahead and back its values flow on over one connection, and each is stored with
+    the time it had there."""
+    async with storing(opcua(either_server, tmp_path, "count"), tmp_path) as run:
+        await run.wait_good("f/count", 10)
+        for shift_ms in (HOUR_MS, 0):
+            await either_server.shift_clock(shift_ms)
+            expected_ns = time.time_ns() + shift_ms * 1_000_000
+            await wait_until_async(
+                lambda at=expected_ns: abs(run.store.good("f/count")[-1].source_time_ns - at) < 60_000_000_000,
+                "the shifted time",
+            )
+            await run.wait_more("f/count", 10)
+        await run.wait_more("f/count", 100)  # a stop at once would declare the seconds
+        assert run.source("plc").connects_total == 1
+    found = account(either_server, tmp_path, "count")
+    assert not found.lost
+    assert not found.twice
+    assert not found.gaps

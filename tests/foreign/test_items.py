@@ -10,6 +10,7 @@ from agent.ingest import recorder
 from agent.ingest.opcua.subscriptions import subscription
 from agent.status_codes import status_name
 from tests.foreign.account import account
+from tests.foreign.conftest import COUNT
 from tests.foreign.plant import opcua, storing
 from tests.foreign.proxy import network
 from tests.foreign.server import ForeignServer, foreign_server
@@ -142,3 +143,30 @@ async def test_what_a_role_may_not_read_comes_back_when_it_may(
             found = [(status_name(sample.quality), sample.value) for sample in run.store.of(f"f/{name}")]
             assert found == [("BadUserAccessDenied", None), ("Good", value)]
         assert (run.source("plc").tags_bad, run.source("plc").connects_total) == (0, 1)
+
+
+ITEMS = 150
+NAMES = [f"many_{n:04}" for n in range(ITEMS)]
+MANY = {"name": "many", "type": "String", "value": "x" * 1000, "count": ITEMS}
+
+
+async def test_small_messages_and_one_subscription(tmp_path: Path) -> None:
+    """A server that takes two chunks of 8 KiB in a request, sends chunks of 64 KiB, has one subscription without saying
+    so, and calls itself by a name that exists nowhere: it has all items in that subscription, created by calls that
+    fit."""
+    transport = {"receiveBufferSize": 8192, "sendBufferSize": 65_535, "maxMessageSize": 16_384, "maxChunkCount": 2}
+    options = {
+        "limits": {"subscriptions": 1},
+        "limits_untold": True,
+        "transport": transport,
+        "advertised": "plc.invalid",
+    }
+    async with foreign_server(tmp_path / "server", variables=[MANY, COUNT], **options) as server:
+        source = opcua(server, tmp_path, "count", *NAMES, items_per_subscription_max=100)
+        async with ingesting(source) as run:
+            for name in ("count", *NAMES):
+                await run.wait_good(f"f/{name}")
+            (subscription,) = (await server.status())["subscriptions"]
+            assert subscription["items"] == ITEMS + 2  # the server's clock
+            assert run.source("plc").tags_bad == 0
+            assert run.source("plc").errors_total == 0
