@@ -420,9 +420,6 @@ class HistoryBackfill:
 
 
 def _halved(piece: _Slice) -> list[_Slice]:
-    """A slice in two halves: of its tags, or if it has one, of its time. The later half comes first."""
-    if len(piece.tags) > 1:
-        half = len(piece.tags) // 2
-        return [replace(piece, tags=piece.tags[half:]), replace(piece, tags=piece.tags[:half])]
+    """A slice in two halves of its time. The later half comes first."""
     middle_ns = (piece.first_ns + piece.last_ns) // 2
     return [replace(piece, first_ns=middle_ns), replace(piece, last_ns=middle_ns)]

@@ -64,6 +64,16 @@ async def test_outages_of_an_earlier_process_are_filled_with_what_the_store_lack
     assert it.times() == [t for t in range(103, 990) if t != 200] + [995]
 
 
+async def test_an_outage_that_waits_to_be_filled_is_not_filled_twice() -> None:
+    """The store has the outage of this process as an open one, too, until it is filled."""
+    async with filling(stored=FakeStored(outages=[101 * S])) as it:
+        await it.value(100)
+        await it.outage()
+        await it.filled()
+        await wait_until_async(lambda: not it.fill.gaps_open, "the end of the reading")
+    assert [(said["cause"], said["values"]) for said in it.fills()] == [("gap", 9)]
+
+
 async def test_a_store_that_cannot_be_read_leaves_the_gap_unfilled_by_name() -> None:
     """The tags count as failed, the fact names them, nothing is read from the server, and the next gap is filled."""
     async with filling() as it:
