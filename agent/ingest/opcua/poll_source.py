@@ -119,10 +119,9 @@ class OpcuaPollSource:
         while True:
             refused_before, slot_ns = self._delivery.recorder.refused_total, self.clock.now_ns()
             await self._take_over_map()
-            await self._read_all(session)
+            complete = await self._read_all(session)
             await self._delivery.deliver_due(self.clock.now_ns())
-            if self.complete is not None:
-                await self._delivery.note_complete({"": self.clock.stored(self.complete)})
+            await self._delivery.note_complete({"": self.clock.stored(complete)})
             if not is_up:
                 on_up()
                 await self._delivery.deliver_due(self.clock.now_ns())  # the gap that ends now, not with the next poll
@@ -137,9 +136,9 @@ class OpcuaPollSource:
             slot += max(0, missed) + 1
             await asyncio.sleep(max(0.0, start_s + slot * interval_s - time.monotonic()))
 
-    async def _read_all(self, session: Session) -> None:
+    async def _read_all(self, session: Session) -> Moment:
         """Read every tag once, in as many calls as the server needs, after its clock. Namespaces are read again in each
-        poll, because a server may add one late."""
+        poll, because a server may add one late. Returns up to when the source is complete then."""
         namespaces = await session.namespaces()
         if time.monotonic() >= self._retry_s:
             self._unread, self._retry_s = set(), time.monotonic() + self._settings.parked_retry_ms / 1000
@@ -155,6 +154,7 @@ class OpcuaPollSource:
         # Not the time of arrival, which is later by what the line took. The tags of the last call were read by the poll
         # before until that call was answered.
         self.complete = first
+        return first
 
     async def _read_clock(self, session: Session) -> Moment:
         """A moment on the server's clock that is not later than what is read from now on."""

@@ -1,13 +1,15 @@
 """A source that is polled, with a server that the test plays."""
 
+import asyncio
 import logging
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from agent.ingest.completeness import Moment
-from agent.ingest.gap import CLOCK_SET_BACK
+from agent.ingest.completeness import Moment, Stored
+from agent.ingest.gap import AGENT_STOPPED, CLOCK_SET_BACK, TagGap
 from agent.ingest.opcua.address import Reading, TagPoint
 from agent.ingest.opcua.poll_source import OpcuaPollSource
 from agent.ingest.opcua.session import Ending
@@ -17,6 +19,7 @@ from agent.ingest.quality import (
     BAD_DECODING_ERROR,
     BAD_ENCODING_LIMITS_EXCEEDED,
     BAD_NODE_ID_UNKNOWN,
+    TAG_REMOVED,
 )
 from agent.ingest.source_clock import ClockReading
 from agent.message import Sample
@@ -168,8 +171,40 @@ async def test_a_clock_that_moves_once_a_second_is_not_set_back(monkeypatch: pyt
     async with living(source, session):
         await wait_until_async(lambda: time.monotonic_ns() > begin_ns + S // 4, "polls between two ticks")
     assert (source.clock.set_back_ns, source.complete) == (0, Moment(10 * S))
-    assert source.clock.now_ns() >= 10 * S + S // 4 - S // 100
+    assert 10 * S + S // 4 - S // 100 <= source.clock.now_ns() < 20 * S
     assert not [gap for gap in gaps if gap.reason == CLOCK_SET_BACK]
+
+
+async def test_the_clock_of_a_server_is_compared_with_what_an_earlier_process_saw() -> None:
+    """It was set back by a minute meanwhile. One that shows no time is not known."""
+    for continued, shows_ns in ((True, 100 * S), (False, 0)):
+        source, store, session = await steady("a")
+        stored = Stored(50 * S, shows_ns - time.time_ns() + 60 * S)
+        source.continue_from({"": stored} if continued else {}, AGENT_STOPPED)
+        session.reads_ns = lambda: ClockReading(shows_ns, shows_ns)  # type: ignore[method-assign]  # noqa: B023 awaited here
+        async with living(source, session):
+            await wait_until_async(lambda: store.good("a/a"), "a value")  # noqa: B023 awaited here
+        assert source.clock.set_back_ns == pytest.approx(60 * S if continued else 0, abs=S)
+        assert (source.clock.ahead_ns is not None) == continued
+
+
+async def test_a_poll_is_of_the_tags_of_now_and_history_runs_beside_it() -> None:
+    """A tag that has left the map is read no more. History has the session and is told of gaps."""
+    told = list[object]()
+
+    async def run(session: object) -> None:
+        told.append(session)
+        await asyncio.Event().wait()
+
+    plain, store = await polled("a", "b")
+    source = OpcuaPollSource(plain._settings, plain._delivery, SimpleNamespace(run=run, note_gap=told.append))  # type: ignore[arg-type]
+    async with living(source, values={("a", ""): good(1.0, 10 * S), ("b", ""): good(1.0, 10 * S)}) as session:
+        await wait_until_async(lambda: store.good("a/b"), "values")
+        source._delivery.offer_map([source._delivery.tags[1]], [1])
+        await wait_until_async(lambda: session.reads[-3:] == [1, 1, 1], "polls of one tag")
+        source._delivery.add_gap("reason", 1, 2, 0, [1], exact=False)
+    assert told == [session, TagGap("reason", 1, 2, (1,))]
+    assert [sample.quality for sample in store.of("a/b")] == [0, TAG_REMOVED]
 
 
 async def test_polls_that_a_slow_server_costs_become_a_fact(monkeypatch: pytest.MonkeyPatch) -> None:
