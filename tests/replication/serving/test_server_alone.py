@@ -1,26 +1,37 @@
-"""How much a server takes on at once: requests in hand, answers that no peer reads, reads and changes in turns."""
+"""How much a server takes on at once: requests in hand, answers that no peer reads, reads and changes in turns; what
+it reads in the event loop; how its spans end."""
+
+from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from agent.batch import Origin
 from agent.fact_store import FactStore
+from agent.fact_store.core import catalog
+from agent.positions import Position, Resolved
 from agent.replication.protocol.errors import MalformedMessage
 from agent.replication.protocol.messages import (
     AcquireLease,
+    AppendFact,
     ErrorAnswer,
     FetchFacts,
     FetchRange,
     GetDigests,
+    GetLatest,
     ListStreams,
+    LogPosition,
     Request,
     StreamsAnswer,
     UnregisterConsumer,
+    operation_of,
 )
 from agent.replication.serving import answer_queue, arrivals
 from agent.replication.serving.admission import Caller
@@ -31,9 +42,11 @@ from agent.replication.serving.limits import (
     STARTS_MAX,
 )
 from agent.replication.serving.pacing import Use
+from agent.replication.serving.reading import INLINE_FACTS_MAX
 from agent.replication.serving.server import Server
+from agent.telemetry import Span, Started, Telemetry
 from tests.replication.nodes import STREAM
-from tests.replication.serving.support import Peer, filled, serving
+from tests.replication.serving.support import Peer, filled, new_message, serving
 from tests.waiting import wait_until_async
 
 
@@ -219,3 +232,92 @@ async def test_a_zone_that_changes_without_end_is_slowed_down(tmp_path: Path, *,
             else:
                 await ask_in_time(AcquireLease(stream=STREAM, producer="idmz.mes"))
         assert now_ms > (2000 if is_consumer else 900) * count / CHANGES_PER_SECOND_MAX
+
+
+def ends(telemetry: Telemetry, operation: str) -> tuple[int, int, int, int]:
+    """Started, stopped, failed, discarded."""
+    counted = next(counted for counted in telemetry.statistics() if counted.step == (Span.SERVE, operation))
+    return counted.started, counted.stopped, counted.failed, counted.discarded
+
+
+async def test_requests_are_counted_by_operation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answered ones stop, refused ones fail, one that waits when the node is stopped is discarded; an unreadable
+    request has no operation. The time for which a fetch waits for facts is no serving time."""
+    telemetry, waited_ns, stop = Telemetry(), list[int](), Telemetry.stop
+
+    def stopped(self: Telemetry, span: Started, excluded_ns: int = 0, **fields: object) -> None:
+        waited_ns.append(excluded_ns)
+        stop(self, span, excluded_ns, **fields)
+
+    monkeypatch.setattr(Telemetry, "stop", stopped)
+    async with serving(tmp_path, {"idmz": frozenset({STREAM})}, telemetry=telemetry) as (server, peer):
+        life = (await filled(server, 5)).life.hex()
+        good: list[Request] = [
+            AppendFact(stream=STREAM, messages=[new_message("a")]),
+            AcquireLease(stream=STREAM, producer="idmz.mes"),
+            FetchRange(stream=STREAM, first_offset=1, last_offset=1, life=life, limit=10),
+            GetLatest(stream=STREAM),
+            GetDigests(stream=STREAM),
+        ]
+        for request in good:
+            await peer.ask(request)
+            await peer.refusal(msgspec.structs.replace(request, stream="facts.unknown"))
+        await peer.refusal(b"{")
+        waits = FetchFacts(consumer_name="idmz.c", stream=STREAM, limit=1, after=LogPosition(offset=6, life=life))
+        await peer.ask(msgspec.structs.replace(waits, wait_ms=1_000))
+        peer.send(msgspec.structs.replace(waits, wait_ms=60_000))
+        await wait_until_async(lambda: server.statistics().parked, "the fetch to wait")
+    for request in good:
+        assert ends(telemetry, operation_of(request)) == (2, 1, 1, 0), request
+    assert ends(telemetry, "FetchFacts") == (2, 1, 0, 1)
+    assert ends(telemetry, "") == (1, 0, 1, 0)
+    assert max(waited_ns) > 0
+
+
+async def test_a_small_page_of_the_newest_batches_is_read_in_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in memory. A page from the file, which may have to wait for the disk, and a large one are read in a
+    thread."""
+    read, in_loop = FactStore.read, list[bool]()
+
+    def noted(*asked: Any, **limits: Any) -> Any:
+        in_loop.append(threading.current_thread() is threading.main_thread())
+        return read(*asked, **limits)
+
+    monkeypatch.setattr(FactStore, "read", noted)
+    async with serving(tmp_path) as (server, peer):
+        with monkeypatch.context() as patched:
+            patched.setattr(catalog, "TAIL_BYTES_MAX", 0)
+            life = (await filled(server, 100)).life.hex()
+        await filled(server, INLINE_FACTS_MAX + 1)
+        end = 100 + INLINE_FACTS_MAX + 1
+        for first, limit, is_in_loop in ((1, 100, False), (101, INLINE_FACTS_MAX, True), (101, end, False)):
+            asked = FetchRange(stream=STREAM, first_offset=first, last_offset=end, life=life, limit=limit)
+            assert (await peer.ask(asked)).covered()[0] == first
+            assert in_loop.pop() is is_in_loop, asked
+
+
+async def test_the_position_after_the_page_that_was_read_last_is_not_looked_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pull that catches up names the end of its last page, in the middle of the log. A position with another digest,
+    or of a page that was not read here, is looked up, and refused."""
+    looked_up, resolve = list[int](), FactStore.resolve
+
+    def noted(store: FactStore, stream: str, position: Position) -> Resolved:
+        looked_up.append(position.offset)
+        return resolve(store, stream, position)
+
+    monkeypatch.setattr(FactStore, "resolve", noted)
+    async with serving(tmp_path) as (server, peer):
+        for _ in range(3):
+            await filled(server, 100)
+        asked = {"consumer_name": "idmz.reader", "stream": STREAM, "limit": 100}
+        first = await peer.ask(FetchFacts(**asked))
+        second = await peer.ask(FetchFacts(**asked, after=first.lives[-1]))
+        assert (second.covered(), looked_up) == ((101, 200), [])
+        other = LogPosition(offset=200, life=second.lives[-1].life, digest="00" * 16)
+        refused = await peer.ask(FetchFacts(**asked, after=other))
+        assert refused.error.code == "life_unknown"
+        assert looked_up == [200]
