@@ -96,13 +96,13 @@ async def watch(
     withheld: tuple[str, ...] = ()
     interval_s = (notifier.watchdog_s or 30.0) / FEEDS_PER_WATCHDOG
     while True:
-        decision = core.decide(progress(), clock_ns())
-        if decision.feed:
+        stalled = core.find_stalled(progress(), clock_ns())
+        if not stalled:
             notifier.feed()
             if not notifier.is_ready:
                 notifier.still_starting()
-        if decision.stalled != withheld:
-            withheld = decision.stalled
+        if stalled != withheld:
+            withheld = stalled
             log.error("watchdog_withheld" if withheld else "watchdog_fed_again", extra={"stalled": withheld})
         line = f"stalled: {', '.join(withheld)}" if withheld else status()
         if line != sent and notifier.status(line):

@@ -28,22 +28,15 @@ class Progress:
     stall_limit_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """Whether to feed the watchdog, and the stalled parts if not."""
-
-    feed: bool
-    stalled: tuple[str, ...] = ()
-
-
 class WatchdogCore:
     """Keeps for each part the time when its counter last moved or when it last had no work."""
 
     def __init__(self) -> None:
         self._moved: dict[str, tuple[int, int]] = {}  # name -> counter, now_ns
 
-    def decide(self, progress: Sequence[Progress], now_ns: int) -> Decision:
-        """Feed unless a part is stalled. A new part has its full limit."""
+    def find_stalled(self, progress: Sequence[Progress], now_ns: int) -> tuple[str, ...]:
+        """The parts that are stalled, by name; while there is any, the watchdog is not fed. A new part has its full
+        limit."""
         moved: dict[str, tuple[int, int]] = {}
         stalled = []
         for part in progress:
@@ -55,4 +48,4 @@ class WatchdogCore:
             if now_ns - since_ns > part.stall_limit_s * NS_PER_S:
                 stalled.append(part.name)
         self._moved = moved  # a part that is no longer there is forgotten
-        return Decision(feed=not stalled, stalled=tuple(stalled))
+        return tuple(stalled)

@@ -24,8 +24,8 @@ from agent.replication.pulling import EvidenceFolder, MessageJudge, PageJudge, T
 from agent.settings.node import NodeSettings
 from agent.signing.certificates import Refusal, SignerTrust, describe_signer
 from agent.signing.chains import Rule
-from agent.signing.errors import SigningError
 from agent.signing.files import load_identity, load_trust
+from agent.signing.keys import SigningError
 from agent.signing.records import RecordSigner
 
 log = logging.getLogger(__name__)

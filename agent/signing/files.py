@@ -31,8 +31,7 @@ from cryptography.hazmat.primitives import serialization
 
 from agent.settings.signing import OriginSettings, SigningSettings
 from agent.signing.certificates import Refusal, SignerTrust, describe_signer, refuse_anchor
-from agent.signing.errors import SigningError
-from agent.signing.keys import SigningKey, ZoneSigner
+from agent.signing.keys import SigningError, SigningKey, ZoneSigner
 from agent.signing.records import KEY_ID_BYTES
 
 FILE_BYTES_MAX = 256 * 1024

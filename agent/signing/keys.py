@@ -13,12 +13,22 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from agent.signing.errors import SigningError
+from agent.errors import BsfgError
 from agent.signing.records import KEY_ID_BYTES
 from agent.signing.x509_parts import key_pem
 
 SIGNATURE_BYTES = 64
 PUBLIC_BYTES = 32
+
+
+class SigningError(BsfgError):
+    """A signing key, signer certificate or list of compromised keys cannot be used: a file is missing, malformed,
+    readable by others, or of the wrong kind. The operator acts, as `hint` says; no retry."""
+
+    def __init__(self, why: str, hint: str) -> None:
+        super().__init__(why)
+        self.why = why
+        self.hint = hint
 
 
 def key_id_of(public_bytes: bytes) -> bytes:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.health.watchdog import NS_PER_S, Decision, Progress, WatchdogCore
+from agent.health.watchdog import NS_PER_S, Progress, WatchdogCore
 
 IDLE = None
 """In the place of a counter: without work."""
@@ -29,8 +29,8 @@ def test_a_part_with_work_must_move(turns: list[tuple[float, int | None, bool]])
     """By the second, the counter, and whether the watchdog is fed."""
     core = WatchdogCore()
     for second, counter, is_fed in turns:
-        expected = Decision(feed=True) if is_fed else Decision(feed=False, stalled=("writer",))
-        assert core.decide([writer(counter)], int(second * NS_PER_S)) == expected, second
+        stalled = () if is_fed else ("writer",)
+        assert core.find_stalled([writer(counter)], int(second * NS_PER_S)) == stalled, second
 
 
 def test_each_part_is_judged_by_itself() -> None:
@@ -38,7 +38,7 @@ def test_each_part_is_judged_by_itself() -> None:
     when it is back."""
     core, line = WatchdogCore(), Progress("line1", 1, True, 10)
     for second in range(12):
-        decision = core.decide([writer(second), line], second * NS_PER_S)
-    assert decision == Decision(feed=False, stalled=("line1",))
-    assert core.decide([writer(12)], 100 * NS_PER_S).feed
-    assert core.decide([writer(13), line], 200 * NS_PER_S).feed
+        stalled = core.find_stalled([writer(second), line], second * NS_PER_S)
+    assert stalled == ("line1",)
+    assert core.find_stalled([writer(12)], 100 * NS_PER_S) == ()
+    assert core.find_stalled([writer(13), line], 200 * NS_PER_S) == ()

@@ -20,8 +20,7 @@ from agent.file_watch import WatchTimes
 from agent.node.trust import TrustFiles
 from agent.settings.node import IdentitySettings, NodeSettings
 from agent.settings.signing import OriginSettings, SigningSettings
-from agent.signing.errors import SigningError
-from agent.signing.keys import ZoneSigner
+from agent.signing.keys import SigningError, ZoneSigner
 from agent.signing.messages import MessagePlace, sign_request, split_request
 from tests.fact_store.durability.faults import Faults, full_error
 from tests.fact_store.making import IN_MEMORY

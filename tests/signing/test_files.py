@@ -8,8 +8,8 @@ import pytest
 from agent.config import ConfigError, read
 from agent.settings.node import NodeSettings
 from agent.settings.signing import OriginSettings, SigningSettings
-from agent.signing.errors import SigningError
 from agent.signing.files import Compromise, compromises_text, load_identity, load_trust, read_compromises
+from agent.signing.keys import SigningError
 from tests.signing.signers import Made, make, p256
 
 T = datetime(2026, 11, 22, 10, 0, tzinfo=UTC)

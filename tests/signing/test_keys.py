@@ -9,9 +9,8 @@ from cryptography.hazmat.primitives import serialization
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.signing.errors import SigningError
 from agent.signing.files import load_key
-from agent.signing.keys import SIGNATURE_BYTES, SignerPublic, SigningKey, key_id_of
+from agent.signing.keys import SIGNATURE_BYTES, SignerPublic, SigningError, SigningKey, key_id_of
 from agent.signing.records import KEY_ID_BYTES
 from tests.signing.signers import make, p256
 

@@ -40,8 +40,8 @@ from agent.replication.pki import WARN_DAYS, check_identity, describe, load_cert
 from agent.settings.node import IdentitySettings, NodeSettings
 from agent.settings.store import StoreSettings
 from agent.signing.certificates import Signer, describe_signer
-from agent.signing.errors import SigningError
 from agent.signing.files import load_identity, load_trust
+from agent.signing.keys import SigningError
 
 if TYPE_CHECKING:
     from agent.cli.source.connections import ConnectionResult

@@ -35,8 +35,8 @@ from agent.replication.protocol.errors import ERRORS
 from agent.replication.protocol.messages import ErrorAnswer, ErrorBody, RequestBody
 from agent.replication.serving import LookUp, Refuse, store_name_of
 from agent.settings.node import NodeSettings
-from agent.signing.errors import SigningError
 from agent.signing.files import load_identity, read_compromises
+from agent.signing.keys import SigningError
 
 if TYPE_CHECKING:
     from agent.ingest import Ingest

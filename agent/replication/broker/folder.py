@@ -53,10 +53,6 @@ class BrokerFolder:
     def rights_file(self) -> Path:
         return self.folder / RIGHTS_NAME
 
-    @property
-    def crl_file(self) -> Path:
-        return self.folder / CRL_NAME
-
     def rights(self) -> tuple[tuple[PeerLink, ...], tuple[str, ...]]:
         """Its links and denied nodes; none if there are no files yet. Raises TopologyError, PkiError."""
         if not self.rights_file.exists():

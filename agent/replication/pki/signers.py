@@ -34,9 +34,8 @@ from agent.replication.pki.problem import PkiError
 from agent.replication.pki.renewal import IdentityFiles
 from agent.replication.pki.requests import Request, issue_requested, load_request, write_request
 from agent.signing.certificates import FACT_SIGNING, Refusal, Signer, describe_signer, is_signed_by, refuse_anchor
-from agent.signing.errors import SigningError
 from agent.signing.files import load_key
-from agent.signing.keys import SigningKey
+from agent.signing.keys import SigningError, SigningKey
 from agent.signing.x509_parts import builder, key_usage, subject_name
 
 SIGNER_DAYS = 1825

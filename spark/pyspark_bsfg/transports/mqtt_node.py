@@ -44,8 +44,8 @@ from agent.replication.protocol.messages import (
 from agent.replication.pulling import MessageJudge, TrustPolicy
 from agent.settings.signing import SigningSettings
 from agent.signing.certificates import SignerTrust
-from agent.signing.errors import SigningError
 from agent.signing.files import load_trust
+from agent.signing.keys import SigningError
 from pyspark_bsfg.dictionary import Dictionary, Named
 from pyspark_bsfg.errors import ConsumerRefused, FactsGone, NodeUnavailable, SparkError, StoreUnreadable, StreamUnknown
 from pyspark_bsfg.options import NodeOptions

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from agent.cli import bsfg
 from agent.replication import pki
-from agent.replication.broker.config import BrokerPlan, PeerLink, parse_config
+from agent.replication.broker.config import CRL_NAME, BrokerPlan, PeerLink, parse_config
 from agent.replication.broker.diagnosis import Diagnostic, Outcome
 from agent.replication.broker.folder import deny_nodes, write_broker
 from agent.replication.broker.reload import check_broker_files, check_config, end_broker, find_brokers, reload_broker
@@ -259,7 +259,7 @@ def test_a_zone_is_shut_out_at_once(tmp_path: Path, how: str) -> None:
                     deny_nodes(broker.files.config_file, ["enterprise"])
                 else:
                     pki.revoke(broker.pki_folder, "enterprise", NOW, reason="key-compromise")
-                    shutil.copy(broker.pki_folder / "ca.crl", broker.files.crl_file)
+                    shutil.copy(broker.pki_folder / "ca.crl", broker.files.folder / CRL_NAME)
                 assert not end_broker(broker.files.config_file, broker.pid).is_bad
                 await wait_until_async(lambda: not broker.running, "the broker to end")
                 broker.start()
@@ -305,7 +305,7 @@ def test_a_revoked_client_cannot_resume_its_tls_session(tmp_path: Path) -> None:
         tickets = [enter(None)[2] for _ in range(2)]
         assert enter(tickets[0])[:2] == (True, True)
         pki.revoke(broker.pki_folder, "idmz", NOW)
-        shutil.copy(broker.pki_folder / "ca.crl", broker.files.crl_file)
+        shutil.copy(broker.pki_folder / "ca.crl", broker.files.folder / CRL_NAME)
         assert bad(reload(broker)) == []
         assert [enter(ticket)[0] for ticket in (tickets[1], None)] == [False, False]
 
@@ -332,7 +332,7 @@ def test_commands(broker: Mosquitto, tmp_path: Path) -> None:
             broker.start()
         assert broker.files.rights()[1] == ("plant-b",)
         assert call("deny", "stranger", "--config", config)[0] == 1
-        broker.files.crl_file.unlink()
+        (broker.files.folder / CRL_NAME).unlink()
         assert call("check", "--files", config)[0] == 1
         code, said = call("reload", "--config", config, "--pid", str(broker.pid))
         assert (code, "no signal was sent" in said) == (1, True)
