@@ -107,9 +107,7 @@ CORES = tuple(
         "agent/replication/protocol": "codec definition_fetch digest_diff errors pacing token_bucket topics",
         "agent/replication/pulling": "catch_up page_check",
         "agent/replication/pulling/receiving": "log_place peer_contact pull_events receiver",
-        "agent/replication/serving": (
-            "admission appends fair_queue latest_page limits outcomes pacing page read_turns"
-        ),
+        "agent/replication/serving": ("admission appends latest_page limits outcomes page turns"),
         "agent/settings": "opcua_address peers signing sources store",
         "agent/signing": "certificates chains keys messages records x509_parts",
         "appliance": "packages sbom",

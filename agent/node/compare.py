@@ -17,13 +17,7 @@ from agent.node.trust import TrustFiles
 from agent.replication.mqtt import Access, Link, Requester
 from agent.replication.pki import Identity
 from agent.replication.protocol.token_bucket import Priority, TokenBucket
-from agent.replication.pulling import (
-    AntiEntropy,
-    AntiEntropySettings,
-    Comparison,
-    PageJudge,
-    ThrottledRequester,
-)
+from agent.replication.pulling import AntiEntropy, AntiEntropySettings, Comparison, PageJudge, ThrottledRequester
 from agent.settings.node import NodeSettings
 from agent.settings.peers import BrokerSettings, PeerSettings
 from agent.signing.records import SignerInForce

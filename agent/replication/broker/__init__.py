@@ -15,11 +15,5 @@ from agent.replication.broker.config import (
 from agent.replication.broker.diagnosis import Diagnostic, Outcome
 from agent.replication.broker.folder import BrokerFolder, deny_nodes, find_plugin, write_broker
 from agent.replication.broker.peer_test import Peer, check_peer
-from agent.replication.broker.reload import (
-    check_broker_files,
-    config_files,
-    end_broker,
-    find_brokers,
-    reload_broker,
-)
+from agent.replication.broker.reload import check_broker_files, config_files, end_broker, find_brokers, reload_broker
 from agent.replication.broker.zone_loads import UNKNOWN, abuses, received_bytes, zone_loads, zones_by_address

@@ -19,13 +19,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from agent.replication import pki
-from agent.replication.broker.check_session import (
-    WAIT_S,
-    BrokerTarget,
-    Session,
-    connection_steps,
-    reason_text,
-)
+from agent.replication.broker.check_session import WAIT_S, BrokerTarget, Session, connection_steps, reason_text
 from agent.replication.broker.config import PACKET_BYTES_MAX
 from agent.replication.broker.diagnosis import (
     ADD_LINK,

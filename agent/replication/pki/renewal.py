@@ -17,10 +17,7 @@ from datetime import datetime
 from pathlib import Path
 
 from agent.file_replace import sync_folder, write_file
-from agent.replication.pki.authority import (
-    Issued,
-    check_zone,
-)
+from agent.replication.pki.authority import Issued, check_zone
 from agent.replication.pki.certificates import describe, key_matches
 from agent.replication.pki.checks import check_broker_identity, check_identity
 from agent.replication.pki.crl import check_crl, check_not_revoked

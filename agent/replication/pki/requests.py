@@ -33,11 +33,7 @@ from agent.replication.pki.authority import (
     subject_of_broker,
     subject_of_zone,
 )
-from agent.replication.pki.certificates import (
-    extension_of,
-    key_fingerprint,
-    key_matches,
-)
+from agent.replication.pki.certificates import extension_of, key_fingerprint, key_matches
 from agent.replication.pki.files import (
     KEY_MODE,
     PUBLIC_MODE,

@@ -32,14 +32,7 @@ from agent.replication.pki.crl import (
     number_of,
     revoked_entry,
 )
-from agent.replication.pki.files import (
-    PUBLIC_MODE,
-    disk_errors,
-    load_certificates,
-    load_crl,
-    make_folder,
-    pem_of,
-)
+from agent.replication.pki.files import PUBLIC_MODE, disk_errors, load_certificates, load_crl, make_folder, pem_of
 from agent.replication.pki.problem import PkiError
 from agent.signing.certificates import common_name_in, is_signed_by
 

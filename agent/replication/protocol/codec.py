@@ -24,15 +24,7 @@ from msgspec.structs import replace
 from agent.escaping import printable
 from agent.message import MessageError, check_depth
 from agent.replication.protocol.errors import ERRORS, MalformedMessage, UnprovenAnswer
-from agent.replication.protocol.messages import (
-    ANSWERS,
-    REQUESTS,
-    Answer,
-    ErrorAnswer,
-    ErrorBody,
-    Request,
-    operation_of,
-)
+from agent.replication.protocol.messages import ANSWERS, REQUESTS, Answer, ErrorAnswer, ErrorBody, Request, operation_of
 from agent.signing.messages import MessagePlace, MessageProof, split_answer
 
 PROTOCOL = "bsfg.replication"

@@ -7,10 +7,5 @@ from agent.replication.pulling.message_judge import MessageJudge, TrustPolicy
 from agent.replication.pulling.page_judge import EvidenceFolder, PageJudge
 from agent.replication.pulling.pull_runner import PullSettings
 from agent.replication.pulling.puller import Puller, PullStatistics
-from agent.replication.pulling.receiving.pull_events import (
-    SPREAD_MS,
-    SPREAD_OF_PULL_MS,
-    Asking,
-    ReceiverSettings,
-)
+from agent.replication.pulling.receiving.pull_events import SPREAD_MS, SPREAD_OF_PULL_MS, Asking, ReceiverSettings
 from agent.replication.pulling.throttled_requester import ThrottledRequester

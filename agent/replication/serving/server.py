@@ -26,25 +26,14 @@ from agent.replication.protocol.codec import (
     encode_error,
 )
 from agent.replication.protocol.errors import ERRORS, MalformedMessage, TransportError
-from agent.replication.protocol.messages import (
-    CHANGING,
-    WRITING,
-    Request,
-    operation_of,
-)
+from agent.replication.protocol.messages import CHANGING, WRITING, Request, operation_of
 from agent.replication.protocol.ports import ServingStore
 from agent.replication.protocol.topics import request_topic
 from agent.replication.serving.admission import Caller, check_arrival
-from agent.replication.serving.arrivals import Arrival, Arrivals
 from agent.replication.serving.latest_page import LookUp
 from agent.replication.serving.limits import READS_MAX
-from agent.replication.serving.operations import (
-    Consumers,
-    Context,
-    Handler,
-    Turns,
-    handlers,
-)
+from agent.replication.serving.link_turns import Arrival, Arrivals
+from agent.replication.serving.operations import Consumers, Context, Handler, Turns, handlers
 from agent.replication.serving.outcomes import Drop, DropReason, Outcome, Refuse
 from agent.settings.peers import PeerLimits
 from agent.signing.messages import MessagePlace, MessageProof, sign_answer, split_request

@@ -17,14 +17,7 @@ from agent.replication import pki
 from agent.replication.broker import config as plan
 from agent.replication.broker.config import BrokerPlan, PeerLink, TopologyError
 from agent.replication.broker.folder import BrokerFolder, deny_nodes, find_plugin, write_broker
-from tests.replication.broker.zones import (
-    BROKER,
-    LINKS,
-    NOBODY_LISTENS,
-    NOW,
-    Zones,
-    own_user,
-)
+from tests.replication.broker.zones import BROKER, LINKS, NOBODY_LISTENS, NOW, Zones, own_user
 from tests.support.mosquitto import HOST, Mosquitto
 
 

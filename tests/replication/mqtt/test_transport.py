@@ -13,12 +13,7 @@ import pytest
 from agent.replication import pki
 from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.mqtt.transport import Connection
-from agent.replication.protocol.errors import (
-    BrokerUnreachable,
-    ConnectionLost,
-    ConnectionRefused,
-    TransportError,
-)
+from agent.replication.protocol.errors import BrokerUnreachable, ConnectionLost, ConnectionRefused, TransportError
 from agent.replication.protocol.topics import request_topic, response_topic, subscription_to
 from tests.replication.nodes import access
 from tests.support.mosquitto import Mosquitto, free_port

@@ -10,14 +10,7 @@ from hypothesis import strategies as st
 
 from agent import pages
 from agent.pages import HeldRange
-from agent.replication.protocol.digest_diff import (
-    Forked,
-    Interval,
-    missing,
-    narrow,
-    shared,
-    spread,
-)
+from agent.replication.protocol.digest_diff import Forked, Interval, missing, narrow, shared, spread
 
 Batch = tuple[int, int, bytes]  # first and last sequence, digest
 

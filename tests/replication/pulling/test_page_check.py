@@ -17,13 +17,7 @@ from agent.replication.protocol.messages import (
     LogPosition,
     SequencesAnswer,
 )
-from agent.replication.pulling.page_check import (
-    PageRefused,
-    check_batches,
-    check_digests,
-    check_page,
-    check_sequences,
-)
+from agent.replication.pulling.page_check import PageRefused, check_batches, check_digests, check_page, check_sequences
 
 STREAM = "facts.telemetry"
 LIFE = bytes(16)

@@ -13,12 +13,7 @@ from agent.replication.pulling.receiving.peer_contact import (
     OpenFetch,
     PeerContact,
 )
-from agent.replication.pulling.receiving.pull_events import (
-    Append,
-    ArrivedPage,
-    ReceiverSettings,
-    Storing,
-)
+from agent.replication.pulling.receiving.pull_events import Append, ArrivedPage, ReceiverSettings, Storing
 
 SETTINGS = ReceiverSettings(backoff_ms_min=100, backoff_ms_max=60_000, pause_ms_min=100)
 

@@ -9,20 +9,16 @@ from typing import Any
 
 import msgspec
 
+from agent.batch import DIGEST_BYTES, Batch, Codec, Definitions, Header, Kind, Origin
 from agent.fact_store import FactStore
 from agent.lease import NO_LEASE, Lease
 from agent.message import Envelope
 from agent.node.latest import latest_lookup
+from agent.pages import StoredBatch
 from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.mqtt.link import Link
 from agent.replication.protocol.codec import decode_answer, encode_request
-from agent.replication.protocol.messages import (
-    ErrorAnswer,
-    ErrorBody,
-    NewFact,
-    NewMessage,
-    Request,
-)
+from agent.replication.protocol.messages import ErrorAnswer, ErrorBody, NewFact, NewMessage, Request
 from agent.replication.protocol.topics import request_topic, response_topic
 from agent.replication.serving.server import Server
 from agent.settings.store import StreamSettings
@@ -43,6 +39,15 @@ class Registered:
     stream: str
     frontier: int
     lease: Lease = NO_LEASE
+
+
+def stored(first: int, last: int, size: int = 100, origin: Origin | None = None) -> StoredBatch:
+    """A batch of `size` zero bytes at these offsets, by default of zone plant-a: for what only counts bytes."""
+    header = Header(
+        *("facts", origin or Origin("plant-a", bytes(16)), Kind.SAMPLES, Codec.RAW),
+        *(False, first, last - first + 1, 0, 0, bytes(DIGEST_BYTES), Definitions(), 0),
+    )
+    return StoredBatch(first, Batch(header, bytes(size), bytes(DIGEST_BYTES), 0))
 
 
 class Peer:

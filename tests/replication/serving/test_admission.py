@@ -21,8 +21,7 @@ from agent.replication.serving.page import (
     Selection,
     select_page,
 )
-from tests.replication.serving.support import Registered
-from tests.replication.stored import stored
+from tests.replication.serving.support import Registered, stored
 
 STREAM = "facts.telemetry"
 NAME = "idmz.facts.telemetry"

@@ -40,8 +40,7 @@ from agent.replication.serving.operations.consumers import Consumers
 from agent.replication.serving.operations.context import Context
 from agent.replication.serving.outcomes import Drop, DropReason, Outcome, Refuse, Reply
 from agent.settings.peers import CONSUMERS_BESIDE_STREAMS
-from tests.replication.serving.support import Registered
-from tests.replication.stored import stored
+from tests.replication.serving.support import Registered, stored
 from tests.waiting import LIMIT_S, wait_until_async
 
 STREAM, NAME = "facts.telemetry", "idmz.facts.telemetry"

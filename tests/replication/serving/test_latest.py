@@ -35,8 +35,8 @@ from agent.replication.serving.limits import SEARCHES_WAITING_MAX
 from agent.replication.serving.operations.context import Context
 from agent.replication.serving.operations.latest import Latest
 from agent.replication.serving.outcomes import Refuse, Reply
-from agent.replication.serving.pacing import Use
 from agent.replication.serving.server import Server
+from agent.replication.serving.turns import Use
 from tests.replication.answers import encode_answer
 from tests.replication.nodes import STREAM
 from tests.replication.serving.support import Peer, serving

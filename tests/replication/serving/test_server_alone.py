@@ -33,17 +33,12 @@ from agent.replication.protocol.messages import (
     UnregisterConsumer,
     operation_of,
 )
-from agent.replication.serving import answer_queue, arrivals
+from agent.replication.serving import link_turns
 from agent.replication.serving.admission import Caller
-from agent.replication.serving.limits import (
-    CHANGES_PER_SECOND_MAX,
-    READS_OF_NODE_MAX,
-    REQUESTS_OPEN_MAX,
-    STARTS_MAX,
-)
-from agent.replication.serving.pacing import Use
+from agent.replication.serving.limits import CHANGES_PER_SECOND_MAX, READS_OF_NODE_MAX, REQUESTS_OPEN_MAX, STARTS_MAX
 from agent.replication.serving.reading import INLINE_FACTS_MAX
 from agent.replication.serving.server import Server
+from agent.replication.serving.turns import Use
 from agent.telemetry import Span, Started, Telemetry
 from tests.replication.nodes import STREAM
 from tests.replication.serving.support import Peer, filled, new_message, serving
@@ -54,7 +49,7 @@ async def test_requests_in_hand_are_bounded(tmp_path: Path, monkeypatch: pytest.
     """Requests beyond the limit are dropped; when an open one has ended, the next is accepted. More may be open than
     begin in one turn of the event loop: a waiting one delays no other."""
     count = STARTS_MAX + 1
-    monkeypatch.setattr(arrivals, "REQUESTS_OPEN_MAX", count)
+    monkeypatch.setattr(link_turns, "REQUESTS_OPEN_MAX", count)
     async with serving(tmp_path) as (server, peer):
         may_end, begun = asyncio.Event(), 0
         list_streams = server._handlers[ListStreams]
@@ -83,11 +78,11 @@ async def test_answers_that_no_peer_reads_are_bounded(
 ) -> None:
     """While the broker reads no answer, waiting answers are bounded in bytes, for one zone and in total. Further
     requests are dropped and counted, and accepted again once the broker has read."""
-    monkeypatch.setattr(answer_queue, unread, 20_000)
+    monkeypatch.setattr(link_turns, unread, 20_000)
     count = 500
     async with serving(tmp_path) as (server, peer):
         unsent = server._context.answers._bytes
-        peer.outgoing_bytes = answer_queue.OUTGOING_BYTES_ENOUGH
+        peer.outgoing_bytes = link_turns.OUTGOING_BYTES_ENOUGH
         sizes = list[int]()
         for number in range(count):
             before = unsent["idmz"]
@@ -111,9 +106,9 @@ async def test_a_page_is_read_when_the_answers_before_it_are_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A zone reads its answers late: nothing is read for it meanwhile, and its next page then needs no other event."""
-    monkeypatch.setattr(answer_queue, "UNSENT_BYTES_MAX", 100)
+    monkeypatch.setattr(link_turns, "UNSENT_BYTES_MAX", 100)
     async with serving(tmp_path) as (server, peer):
-        peer.outgoing_bytes = answer_queue.OUTGOING_BYTES_ENOUGH
+        peer.outgoing_bytes = link_turns.OUTGOING_BYTES_ENOUGH
         peer.send(ListStreams())
         await wait_until_async(lambda: server._context.answers._bytes["idmz"] >= 100, "an answer that waits")
         peer.send(FetchFacts(consumer_name=f"idmz.{STREAM}", stream=STREAM, limit=5))
@@ -126,7 +121,7 @@ async def test_unread_answers_of_others_shut_no_zone_out(tmp_path: Path, monkeyp
     """A zone without a waiting answer is served, and its page is read, however many answers and requests of others
     wait."""
     for limit in ("UNREAD_OF_LINK_BYTES_MAX", "UNSENT_OF_LINK_BYTES_MAX"):
-        monkeypatch.setattr(answer_queue, limit, 1_000)
+        monkeypatch.setattr(link_turns, limit, 1_000)
     async with serving(tmp_path) as (server, peer):
         server._context.answers._bytes["plant-b"] = 5_000
         server._arrivals.open["plant-b"] = REQUESTS_OPEN_MAX
@@ -138,7 +133,7 @@ async def test_unread_answers_of_others_shut_no_zone_out(tmp_path: Path, monkeyp
 async def test_answers_for_a_lost_link_are_given_up(tmp_path: Path) -> None:
     """All that wait are counted as not sent, and those of the next connection leave."""
     async with serving(tmp_path) as (server, peer):
-        peer.outgoing_bytes = answer_queue.OUTGOING_BYTES_ENOUGH
+        peer.outgoing_bytes = link_turns.OUTGOING_BYTES_ENOUGH
         for _ in range(2):
             peer.send(ListStreams())
         await wait_until_async(

@@ -26,18 +26,12 @@ from agent.replication.protocol.messages import (
     UnregisterAnswer,
     UnregisterConsumer,
 )
-from agent.replication.serving.admission import (
-    Caller,
-    admit_fetch,
-    check_consumer,
-    check_consumer_name,
-    decide_fetch,
-)
+from agent.replication.serving.admission import Caller, admit_fetch, check_consumer, check_consumer_name, decide_fetch
 from agent.replication.serving.operations.context import Context
 from agent.replication.serving.operations.waiters import Waiters
 from agent.replication.serving.outcomes import Drop, DropReason, Outcome, Refuse, Reply
-from agent.replication.serving.pacing import Use
 from agent.replication.serving.reading import PageQuery, PageRead
+from agent.replication.serving.turns import Use
 
 _log = logging.getLogger(__name__)
 

@@ -17,13 +17,11 @@ from typing import TypeVar
 from agent.positions import Position, Resolved
 from agent.replication.protocol.messages import LogPosition
 from agent.replication.protocol.ports import ServingStore
-from agent.replication.serving.answer_queue import AnswerQueue, Carrier
-from agent.replication.serving.fair_queue import Dispatcher
+from agent.replication.serving.link_turns import AnswerQueue, Carrier
 from agent.replication.serving.outcomes import Refuse, StoreName, store_name_of
-from agent.replication.serving.pacing import Pacer, Use
 from agent.replication.serving.page import HeldThere
-from agent.replication.serving.read_turns import ReadTurns
 from agent.replication.serving.reading import PageQuery, PageRead, is_inline, read_page
+from agent.replication.serving.turns import Dispatcher, Pacer, ReadTurns, Use
 from agent.settings.peers import PeerLimits
 from agent.signing.messages import proof_bytes
 

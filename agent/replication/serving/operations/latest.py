@@ -13,12 +13,11 @@ from functools import partial
 
 from agent.replication.protocol.messages import GetLatest, LatestAnswer
 from agent.replication.serving.admission import Caller, not_exported
-from agent.replication.serving.fair_queue import Dispatcher, FairQueue
 from agent.replication.serving.latest_page import KEPT_MS, CachedSearch, LatestQuery, LookUp, SearchCache, page_of
 from agent.replication.serving.limits import SEARCHES_WAITING_MAX
 from agent.replication.serving.operations.context import Context, give_place
 from agent.replication.serving.outcomes import Outcome, Refuse, Reply
-from agent.replication.serving.pacing import Use
+from agent.replication.serving.turns import Dispatcher, FairQueue, Use
 
 HEAD_BYTES = 2048
 """Of an answer and its packet without the values."""
