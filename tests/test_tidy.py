@@ -82,11 +82,11 @@ CORES = tuple(
         "agent/health": "brief consumer_lag flash metrics problems samples verdict watchdog",
         "agent/ingest": "clock completeness gap lifecycle probe_result sampling",
         "agent/ingest/modbus": (
-            "address block columns counters decode no_value poll_grid read_plan refusal refusal_search sweep units"
+            "address block counters decode no_value poll_grid read_plan refusal refusal_search sweep units"
         ),
         "agent/ingest/modbus/explore": "interpretation register_scan register_text",
         "agent/ingest/modbus/line": "answers frames",
-        "agent/ingest/opcua": "address columns decode publishing reconnect",
+        "agent/ingest/opcua": "address decode publishing reconnect",
         "agent/ingest/opcua/events": "conditions event_fields event_message",
         "agent/ingest/opcua/explore": "tag_rows walk",
         "agent/ingest/opcua/history": "gap_fill",

@@ -1,5 +1,5 @@
-"""Reads the OPC UA columns of a tag map: a node, or elements of its array, and how it is monitored. The server cuts the
-elements out (OPC 10000-4, 7.27). Core."""
+"""The OPC UA columns of a tag map and how they are read: a node, or elements of its array, and how it is monitored. The
+server cuts the elements out (OPC 10000-4, 7.27). Core."""
 
 from __future__ import annotations
 
@@ -7,14 +7,74 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from agent.ingest.opcua.columns import COLUMNS, EXAMPLE_ROWS
 from agent.ingest.opcua.subscriptions.monitoring import AS_THE_SOURCE_SAYS, QUEUE_SIZE_MAX, Monitoring, Trigger
+from agent.ingest.tags.columns import Column, Kind
 from agent.ingest.tags.sheet import CellError
 from agent.ingest.tags.tag_map import SHARED_MAX, Cells, Dialect
 from agent.settings.opcua_address import STANDARD_URI, NodeAddress, parse_node_address
 
 INDEX_RANGE = re.compile(r"\d{1,9}(?::\d{1,9})?(?:,\d{1,9}(?::\d{1,9})?)*")
 SAMPLING_INTERVAL_MS_MAX = 3_600_000
+_TRIGGERS = tuple(kind.name.lower() for kind in Trigger)
+
+COLUMNS = (
+    Column(
+        "address",
+        "the node id with the namespace by URI",
+        "nsu=urn:vendor:plc;s=Oven.Temperature",
+    ),
+    Column("index_range", "the element of an array that is read; 1:3: several of them, 2,0: one of a matrix", "3"),
+    Column("data_type", "the type at the server, as `bsfg opcua browse` writes it; decides nothing", "Double"),
+    Column(
+        "sampling_interval_ms",
+        "how often the server looks at this value; 0: as fast as it can; empty: that of the source",
+        "1000",
+        Kind.WHOLE,
+    ),
+    Column(
+        "queue_size",
+        "values that the server keeps for this tag; empty: enough for a stall of ten seconds",
+        "20",
+        Kind.WHOLE,
+    ),
+    Column(
+        "server_deadband",
+        "the server notifies a number only when it has moved by more than this, absolute or in percent of its range",
+        "0.1",
+        Kind.NUMBER,
+    ),
+    Column(
+        "trigger",
+        "what the server notifies; empty: status_value",
+        "status_value",
+        choices=_TRIGGERS,
+    ),
+)
+
+EXAMPLE_ROWS = (
+    {
+        "tag": "line1/oven.temperature",
+        "address": "nsu=urn:vendor:plc;s=Oven.Temperature",
+        "unit": "degC",
+        "deadband": "0.5",
+        "max_interval_ms": "60000",
+    },
+    {
+        "tag": "line1/oven.mode",
+        "address": "nsu=urn:vendor:plc;s=Oven.Mode",
+        "enumeration": "0=Off|1=Manual|7=Automatic",
+    },
+    {
+        "tag": "line1/oven.zone4",
+        "address": "nsu=urn:vendor:plc;i=2001",
+        "index_range": "3",
+        "sampling_interval_ms": "1000",
+    },
+    {"template": "drive", "tag": "{tag}/speed", "address": "nsu=urn:vendor:plc;s={address}.Speed", "unit": "1/min"},
+    {"template": "drive", "tag": "{tag}/current", "address": "nsu=urn:vendor:plc;s={address}.Current", "unit": "A"},
+    {"use": "drive", "tag": "line1/drive1", "address": "Drives[1]"},
+    {"use": "drive", "tag": "line1/drive2", "address": "Drives[2]"},
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +126,7 @@ def _read_point(cells: Cells) -> tuple[TagPoint, str, str]:
     sampling_ms = None
     if cells.text("sampling_interval_ms"):
         sampling_ms = cells.integer("sampling_interval_ms", 0, SAMPLING_INTERVAL_MS_MAX)
-    trigger = cells.choice("trigger", [kind.name.lower() for kind in Trigger], Trigger.STATUS_VALUE.name.lower())
+    trigger = cells.choice("trigger", _TRIGGERS, Trigger.STATUS_VALUE.name.lower())
     deadband = cells.text("server_deadband")
     monitoring = _shared_monitoring(
         sampling_interval_ms=sampling_ms,

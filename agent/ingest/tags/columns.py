@@ -1,6 +1,6 @@
 """The columns of tag files with their meaning. Reading, help, examples and the JSON schema use these records. Core.
 
-A protocol adds columns of its own (`opcua/columns`, `modbus/columns`). In a TOML tag file a column is a key of the same
+A protocol adds columns of its own (`opcua/address`, `modbus/address`). In a TOML tag file a column is a key of the same
 name.
 """
 

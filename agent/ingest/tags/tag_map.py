@@ -5,8 +5,8 @@ written once, as a template (`templates`). The whole file is checked before it i
 once, with row and column.
 
 Core: takes the bytes of a file and the settings, returns tags and notes or raises TagMapError. Nothing is guessed: an
-unknown column, a duplicate tag or an unknown type is an error with a suggestion. `columns`, `opcua/columns` and
-`modbus/columns` describe the columns.
+unknown column, a duplicate tag or an unknown type is an error with a suggestion. `columns`, `opcua/address` and
+`modbus/address` describe the columns.
 """
 
 from __future__ import annotations
