@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from agent.demo.mosquitto import broker_section
 from agent.replication.pki import Issued
 
 PLANT, IDMZ, ENTERPRISE = "plant-a", "idmz", "enterprise"
@@ -59,14 +60,7 @@ def node_toml(zone: str, identity: Issued, broker_port: int, page_port: int, pla
     sections = [
         f'[node]\nzone = "{zone}"\n',
         f"[page]\nlisten_port = {page_port}\n",
-        f"""[[broker]]
-name = "site"
-host = "127.0.0.1"
-port = {broker_port}
-ca_file = "{identity.ca_file}"
-cert_file = "{identity.cert_file}"
-key_file = "{identity.key_file}"
-""",
+        broker_section(identity, broker_port),
     ]
     if zone in _DOWNSTREAM:
         sections.append(_peer(_DOWNSTREAM[zone], exports=STREAMS))

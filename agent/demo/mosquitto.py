@@ -27,6 +27,12 @@ HOST = "127.0.0.1"
 START_ATTEMPTS = 5  # another program may take the free port between finding and using it
 
 
+def broker_section(mine: pki.Issued, port: int, name: str = "site") -> str:
+    """The lines of node.toml about a broker on this machine."""
+    files = f'ca_file = "{mine.ca_file}"\ncert_file = "{mine.cert_file}"\nkey_file = "{mine.key_file}"\n'
+    return f'[[broker]]\nname = "{name}"\nhost = "{HOST}"\nport = {port}\n{files}'
+
+
 class Mosquitto(Child):
     """One broker process and the certificates that go with it."""
 
@@ -99,6 +105,10 @@ class Mosquitto(Child):
     def identity(self, zone: str) -> pki.Issued:
         """The certificate, key and authority of `zone`."""
         return self._identities[zone]
+
+    def section(self, zone: str, name: str = "site") -> str:
+        """The lines about this broker in the node.toml of `zone`."""
+        return broker_section(self.identity(zone), self.port, name)
 
     def start(self) -> None:
         """Start the broker and wait until it runs. It accepts connections before it handles SIGHUP, so the log is

@@ -28,15 +28,23 @@ from bench.common.data_sets import definitions, runs, samples
 from bench.common.measuring import Latency, Report, files_bytes, machine, rounded
 from bench.common.testbed import ASKING, BARE_SERVING, RESULT_S_MAX, SERVING, Testbed, open_testbed
 from bench.common.worker_io import Options, broker_access, emit, usage
-from bench.replication.endpoints import CONSUMER, STREAM, Probes, consumer_of, opened, pull_settings, serve_while
+from bench.replication.endpoints import (
+    CONSUMER,
+    LOAD_RUNS,
+    PROBE_INTERVAL_NS,
+    STREAM,
+    Probes,
+    consumer_of,
+    opened,
+    pull_settings,
+    serve_while,
+)
 
 LIVE_STREAM = "facts.live"
 STREAMS = (STREAM, LIVE_STREAM)
 BATCH_FACTS = 250
 DISTINCT_RUNS = 200
 LIVE_FACTS_PER_S = (1_000, 100_000)
-PROBE_INTERVAL_NS = 10_000_000
-LOAD_RUNS = 100
 FACTS_PER_S_MIN = 100_000  # slower than this, something is wrong: a limit for waiting
 PAGE_BYTES = pull_settings().receiver.page_bytes_max
 PHASES = ("during", "after")

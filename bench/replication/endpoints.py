@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from functools import partial
@@ -197,9 +197,9 @@ async def serve_while(
 # -------------------------------------------------------------------------------------------------------------- pulling
 
 
-def pull_settings(stream: str = STREAM, origins: Iterable[str] = (SERVING,)) -> PullSettings:
+def pull_settings(stream: str = STREAM) -> PullSettings:
     """The settings of a pull, with all defaults of a node."""
-    return PullSettings(SERVING, stream, consumer_of(stream), frozenset(origins))
+    return PullSettings(SERVING, stream, consumer_of(stream), frozenset({SERVING}))
 
 
 def pull(options: Options) -> None:
@@ -214,8 +214,7 @@ async def _pull(options: Options, store: FactStore) -> None:
     judge = _judge(options, store)
     asker = Requester(link, SERVING, judge.messages.refuses_answer)
     streams = options.get("streams", [STREAM])
-    settings = [pull_settings(stream, options.get("origins", [SERVING])) for stream in streams]
-    pullers = [Puller(asker, store, pull_of_stream, judge=judge) for pull_of_stream in settings]
+    pullers = [Puller(asker, store, pull_settings(stream), judge=judge) for stream in streams]
     async with running(link.run()):
         await link.wait_up()
         since_ns, started_ns = time.process_time_ns(), time.monotonic_ns()

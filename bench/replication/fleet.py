@@ -92,11 +92,9 @@ def _plants(bed: Testbed, name: str, zones: list[str], facts: int) -> contextlib
 
 def pulling_node(bed: Testbed, zones: list[str]) -> Child:
     """The node that pulls from these zones; not started."""
-    folder, mine = bed.folder / ASKING, bed.broker.identity(ASKING)
+    folder = bed.folder / ASKING
     folder.mkdir()
-    text = f'[node]\nzone = "{ASKING}"\n[page]\nlisten_port = 0\n'
-    text += f'[[broker]]\nname = "site"\nhost = "{bed.broker.host}"\nport = {bed.broker.port}\n'
-    text += f'ca_file = "{mine.ca_file}"\ncert_file = "{mine.cert_file}"\nkey_file = "{mine.key_file}"\n'
+    text = f'[node]\nzone = "{ASKING}"\n[page]\nlisten_port = 0\n{bed.broker.section(ASKING)}'
     for zone in zones:
         text += f'[[peer]]\nzone = "{zone}"\nbroker = "site"\npulls = ["{STREAM}"]\nanti_entropy_hours = 0\n'
     config = folder / "node.toml"

@@ -185,10 +185,7 @@ def _attacked(folder: Path) -> Iterator[Attacked]:
 
 
 def _node_toml(broker: Mosquitto) -> str:
-    mine = broker.identity(SERVING)
-    text = f'[node]\nzone = "{SERVING}"\n[page]\nlisten_port = 0\n'
-    text += f'[[broker]]\nname = "site"\nhost = "{broker.host}"\nport = {broker.port}\n'
-    text += f'ca_file = "{mine.ca_file}"\ncert_file = "{mine.cert_file}"\nkey_file = "{mine.key_file}"\n'
+    text = f'[node]\nzone = "{SERVING}"\n[page]\nlisten_port = 0\n{broker.section(SERVING)}'
     for zone, rights in ((ASKING, ""), (HOSTILE, f'appends = ["{STREAM}"]\n')):
         text += f'[[peer]]\nzone = "{zone}"\nbroker = "site"\nexports = ["{STREAM}"]\n{rights}'
     return text

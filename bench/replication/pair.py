@@ -86,12 +86,11 @@ def _measure(bed: Testbed, seconds: float) -> dict[str, Any]:
 
 def _node(bed: Testbed, name: str) -> Child:
     """A gateway, or the witness; not started."""
-    folder, access = bed.folder / name, bed.access(name)
+    folder = bed.folder / name
     folder.mkdir()
     exports = f'["{STREAM}"]'
     text = "[page]\nlisten_port = 0\n[store]\ndisk_free_bytes_min = 2_000_000\nballast_bytes = 1_000_000\n"
-    text += f'[[broker]]\nname = "site"\nhost = "{access.host}"\nport = {access.port}\n'
-    text += f'ca_file = "{access.ca_file}"\ncert_file = "{access.cert_file}"\nkey_file = "{access.key_file}"\n'
+    text += bed.broker.section(name)
     if name == WITNESS:
         text += f'[node]\nzone = "{WITNESS}"\n'
         for box in BOXES:

@@ -168,11 +168,9 @@ def _started(
     begun = []
     for zone, other, peer in ((SERVING, ASKING, "exports"), (ASKING, SERVING, "pulls")):
         disk = stack.enter_context(own_file_system(here / zone))
-        mine, config = broker.identity(zone), here / f"{zone}.toml"
+        config = here / f"{zone}.toml"
         config.write_text(
-            f'[node]\nzone = "{zone}"\nstate_dir = "{disk.folder}/state"\n[store]\n{store}'
-            f'[[broker]]\nname = "site"\nhost = "{broker.host}"\nport = {broker.port}\n'
-            f'ca_file = "{mine.ca_file}"\ncert_file = "{mine.cert_file}"\nkey_file = "{mine.key_file}"\n'
+            f'[node]\nzone = "{zone}"\nstate_dir = "{disk.folder}/state"\n[store]\n{store}{broker.section(zone)}'
             f'[[peer]]\nzone = "{other}"\nbroker = "site"\n{peer} = ["{STREAM}"]\n'
             + (source if zone == SERVING else ""),
             encoding="utf-8",

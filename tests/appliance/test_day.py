@@ -50,13 +50,10 @@ def memory_max_bytes() -> int:
 
 def settings(folder: Path, zone: str, broker: Mosquitto, peer: str, more: str = "") -> Path:
     """A node's file."""
-    mine = broker.identity(zone)
     (folder / zone).mkdir()
     file = folder / zone / "node.toml"
     file.write_text(
-        f'[node]\nzone = "{zone}"\n[store]\ncommit_interval_ms = 1000\n'
-        f'[[broker]]\nname = "b"\nhost = "{HOST}"\nport = {broker.port}\n'
-        f'ca_file = "{mine.ca_file}"\ncert_file = "{mine.cert_file}"\nkey_file = "{mine.key_file}"\n'
+        f'[node]\nzone = "{zone}"\n[store]\ncommit_interval_ms = 1000\n{broker.section(zone, "b")}'
         f'[[peer]]\nbroker = "b"\n{peer}\n{more}'
     )
     return file

@@ -199,12 +199,7 @@ def test_check_connect_tries_everything(meter: Program, plc: Program, bsfg: Bsfg
     """A line for each source, broker and peer; the one that fails is named with what to do, and decides the status;
     plain `check` connects to nothing."""
     with Mosquitto.started(tmp_path / "mqtt", zones=("plant-a", "idmz"), links=("plant-a:idmz",)) as broker:
-        own = broker.identity("plant-a")
-        more = (
-            f'[[broker]]\nname = "site"\nhost = "127.0.0.1"\nport = {broker.port}\nca_file = "{own.ca_file}"\n'
-            f'cert_file = "{own.cert_file}"\nkey_file = "{own.key_file}"\n'
-            '[[peer]]\nzone = "idmz"\nbroker = "site"\nexports = ["facts.telemetry"]\n'
-        )
+        more = f'{broker.section("plant-a")}[[peer]]\nzone = "idmz"\nbroker = "site"\nexports = ["facts.telemetry"]\n'
         write_node(tmp_path, meter.port, plc.port, more)
         done = bsfg("check", "--connect")
         assert done.returncode == 0, done.stdout

@@ -51,9 +51,7 @@ class Gateway:
         """The file at the start."""
         lines = ['[node]\nzone = "plant-a"\n[store]\ncommit_interval_ms = 250\n']
         for name, broker in self.brokers.items():
-            mine = broker.identity("plant-a")
-            files = "".join(f'{key} = "{getattr(mine, key)}"\n' for key in ("ca_file", "cert_file", "key_file"))
-            lines.append(f'[[broker]]\nname = "{name}"\nhost = "{broker.host}"\nport = {broker.port}\n{files}')
+            lines.append(broker.section("plant-a", name))
         lines += ['[[peer]]\nzone = "idmz"\nbroker = "first"\nexports = ["facts.telemetry"]\n']
         lines += ['[[peer]]\nzone = "enterprise"\nbroker = "second"\npulls = ["orders"]\n']
         lines.append(

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from agent.client import Client, NodeSilent
+from agent.demo.mosquitto import broker_section
 from agent.demo.processes import Child, free_port
 from agent.errors import BsfgError
 from agent.replication import pki
@@ -81,9 +82,7 @@ def clock_unset(folder: Path, _: contextlib.ExitStack) -> tuple[str, dict[str, s
 def _peer(folder: Path, issued: datetime, days: int = 365) -> str:
     pki.create_authority(folder / "pki", issued)
     mine = pki.issue_zone(folder / "pki", "plant", issued, days=days)
-    broker = f'[[broker]]\nname = "site"\nhost = "127.0.0.1"\nport = {free_port()}\nca_file = "{mine.ca_file}"\n'
-    broker += f'cert_file = "{mine.cert_file}"\nkey_file = "{mine.key_file}"\n'
-    return broker + '[[peer]]\nbroker = "site"\nzone = "far"\npulls = ["facts.telemetry"]\n'
+    return broker_section(mine, free_port()) + '[[peer]]\nbroker = "site"\nzone = "far"\npulls = ["facts.telemetry"]\n'
 
 
 CASES: list[tuple[Provoke, str, int]] = [  # with the exit status: 3 is late, 1 worse

@@ -194,24 +194,9 @@ async def run_commands(node: Node, commands: Iterable[Sequence[str]]) -> list[tu
 
 def write_node_toml(folder: Path, broker: Mosquitto, zone: str, peer: str) -> Path:
     """Write the node.toml of a zone at this broker, with the lines of one peer."""
-    mine = broker.identity(zone)
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "node.toml"
-    file.write_text(
-        f"""[node]
-zone = "{zone}"
-[[broker]]
-name = "site"
-host = "{broker.host}"
-port = {broker.port}
-ca_file = "{mine.ca_file}"
-cert_file = "{mine.cert_file}"
-key_file = "{mine.key_file}"
-[[peer]]
-broker = "site"
-{peer}
-"""
-    )
+    file.write_text(f'[node]\nzone = "{zone}"\n{broker.section(zone)}[[peer]]\nbroker = "site"\n{peer}\n')
     return file
 
 

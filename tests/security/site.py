@@ -69,10 +69,7 @@ class Site:
         """Start the node of a zone; `more` are further sections of its node.toml."""
         folder = self.folder / zone
         folder.mkdir(exist_ok=True)
-        text = f'[node]\nzone = "{zone}"\n{more}'
-        mine = self.broker.identity(zone)
-        text += f'[[broker]]\nname = "site"\nhost = "{self.broker.host}"\nport = {self.broker.port}\n'
-        text += "".join(f'{name} = "{getattr(mine, name)}"\n' for name in ("ca_file", "cert_file", "key_file"))
+        text = f'[node]\nzone = "{zone}"\n{more}{self.broker.section(zone)}'
         for peer, lines in PEERS[zone].items():
             text += f'[[peer]]\nzone = "{peer}"\nbroker = "site"\n{lines}'
             if peer == EVIL:

@@ -248,16 +248,7 @@ def _witness_toml(site: PairSite) -> str:
 
 
 def _broker(broker: Mosquitto, name: str, node: str) -> str:
-    identity = broker.identity(node)
-    files = {"ca_file": identity.ca_file, "cert_file": identity.cert_file, "key_file": identity.key_file}
-    return _section(
-        "[[broker]]",
-        name=name,
-        host=broker.host,
-        port=broker.port,
-        optional=True,
-        **{k: str(v) for k, v in files.items()},
-    )
+    return f"{broker.section(node, name)}optional = true\n"
 
 
 def _section(title: str, **settings: object) -> str:

@@ -44,11 +44,9 @@ class Zone:
         folder.mkdir()
         signing = signing_section(folder, zone) if is_signing else ""
         self.state, self.store = folder / "state", folder / "state" / "facts.db"
-        identity = broker.identity(zone)
-        files = "".join(f'{name} = "{getattr(identity, name)}"\n' for name in ("ca_file", "cert_file", "key_file"))
         self.config = folder / "node.toml"
         self.config.write_text(
-            f'[node]\nzone = "{zone}"\n{signing}[[broker]]\nname = "site"\nhost = "{broker.host}"\nport = {broker.port}\n{files}'
+            f'[node]\nzone = "{zone}"\n{signing}{broker.section(zone)}'
             f'[[peer]]\nzone = "{peer}"\nbroker = "site"\npulls = ["{STREAM}"]\nexports = ["{STREAM}"]\n'
         )
         self.node = Child(f"node {zone}", [*BSFG, "run", "--config", self.config], folder / "log")
