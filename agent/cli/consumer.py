@@ -16,6 +16,7 @@ from agent import local_socket
 from agent.cli import config_option, json_option, print_either, print_json, table
 from agent.cli.local_node import answer_s_option, ask, load_settings, start_option, to_option
 from agent.message import LOCAL_ZONE
+from agent.page.words import size
 from agent.pages import Start
 
 _COLUMNS = ("consumer", "stream", "zone", "state", "frontier", "behind", "holds back", "hours", "last seen", "lease")
@@ -89,7 +90,7 @@ def remove(
     if was.behind_facts:
         old = "" if was.held_hours is None else f", the oldest {was.held_hours:.1f} h old"
         click.echo(
-            f"it had not confirmed {was.behind_facts} facts, {_size(was.held_bytes)}{old}; they may now be released"
+            f"it had not confirmed {was.behind_facts} facts, {size(was.held_bytes)}{old}; they may now be released"
         )
 
 
@@ -99,13 +100,5 @@ def _row(entry: local_socket.ConsumerEntry) -> tuple[object, ...]:
     seen = "never" if at_s is None else datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     state = f"{entry.state}, in sync" if entry.in_sync else entry.state
     lease = f"{entry.lease_epoch} {entry.lease_holder}" if entry.lease_epoch else ""
-    held = _size(entry.held_bytes) if entry.held_bytes else ""
+    held = size(entry.held_bytes) if entry.held_bytes else ""
     return (entry.name, entry.stream, entry.zone, state, entry.frontier, entry.behind_facts, held, hours, seen, lease)
-
-
-def _size(count: int) -> str:
-    """Bytes as a person reads them."""
-    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= factor:
-            return f"{count / factor:.1f} {unit}"
-    return f"{count} B"

@@ -8,7 +8,6 @@ import pytest
 
 from agent import local_socket
 from agent.cli import main
-from agent.cli.consumer import _size
 from agent.fact_store import FactStore
 from agent.lease import LeaseClaim
 from agent.message import Envelope, Fact, Message
@@ -151,14 +150,6 @@ def test_a_store_error_is_printed_once_with_its_hint(monkeypatch: pytest.MonkeyP
     text = str(ended.value)
     assert text.startswith("bsfg: no consumer 'local.nobody'; ")
     assert text.count("a first fetch registers it") == 1
-
-
-@pytest.mark.parametrize(
-    "count, text", [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (1_500_000, "1.5 MB"), (10**10, "10.0 GB")]
-)
-def test_sizes_are_printed_in_readable_units(count: int, text: str) -> None:
-    """As a person reads them."""
-    assert _size(count) == text
 
 
 def test_where_a_consumer_starts() -> None:

@@ -19,7 +19,16 @@ def test_counts(found: object, said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "found, said", [(0, "0 B"), (999, "999 B"), (8.4e9, "8.4 GB"), (2e12, "2 TB"), ({}, "unknown")]
+    "found, said",
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1 kB"),
+        (1_500_000, "1.5 MB"),
+        (8.4e9, "8.4 GB"),
+        (2e12, "2 TB"),
+        ({}, "unknown"),
+    ],
 )
 def test_sizes(found: object, said: str) -> None:
     """In the unit that leaves few digits."""
