@@ -15,11 +15,11 @@ import pytest
 
 from agent.batch import Origin
 from agent.cli.bench import bench
+from agent.columns import SampleColumns, pack
 from agent.fact_store import FactStore
 from agent.health.flash import BURST_FACTS
 from bench.common import data_sets, measuring
 from bench.store import lives
-from tests.support.samples import check_sample
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "developers" / "benchmarks.md"
@@ -148,8 +148,7 @@ def test_samples_match_the_data_set(data_set: data_sets.DataSet) -> None:
     assert scans != list(data_sets.runs(data_set, 8, 5 * data_sets.TAGS, data_sets.TAGS))
     for number, scan in enumerate(scans):
         assert [sample.tag for sample in scan] == list(range(1, data_sets.TAGS + 1))
-        for sample in scan:
-            check_sample(sample)
+        pack(SampleColumns.of(scan), data_sets.TAGS)
         kinds = [type(sample.value) for sample in scan]
         assert (kinds.count(float), kinds.count(int), kinds.count(bool)) == (400, 50, 50)
         exact = [s for s in scan if isinstance(s.value, float) and s.value != round(s.value, 2)]

@@ -10,11 +10,10 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
-from agent.columns import SampleColumns
+from agent.columns import SampleColumns, pack
 from agent.errors import StoreBusy, StoreFull
 from agent.ingest.completeness import Stored
 from agent.message import Message, Sample, TagDefinition, check_definition, check_message
-from tests.support.samples import check_sample
 
 STOP_S = 20.0
 
@@ -49,12 +48,9 @@ class FakeStore:
             future: Future[Any] = Future()
             future.set_exception(self.failure)
             return future
-        rows = list(columns.rows())
-        for row in rows:
-            check_sample(row)
-            assert row.tag <= len(self.definitions)
+        pack(columns, len(self.definitions))  # raises ValueError, as the store would
         self.before.append((len(self.messages), dict(self.complete)))
-        self.samples += [(stream, row) for row in rows]
+        self.samples += [(stream, row) for row in columns.rows()]
         return done(None)
 
     def append_message(self, stream: str, message: Message) -> Future[Any]:
