@@ -30,8 +30,7 @@ from agent.settings.node import IdentitySettings, NodeSettings
 from agent.settings.peers import BrokerSettings, PeerSettings
 from agent.settings.store import StoreSettings
 from tests.cli.conftest import typed as run
-from tests.fact_store.making import TELEMETRY, done, tag
-from tests.query.making import damage
+from tests.fact_store.making import TELEMETRY, damage, done, tag
 
 pytestmark = pytest.mark.usefixtures("plant_a")
 places = pytest.mark.parametrize("place", [0, 1, 2, None])

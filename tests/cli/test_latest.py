@@ -8,7 +8,8 @@ from pathlib import Path
 from agent.config import InForce, load
 from agent.message import Sample, TagDefinition
 from tests.cli.conftest import Bsfg
-from tests.query.making import damage, everything, recorded
+from tests.fact_store.making import damage
+from tests.query.making import everything, recorded
 from tests.support.relay_store import ALARMS, relay_store
 
 

@@ -1,6 +1,7 @@
 """Common parts of the store's tests: an origin elsewhere that seals honest batches, samples, messages, and short
 waits."""
 
+import hashlib
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator
@@ -102,6 +103,19 @@ def past_the_triggers(path: Path) -> Iterator[sqlite3.Connection]:
         for _, sql in triggers:
             connection.execute(sql)
         connection.commit()
+
+
+def damage(path: Path, first_offset: int, stream: str = TELEMETRY, *, is_sealed_again: bool = False) -> None:
+    """The disk changes the content of the batch that begins there. With the digest of what is there then, it is a batch
+    that no program of ours sealed."""
+    with past_the_triggers(path) as connection:
+        rows = "SELECT batch.id, body, digest FROM batch JOIN stream ON stream.id = stream WHERE first_offset = ? AND name = ?"
+        number, body, digest = connection.execute(rows, (first_offset, stream)).fetchone()
+        at = batch.parse(body + digest).body_at
+        changed = body[:at] + bytes(len(body) - at)
+        if is_sealed_again:
+            digest = hashlib.blake2b(changed, digest_size=batch.DIGEST_BYTES).digest()
+        connection.execute("UPDATE batch SET body = ?, digest = ? WHERE id = ?", (changed, digest, number))
 
 
 def read_file(store: FactStore | StoreReader, stream: str, after_offset: int = 0) -> Page:

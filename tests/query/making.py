@@ -1,16 +1,14 @@
 """A small store with everything in it that a reader can meet: value types, streams, origins, messages, changed
 definitions."""
 
-import hashlib
 import math
-import sqlite3
 import struct
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from agent.batch import DIGEST_BYTES, Kind, open_messages, open_samples, parse
+from agent.batch import Kind, open_messages, open_samples, parse
 from agent.fact_store import FactStore, StoreReader
 from agent.message import Envelope, Fact, Json, Message, Sample, TagDefinition, Value, json_value, time_text
 from tests.batch.making import bits
@@ -135,18 +133,3 @@ def of_message(opened: Message) -> dict[str, Any]:
         "source_time": time_text(at_ns), "object_json": opened.fact.object_json.decode(),
         "message_id": opened.envelope.message_id,
     }  # fmt: skip
-
-
-def damage(file: Path, first_offset: int, *, is_sealed_again: bool = False) -> None:
-    """Change the end of a telemetry batch, behind the triggers' back; with the digest of what is there then, only its
-    content shows it."""
-    with closing(sqlite3.connect(file)) as connection:
-        connection.execute("DROP TRIGGER batch_update_refused")
-        rows = "SELECT batch.id, body FROM batch JOIN stream ON stream.id = stream WHERE first_offset = ? AND name = ?"
-        number, body = connection.execute(rows, (first_offset, TELEMETRY)).fetchone()
-        changed = body[:-20] + bytes(byte ^ 0xFF for byte in body[-20:])
-        connection.execute("UPDATE batch SET body = ? WHERE id = ?", (changed, number))
-        if is_sealed_again:
-            digest = hashlib.blake2b(changed, digest_size=DIGEST_BYTES).digest()
-            connection.execute("UPDATE batch SET digest = ? WHERE id = ?", (digest, number))
-        connection.commit()

@@ -23,9 +23,9 @@ from agent.query.scan.fact_columns import sql_value, value_text, value_type
 from agent.query.scan.messages import fact_messages
 from agent.query.scan.scanner import Scanner
 from tests.batch.making import bits
-from tests.fact_store.making import AT_ONCE, OPERATIONAL, TELEMETRY, done
+from tests.fact_store.making import AT_ONCE, OPERATIONAL, TELEMETRY, damage, done
 from tests.query.exact import exact_value
-from tests.query.making import BASE_NS, SECOND_NS, TAGS, damage, everything, naive
+from tests.query.making import BASE_NS, SECOND_NS, TAGS, everything, naive
 
 NAMES = (
     "stream", "offset", "zone", "life", "sequence", "kind", "subject", "predicate", "tag", "unit", "quality",

@@ -6,7 +6,6 @@ The oracle looks at one fact at a time, in plain Python, and shares no code with
 """
 
 import base64
-import hashlib
 import sqlite3
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from agent.batch import _FIXED, DIGEST_BYTES, Batch, Link, Origin, seal_samples
+from agent.batch import Batch, Link, Origin, seal_samples
 from agent.demo.mosquitto import Mosquitto
 from agent.demo.processes import Child
 from agent.fact_store import FactStore
@@ -162,12 +161,6 @@ def release(path: Path, offset: int) -> None:
         connection.execute("UPDATE stream SET released_offset = ?", (offset,))
 
 
-def damage(path: Path, first_offset: int) -> None:
-    """The disk changes the batch that begins there."""
-    with past_the_triggers(path) as connection:
-        connection.execute("UPDATE batch SET body = zeroblob(length(body)) WHERE first_offset = ?", (first_offset,))
-
-
 def tell_damage(path: Path, first_offset: int) -> None:
     """The node has found that the batch that begins there is damaged."""
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
@@ -176,22 +169,6 @@ def tell_damage(path: Path, first_offset: int) -> None:
             " WHERE first_offset = ?",
             (first_offset,),
         )
-
-
-def garble(path: Path, first_offset: int) -> None:
-    """A batch that no program of ours sealed: its header and digest are right, its content is none."""
-    with past_the_triggers(path) as connection:
-        [(body,)] = connection.execute("SELECT body FROM batch WHERE first_offset = ?", (first_offset,)).fetchall()
-        header = open_header(body)
-        body = body[:header] + bytes(len(body) - header)
-        digest = hashlib.blake2b(body, digest_size=DIGEST_BYTES).digest()
-        connection.execute("UPDATE batch SET body = ?, digest = ? WHERE first_offset = ?", (body, digest, first_offset))
-
-
-def open_header(body: bytes) -> int:
-    """Where the content of a batch begins."""
-    *_, body_bytes, zone_bytes, stream_bytes = _FIXED.unpack_from(body)
-    return len(body) - int(body_bytes) if zone_bytes and stream_bytes else 0
 
 
 def lose(path: Path, first_offset: int) -> None:

@@ -22,6 +22,7 @@ from pyspark_bsfg.options import Options
 from pyspark_bsfg.reader import PruningReader
 from pyspark_bsfg.streaming.reader import NO_CLAIM
 from pyspark_bsfg.transports import Asked, mqtt_node, places, range_pages
+from tests.fact_store.making import damage
 from tests.signing import signers
 from tests.spark import making
 from tests.spark.making import ENTERPRISE, NOON_NS, TELEMETRY, VALUES, Served, served, store_path
@@ -90,7 +91,7 @@ def enterprise(tmp_path_factory: pytest.TempPathFactory, signer: ZoneSigner) -> 
     """A node that serves the signed facts of `fill`."""
     folder = tmp_path_factory.mktemp("enterprise")
     fill(store_path(folder), signer)
-    making.damage(store_path(folder), DAMAGED)
+    damage(store_path(folder), DAMAGED)
     with served(folder) as running:
         yield running
 

@@ -36,6 +36,7 @@ from pyspark_bsfg.ranges import OffsetRange
 from pyspark_bsfg.reader import PruningReader
 from pyspark_bsfg.source import BsfgDataSource
 from pyspark_bsfg.transports import Asked, StoreFile
+from tests.fact_store.making import damage
 from tests.spark import making
 from tests.spark.making import BAD, DEFINITIONS, NOON_NS, TELEMETRY
 
@@ -209,7 +210,7 @@ def test_a_lost_row_is_reported_by_a_filtered_read_too(tmp_path: Path, caplog: p
     that the filters exclude is not read."""
     copy = tmp_path / "facts.db"
     making.store(copy, [[Sample(1, NOON_NS + hour * HOUR_NS, 1.0)] for hour in range(4)])
-    making.damage(copy, 1)
+    damage(copy, 1)
     making.lose(copy, 3)
     assert [row["offset"] for row in read(copy, GreaterThan(("ts",), moment(NOON_NS)))] == [2, 4]
     assert ["(3 to 3 damaged)" in record.getMessage() for record in caplog.records] == [True]

@@ -28,7 +28,7 @@ from pyspark_bsfg.errors import FactsGone, OptionError, StoreUnreadable, StreamU
 from pyspark_bsfg.ranges import OffsetRange
 from pyspark_bsfg.schema import arrow_schema, projection
 from pyspark_bsfg.transports import HoleLog, StoreFile, reading
-from tests.fact_store.making import past_the_triggers
+from tests.fact_store.making import damage, past_the_triggers
 from tests.spark import making
 from tests.spark.making import NOON_NS, OPERATIONAL, TELEMETRY, VALUES
 from tests.support import relay_store as relay
@@ -142,7 +142,7 @@ def test_a_count_reads_no_batch_until_a_loss_is_known(
         found = read(path, projection(["zone", "facts"]), startingOffsets=2, endingOffsets=32, numPartitions=2)
         return dict(sum((Counter({row["zone"]: row["facts"]}) for row in found), Counter()))
 
-    making.damage(path, 13)
+    damage(path, 13)
     assert counted() == {"enterprise": 26, "plant-a": 4}
     assert not caplog.records
     if loss == "known":
@@ -284,7 +284,7 @@ def test_damaged_batches_are_reported_and_cost_nothing_else(
     runs = [RUN[at : at + 3] for at in range(0, 27, 3)]
     origin = making.store(path, runs)
     for first_offset in (1, 13, 25):
-        making.damage(path, first_offset)
+        damage(path, first_offset)
     gone = {1, 2, 3, 13, 14, 15, 25, 26, 27}
     expected = [making.row(sample, n, origin, n) for n, sample in enumerate(RUN, 1) if n not in gone]
     found = [row | {"ts": row["ts"].astimezone(expected[0]["ts"].tzinfo)} for row in read(path, numPartitions=tasks)]
@@ -311,7 +311,7 @@ def test_many_holes_are_summed_up(
     path = tmp_path / "facts.db"
     making.store(path, [[sample] for sample in RUN[:8]])
     for first_offset in (2, 4, 6, 8):
-        making.damage(path, first_offset)
+        damage(path, first_offset)
     assert [row["offset"] for row in read(path)] == [1, 3, 5, 7]
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 3

@@ -17,6 +17,7 @@ from agent.fact_store import FactStore
 from agent.message import Sample
 from pyspark_bsfg.schema import projection
 from pyspark_bsfg.session import PUSH_DOWN, facts
+from tests.fact_store.making import damage
 from tests.spark import making
 from tests.spark.making import NOON_NS, SECOND_NS, VALUES
 from tests.waiting import wait_until
@@ -81,7 +82,7 @@ def test_filters_reach_the_source_and_change_no_result(
     pushed = facts(spark, path, where=asked, numPartitions=3)
     assert (plain.rdd.getNumPartitions(), pushed.rdd.getNumPartitions()) == (1, 3)
     assert pushed.count() == plain.count() == 16 * 17
-    making.garble(path, 1)  # an hour that is not asked for
+    damage(path, 1, is_sealed_again=True)  # an hour that is not asked for
     read = pushed.selectExpr("min(offset) as first", "count(*) as found").collect()
     assert [(row["first"], row["found"]) for row in read] == [(401, 16 * 17)]
     spark.conf.set(PUSH_DOWN, "false")
@@ -117,7 +118,7 @@ def test_a_dataframe_of_facts_reads_what_it_needs(spark: SparkSession, tmp_path:
     narrowed is Spark's, and so are its errors."""
     path = tmp_path / "facts.db"
     making.store(path, HOURS[:3])
-    making.garble(path, 1)
+    damage(path, 1, is_sealed_again=True)
     rows = facts(spark, path)
     assert rows.count() == 150
     late = rows.where(F.col("ts") >= "2026-01-01 13:00").where(rows.tag == "tag:line-1/count")
@@ -154,7 +155,7 @@ def test_a_stream_counts_by_headers_too(spark: SparkSession, tmp_path: Path) -> 
     as in a batch read."""
     path = tmp_path / "facts.db"
     making.store(path, [RUN[:2], RUN[2:7], RUN[7:]])
-    making.garble(path, 1)
+    damage(path, 1, is_sealed_again=True)
     options = {"path": str(path), "maxOffsetsPerTrigger": "4", "minPartitions": "2"}
 
     def reading(columns: str) -> DataStreamReader:

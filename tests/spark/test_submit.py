@@ -16,6 +16,7 @@ import zstandard
 from agent.message import Sample
 from pyspark_bsfg import __main__ as program
 from pyspark_bsfg import pack
+from tests.fact_store.making import damage
 from tests.spark import making
 from tests.spark.making import NOON_NS, QUICK_JVM, SECOND_NS
 from tests.spark.streaming.dying import land_toml
@@ -48,7 +49,7 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [Sample(1, NOON_NS + n * SECOND_NS, float(n)) for n in range(at, at + 100)] for at in range(0, 1000, 100)
     ]
     making.store(path, batches)
-    making.damage(path, 301)
+    damage(path, 301)
     return path
 
 

@@ -19,7 +19,7 @@ from agent.message import Sample, TagDefinition
 from agent.pages import Hole
 from agent.positions import Position
 from agent.settings.store import StoreSettings, StreamSettings
-from tests.fact_store.making import past_the_triggers
+from tests.fact_store.making import damage
 from tests.support.received import chain_of, put_page
 from tests.waiting import wait_until
 
@@ -81,9 +81,7 @@ def relay_store(folder: Path, *, is_holed: bool = True) -> Path:
             released = HOLES[0].last_offset
             wait_until(lambda: store.reader.bounds()[TELEMETRY][0] == released + 1, "the release")
     if is_holed:
-        with past_the_triggers(file) as connection:
-            changed = "UPDATE batch SET body = zeroblob(length(body)) WHERE first_offset = ?"
-            connection.execute(changed, (HOLES[1].first_offset,))
+        damage(file, HOLES[1].first_offset)
     return file
 
 

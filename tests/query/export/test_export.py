@@ -25,19 +25,9 @@ from agent.query.scan.scanner import Scanner
 from agent.query.statistics import statistics
 from pyspark_bsfg.schema import FACTS
 from tests.batch.making import bits
-from tests.fact_store.making import AT_ONCE, OPERATIONAL, TELEMETRY, done
+from tests.fact_store.making import AT_ONCE, OPERATIONAL, TELEMETRY, damage, done
 from tests.query.exact import exact_value, value_of_text
-from tests.query.making import (
-    BASE_NS,
-    SECOND_NS,
-    TAGS,
-    VALUES,
-    add_consumer_and_gap,
-    damage,
-    everything,
-    naive,
-    recorded,
-)
+from tests.query.making import BASE_NS, SECOND_NS, TAGS, VALUES, add_consumer_and_gap, everything, naive, recorded
 from tests.query.test_scan import NAMES
 from tests.support import command
 

@@ -31,8 +31,8 @@ from agent.query.scan import READ_BYTES_MAX, Scanner
 from agent.query.scan.dictionary import Dictionary
 from agent.query.sql import SqlSession
 from tests.batch.making import bits
-from tests.fact_store.making import AT_ONCE, IN_MEMORY, TELEMETRY, Elsewhere, done
-from tests.query.making import BASE_NS, SECOND_NS, damage, everything, naive, recorded
+from tests.fact_store.making import AT_ONCE, IN_MEMORY, TELEMETRY, Elsewhere, damage, done
+from tests.query.making import BASE_NS, SECOND_NS, everything, naive, recorded
 from tests.support.memory import memory_folder
 
 OTHER = "facts.other"

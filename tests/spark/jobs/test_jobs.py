@@ -27,6 +27,7 @@ from pyspark_bsfg.errors import JobRefused
 from pyspark_bsfg.jobs import clean, rollup
 from pyspark_bsfg.jobs.settings import Counter, Settings
 from pyspark_bsfg.landing.views import views
+from tests.fact_store.making import damage
 from tests.sim import first_seed
 from tests.spark import making
 from tests.spark.jobs import oracle
@@ -327,7 +328,7 @@ def holed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         declared = [samples_lost(number, *loss) for number, loss in enumerate(losses)]
         opened.appends.append_messages(making.TELEMETRY, [declared[0], expired]).result()
         opened.appends.append_messages(making.OPERATIONAL, declared[1:]).result()  # as nodes do
-    making.damage(folder / "facts.db", 5)
+    damage(folder / "facts.db", 5)
     return folder
 
 

@@ -31,6 +31,7 @@ from pyspark_bsfg.source import BsfgDataSource
 from pyspark_bsfg.streaming.checkpoint import Binding, write_binding
 from pyspark_bsfg.streaming.offsets import StreamOffset
 from pyspark_bsfg.transports import StoreFile
+from tests.fact_store.making import damage
 from tests.spark import making
 from tests.spark.making import NOON_NS, SECOND_NS
 from tests.spark.streaming.rows import gap as gap_of
@@ -258,7 +259,7 @@ def test_losses_are_found_by_their_offsets(tmp_path: Path) -> None:
     """What the disk has damaged is seen by nobody, so it is missing, whether or not the source has said so."""
     path = tmp_path / "facts.db"
     making.store(path, [[Sample(1, NOON_NS, float(n))] * 5 for n in range(4)])
-    making.damage(path, 6)
+    damage(path, 6)
     found = written(tmp_path / "out", record_batches(path))
     holes = missing(OffsetRange(1, 20), found.seen)
     assert (found.rows, holes) == (15, [OffsetRange(6, 10)])

@@ -26,6 +26,7 @@ from pyspark_bsfg.streaming import reader as module
 from pyspark_bsfg.streaming.checkpoint import read_binding
 from pyspark_bsfg.transports import StoreFile
 from pyspark_bsfg.transports.store_file import StoreFileSource
+from tests.fact_store.making import damage
 from tests.spark import making
 from tests.spark.making import AT_ONCE, DEFINITIONS, NOON_NS, SECOND_NS, TELEMETRY
 from tests.waiting import wait_until
@@ -289,7 +290,7 @@ def test_a_loss_ends_the_query_or_is_passed(tmp_path: Path, kind: str) -> None:
         gone = r"10 facts of facts.telemetry \(1 to 10 expired\)"
     else:
         for first_offset in (1, 6, 21):
-            making.damage(path, first_offset)
+            damage(path, first_offset)
         gone = r"15 facts of facts.telemetry \(1 to 10 damaged, 21 to 25 damaged\)"
     strict, lenient = stream(tmp_path), stream(tmp_path, failOnDataLoss="false")
     with pytest.raises(FactsGone, match=rf"{gone} are no longer in the store; failOnDataLoss=false"):
