@@ -128,6 +128,7 @@ async def test_every_face_says_the_same(
         level, alert = verdict.level, verdict.alert
         assert (found["verdict"], found["alert"], status) == (level.value, alert, 503 if alert else 200), name
         assert exit_status(found) == (0 if not alert else 3 if level is Level.LATE else 1), name
+        assert metrics["bsfg_node_up",] == 1, name
         for kind, *zone in (("node",), ("zone", "idmz")):
             assert metrics[f"bsfg_{kind}_verdict", level.value, *zone] == 1, name
             assert metrics[f"bsfg_{kind}_alert", *zone] == alert, name
