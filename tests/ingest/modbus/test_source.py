@@ -231,8 +231,9 @@ async def test_a_counter_that_wraps_is_a_fact() -> None:
     assert [sample.value for sample in store.of("a/1")] == [65_530, 6, 6]
 
 
-async def test_missed_polls_are_counted_and_a_fact() -> None:
-    """Slots that were not polled: their number, their times, and the tags of their interval, times slots."""
+async def test_missed_polls_are_counted_and_a_fact(caplog: pytest.LogCaptureFixture) -> None:
+    """Slots that were not polled: their number, their times, and the tags of their interval, times slots. The log says
+    so once."""
     slow, third = (replace(TAGS[1], definition=TagDefinition(f"tag:a/{name}")) for name in ("slow", "third"))
     slow = replace(slow, point=replace(slow.point, poll_interval_ms=5_000))
     third = replace(third, point=replace(third.point, address=3))
@@ -244,6 +245,8 @@ async def test_missed_polls_are_counted_and_a_fact() -> None:
     (content,) = store.told()
     assert (content["reason"], content["count"], content["tags"]) == ("polls_missed", 6, ["tag:a/1", "tag:a/third"])
     assert content["first_time"].startswith("2001-09-09T01:46:40")
+    source._note_missed([Missed(1_000, 1, 0, 0)], 2 * 10**18, "polls_missed")
+    assert told(caplog) == ["polls_missed"]
 
 
 async def test_each_gap_says_why_its_polls_were_missed() -> None:
@@ -274,8 +277,9 @@ async def test_a_poll_reads_the_intervals_that_are_due() -> None:
         assert device.asked == asked
 
 
-async def test_retry_asks_for_what_is_refused_at_once() -> None:
-    """Without it the pause is waited for."""
+async def test_retry_asks_for_what_is_refused_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Without it the pause is waited for. The log says that the tag is read again."""
+    caplog.set_level(logging.INFO)
     source, store = await made()
     await poll(source, Device({2: 2}))
     await poll(source, Device())
@@ -283,6 +287,7 @@ async def test_retry_asks_for_what_is_refused_at_once() -> None:
     source.retry()
     await poll(source, Device())
     assert qualities(store)["2"] == [BAD_NODE_ID_UNKNOWN, 0]
+    assert told(caplog) == ["tags_parked", "tags_returned"]
 
 
 async def test_a_search_rests_when_its_slot_is_over() -> None:
