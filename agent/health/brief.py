@@ -53,7 +53,12 @@ def worst_of(snapshot: NodeSnapshot, verdict: Verdict, shown_max: int = SHOWN_MA
         ),
         brokers=tuple(replace(broker, zones=broker.zones[:shown_max]) for broker in snapshot.brokers),
         broker_abuses=snapshot.broker_abuses[:shown_max],
-        peers=worst(snapshot.peers, lambda peer: peer.position - peer.end_offset, places, lambda peer: peer.subject),
+        peers=worst(
+            snapshot.peers,
+            lambda peer: peer.position - peer.end_offset,
+            places,
+            lambda peer: peer.subject,
+        ),
         sources=worst(
             snapshot.sources, lambda source: -source.errors_total, places, lambda source: f"source {source.name}"
         ),

@@ -228,7 +228,10 @@ class Problem(Enum):
         "No gateway records: this one cannot, and the other one does not lead.",
         "on both: bsfg status; a gateway records when its store takes facts and a source is connected",
     )
-    PAIR_REFUSED = _broken("The other gateway or the witness does not know this one as one of a pair.", "{remedy}")
+    PAIR_REFUSED = _broken(
+        "The other gateway or the witness does not know this one as one of a pair.",
+        "{remedy}",
+    )
     PAIR_DECLINED = _broken(
         "Facts of this zone that the other gateway brought are not stored here for want of a trusted signature.",
         "let both sign, each with a key that the other one trusts, or neither; bsfg check on both",

@@ -229,7 +229,8 @@ class PacingStatus:
         float, Counter("bsfg_peer_paced_seconds_total", "Time for which the bandwidth limit delayed requests.")
     ]
     bytes_owed: Annotated[
-        int, Gauge("bsfg_peer_bandwidth_owed_bytes", "Bytes by which the token bucket is overdrawn.", labels=("peer",))
+        int,
+        Gauge("bsfg_peer_bandwidth_owed_bytes", "Bytes by which the token bucket is overdrawn.", labels=("peer",)),
     ]
     bytes_waited_off_total: Annotated[
         int,
@@ -300,7 +301,11 @@ class PeerStatus:
     ] = 0
     timeouts_total: Annotated[int, Counter("bsfg_peer_timeouts_total", "Requests that timed out.")] = 0
     unproven_total: Annotated[
-        int, Counter("bsfg_peer_unproven_total", "Answers without a valid proof of the peer; they are ignored.")
+        int,
+        Counter(
+            "bsfg_peer_unproven_total",
+            "Answers without a valid proof of the peer; they are ignored.",
+        ),
     ] = 0
     restarts_total: Annotated[
         int, Counter("bsfg_peer_restarts_total", "Pulls that started again because the peer's store was replaced.")
@@ -551,12 +556,16 @@ class IntegrityStatus:
         int, Counter("bsfg_store_batches_verified_total", "Batches compared with their digest in the background.")
     ] = 0
     last_full_pass_unix_ms: Annotated[
-        int | None, Gauge("bsfg_store_verified_time_seconds", "Unix time when all was last verified.", divisor=1000)
+        int | None,
+        Gauge("bsfg_store_verified_time_seconds", "Unix time when all was last verified.", divisor=1000),
     ] = None
     set_aside_bytes: Annotated[int, Gauge("bsfg_store_set_aside_bytes", "Bytes of damaged files set aside.")] = 0
     losses: Annotated[
         int,
-        Gauge("bsfg_store_losses", "How often within the last day the store was found missing or to be an old copy."),
+        Gauge(
+            "bsfg_store_losses",
+            "How often within the last day the store was found missing or to be an old copy.",
+        ),
     ] = 0
 
 

@@ -124,7 +124,10 @@ class BrokerRuntime:
             ]
             pulling += [group.create_task(seed.run(), name="latest seed") for seed in self._latest_seeds]
             pulling += [start(comparer.run(), name="compare") for comparer in self.comparers.values()]
-            serving = [start(self.server.run(), name="serve"), start(self.link.run(), name=f"link {self.broker.name}")]
+            serving = [
+                start(self.server.run(), name="serve"),
+                start(self.link.run(), name=f"link {self.broker.name}"),
+            ]
             if self._lead_link is not None:
                 serving.append(start(self._lead_link.run(), name=f"lead link {self.broker.name}"))
             await self._stop.wait()

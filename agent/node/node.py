@@ -97,7 +97,13 @@ async def _open_store(settings: NodeSettings, resources: contextlib.ExitStack) -
 class Node:
     """The parts of one node and their lives."""
 
-    def __init__(self, store: FactStore, start: Start, file: ConfigFile, reload_asked: asyncio.Event) -> None:
+    def __init__(
+        self,
+        store: FactStore,
+        start: Start,
+        file: ConfigFile,
+        reload_asked: asyncio.Event,
+    ) -> None:
         settings = start.settings
         self._store = store
         self._in_force = InForce(settings)

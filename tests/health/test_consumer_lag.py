@@ -29,7 +29,14 @@ def test_age_is_since_a_fact_came_here() -> None:
     """To the second, by where the stream ended; unknown for facts that were here before the first sample that is still
     kept."""
     lag = watched([10, 20, 30, 30], [0, 0, 0, 0])
-    assert [lag.age_s(STREAM, frontier, 4.5) for frontier in (9, 10, 19, 20, 29, 30)] == [None, 3.5, 3.5, 2.5, 2.5, 0.5]
+    assert [lag.age_s(STREAM, frontier, 4.5) for frontier in (9, 10, 19, 20, 29, 30)] == [
+        None,
+        3.5,
+        3.5,
+        2.5,
+        2.5,
+        0.5,
+    ]
     assert lag.age_s("facts.other", 0, 4.5) is None
     long = watched([*range(1, ENDS_MAX + 2)], [0] * (ENDS_MAX + 1))
     assert (long.age_s(STREAM, 1, ENDS_MAX + 1), long.age_s(STREAM, 2, ENDS_MAX + 1)) == (None, ENDS_MAX - 1)

@@ -97,10 +97,13 @@ def test_a_full_disk_is_the_headline(healthy: NodeSnapshot) -> None:
     peers = (replace(healthy.peers[0], page_waits="StoreFull", lag_seconds=60.0),)
     full = replace(healthy, store=store, requests=requests, peers=peers, store_fill_percent=100.0)
     first, *others = assess(full).reasons
-    assert (first.problem, first.alert, first.hint) == (*(Problem.APPENDS_REFUSED, True), "free space")
+    assert (first.problem, first.alert, first.hint) == (
+        *(Problem.APPENDS_REFUSED, True),
+        "free space",
+    )
     assert first.text == "takes no facts for 5 min: the disk is full (12,288 bytes are left)"
     assert {reason.problem for reason in others} == {
-        *(Problem.APPENDS_FAILED, Problem.STORE_FILL, Problem.PAGE_WAITS, Problem.PEER_LAG)
+        *(Problem.APPENDS_FAILED, Problem.STORE_FILL, Problem.PAGE_WAITS, Problem.PEER_LAG),
     }
     assert all("store" in reason.caused_by for reason in others)
 

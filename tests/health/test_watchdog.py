@@ -9,10 +9,10 @@ IDLE = None
 CASES = {
     "a moving counter feeds": [(9.0 * turn, turn, True) for turn in range(20)],
     "a part that stands still is named until it moves": [
-        *((0.0, 5, True), (10.0, 5, True), (10.1, 5, False), (99.0, 5, False), (100.0, 6, True))
+        *((0.0, 5, True), (10.0, 5, True), (10.1, 5, False), (99.0, 5, False), (100.0, 6, True)),
     ],
     "work that arrives after a rest has the whole limit": [
-        *((0.0, IDLE, True), (1_000.0, IDLE, True), (1_009.0, 5, True), (1_011.0, 5, False))
+        *((0.0, IDLE, True), (1_000.0, IDLE, True), (1_009.0, 5, True), (1_011.0, 5, False)),
     ],
     "a restarted part counts from 0, and has moved": [(0.0, 500, True), (9.0, 0, True), (18.0, 0, True)],
     "a step back of the clock is no stall": [(100.0, 1, True), (50.0, 1, True)],

@@ -40,7 +40,10 @@ def test_the_newest_sample_of_each_tag_is_the_last_recorded(store: FactStore) ->
         store.appends.append_samples(STREAM, rows).result()
     stored = StoredSamples(store.reader)
     found = stored.newest_samples(STREAM, [1, 2, 3])
-    assert found == {1: Newest(Sample(1, 5 * S, 1.5), 5 * S), 2: Newest(Sample(2, 12 * S, None, BAD), 10 * S)}
+    assert found == {
+        1: Newest(Sample(1, 5 * S, 1.5), 5 * S),
+        2: Newest(Sample(2, 12 * S, None, BAD), 10 * S),
+    }
     assert [*found] == [2, 1], "the last one first"
     assert stored.newest_samples(STREAM, [2])[2].good_ns == 10 * S, "before the batch of the newest ones"
     assert stored.newest_samples("facts.other", [1]) == {}

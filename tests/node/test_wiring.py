@@ -130,7 +130,11 @@ async def test_each_of_two_brokers_has_its_own_peers_and_the_status_all(tmp_path
         } == (FRONTIERS)
         assert [
             (peer.zone, peer.stream, peer.compared and peer.compared.repaired_facts_total) for peer in shown.peers
-        ] == [("plant-a", TELEMETRY, 1), ("plant-b", TELEMETRY, 2), ("plant-b", OPERATIONAL, 2)]
+        ] == [
+            ("plant-a", TELEMETRY, 1),
+            ("plant-b", TELEMETRY, 2),
+            ("plant-b", OPERATIONAL, 2),
+        ]
         assert [(broker.name, broker.connected) for broker in shown.brokers] == [("first", False), ("second", False)]
 
 

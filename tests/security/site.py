@@ -47,7 +47,11 @@ def both(name: str) -> str:
 
 PEERS: Mapping[str, Mapping[str, str]] = {
     PLANT: {IDMZ: both("exports")},
-    IDMZ: {PLANT: both("pulls"), ENTERPRISE: both("exports"), EVIL: both("exports") + both("appends")},
+    IDMZ: {
+        PLANT: both("pulls"),
+        ENTERPRISE: both("exports"),
+        EVIL: both("exports") + both("appends"),
+    },
     ENTERPRISE: {IDMZ: both("pulls") + f'relays = ["{PLANT}", "{EVIL}"]\n'},
 }
 

@@ -135,7 +135,9 @@ def _other_chain(offered: list[Offered], at: int) -> list[Offered]:
     return [offer._replace(batch=forged[n]) for n, offer in enumerate(offered)]
 
 
-ATTACKS = [*(_change, _change_signed, _move_record, _spoil, _drop, _reorder, _truncate, _continue, _other_chain)]
+ATTACKS = [
+    *(_change, _change_signed, _move_record, _spoil, _drop, _reorder, _truncate, _continue, _other_chain),
+]
 
 
 @settings(max_examples=300)
@@ -399,4 +401,7 @@ def test_declined_facts_of_two_lives_are_reported_apart() -> None:
     declined = judge_page(page(batches), SIGNERS.trust("required")).declined
     assert [
         (refusal.facts.life, refusal.facts.first_sequence, refusal.facts.last_sequence) for refusal in declined
-    ] == [(LIFE, 1, 2), (later.life, 3, 3)]
+    ] == [
+        (LIFE, 1, 2),
+        (later.life, 3, 3),
+    ]

@@ -16,7 +16,12 @@ from agent.demo.scenario import RunningZones
 from tests.waiting import wait_until
 
 BROKER = "broker"
-KINDS = (*(f"kill {zone}" for zone in layout.ZONES), f"kill {BROKER}", f"freeze {BROKER}", f"freeze {layout.IDMZ}")
+KINDS = (
+    *(f"kill {zone}" for zone in layout.ZONES),
+    f"kill {BROKER}",
+    f"freeze {BROKER}",
+    f"freeze {layout.IDMZ}",
+)
 CALM_S = 1.5  # at most, before a fault: facts are on their way in every hop
 SECOND_CHANCE = 0.4
 

@@ -80,7 +80,12 @@ class Producer:
         node = AsyncClient(state_dir)
         try:
             answer = await node.append(
-                "order:line1/77", "step_completed", {"n": number}, message_id=message_id, stream=stream, to_zone=to_zone
+                "order:line1/77",
+                "step_completed",
+                {"n": number},
+                message_id=message_id,
+                stream=stream,
+                to_zone=to_zone,
             )
         except (NodeSilent, LocalError, StateFolderUnusable):
             return False

@@ -93,7 +93,12 @@ def judge_answer(node: str, payload: bytes) -> tuple[Diagnostic, StreamsAnswer |
         what = f"{node} answered {operation_of(answer)} in place of ListStreams"
         return bad(what, "is the peer a bsfg node?", step="protocol"), None
     theirs = json.loads(payload[4 : 4 + int.from_bytes(payload[:4], "little")])["version"]
-    figures: Figures = {"version": VERSION, "peer_version": theirs, "node": answer.node, "life": answer.life}
+    figures: Figures = {
+        "version": VERSION,
+        "peer_version": theirs,
+        "node": answer.node,
+        "life": answer.life,
+    }
     if answer.node != node:
         what = f"the node that answers for {node} is {answer.node}"
         return bad(what, "correct [node] name or zone in its node.toml", step="protocol", figures=figures), None

@@ -66,7 +66,8 @@ def client_context(ca_file: Path, cert_file: Path, key_file: Path) -> ssl.SSLCon
         context.load_cert_chain(cert_file, key_file, password="")
     except (ssl.SSLError, OSError) as error:
         raise PkiError(
-            f"{cert_file}, {key_file} and {ca_file} cannot be used together: {error}", "bsfg check names the problem"
+            f"{cert_file}, {key_file} and {ca_file} cannot be used together: {error}",
+            "bsfg check names the problem",
         ) from error
     return context
 
@@ -122,7 +123,11 @@ def check_times(path: Path, certificate: x509.Certificate, now: datetime) -> lis
 
 
 def _check_chain(
-    cert_file: Path, chain: list[x509.Certificate], ca_file: Path, authorities: list[x509.Certificate], now: datetime
+    cert_file: Path,
+    chain: list[x509.Certificate],
+    ca_file: Path,
+    authorities: list[x509.Certificate],
+    now: datetime,
 ) -> list[Problem]:
     """Follow the issuers from the certificate to a root in `ca_file`, using intermediate certificates of both files."""
     here = chain[0]

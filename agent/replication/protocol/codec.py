@@ -200,7 +200,11 @@ def accept_every_message(_place: MessagePlace, _message: bytes | memoryview, _pr
 
 
 def accept_every_request(
-    place: MessagePlace, request: bytes | memoryview, proof: MessageProof | None, *, is_writing: bool
+    place: MessagePlace,
+    request: bytes | memoryview,
+    proof: MessageProof | None,
+    *,
+    is_writing: bool,
 ) -> None:
     """No signature is required."""
 

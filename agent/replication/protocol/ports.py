@@ -70,7 +70,13 @@ class StoredFacts(Protocol):
     def batch_ends(self, stream: str, origin: Origin, sequences: Sequence[int]) -> Sequence[BatchEnd]: ...
 
     def read_sequences(
-        self, stream: str, origin: Origin, first_sequence: int, last_sequence: int, facts_max: int, bytes_max: int
+        self,
+        stream: str,
+        origin: Origin,
+        first_sequence: int,
+        last_sequence: int,
+        facts_max: int,
+        bytes_max: int,
     ) -> Page: ...
 
     def signers(self, key_ids: Iterable[bytes]) -> Sequence[bytes]: ...

@@ -47,7 +47,10 @@ class ArtifactPull:
     """Artifacts of one peer."""
 
     def __init__(
-        self, requester: ThrottledRequester, artifacts: Artifacts, clock_s: Callable[[], float] = time.monotonic
+        self,
+        requester: ThrottledRequester,
+        artifacts: Artifacts,
+        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._requester = requester
         self._artifacts = artifacts

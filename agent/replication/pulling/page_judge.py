@@ -64,7 +64,13 @@ class PageJudge:
         """Check the batches of a page, and decide. Raises PageRefused, and the store's errors."""
         return self.judge(peer, stream, check_batches(content, stream, origins), content.signers)
 
-    def judge(self, peer: str, stream: str, offered: Sequence[Offered], certificates: Sequence[bytes]) -> ReceivedPage:
+    def judge(
+        self,
+        peer: str,
+        stream: str,
+        offered: Sequence[Offered],
+        certificates: Sequence[bytes],
+    ) -> ReceivedPage:
         """Decide which batches of a page are stored and which are declined. Raises the store's errors."""
         signers = self.messages.signers(certificates)
         trust = Trust(

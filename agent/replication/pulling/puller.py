@@ -178,7 +178,10 @@ class Puller:
         request, expiry_s = self._runner.request(fetch)
         try:
             sending = self._requester.send(
-                request, partial(self._answered, fetch_id), expiry_s, lambda: core.still_waits(fetch_id, _now_ms())
+                request,
+                partial(self._answered, fetch_id),
+                expiry_s,
+                lambda: core.still_waits(fetch_id, _now_ms()),
             )
         except TransportError as error:
             self._happened(not_sent(fetch_id, error))

@@ -125,7 +125,13 @@ def admit_sequences(request: FetchSequences, asking_node: str, exports: Abstract
 
 
 def decide_fetch(
-    request: FetchFacts, stream: str, position: int, end_offset: int, parked_of_node: int, until_ms: int, now_ms: int
+    request: FetchFacts,
+    stream: str,
+    position: int,
+    end_offset: int,
+    parked_of_node: int,
+    until_ms: int,
+    now_ms: int,
 ) -> ReadPlan | Refuse | None:
     """What to read now; None to wait for facts. `position` is the offset after which the page begins. `until_ms` is
     when the wait ends: the arrival of the request plus `wait_ms`."""

@@ -98,7 +98,10 @@ class AnswerQueue:
     """The answers of one link. `on_sent` is called after some were passed to the connection."""
 
     def __init__(
-        self, link: Carrier, call_later: Callable[[float, Callable[[], object]], object], on_sent: Callable[[], None]
+        self,
+        link: Carrier,
+        call_later: Callable[[float, Callable[[], object]], object],
+        on_sent: Callable[[], None],
     ) -> None:
         self._link, self._call_later, self._on_sent = link, call_later, on_sent
         self._waiting: FairQueue[_Answer] = FairQueue(1)

@@ -97,7 +97,11 @@ class Selection:
 
 
 def select_page(
-    plan: ReadPlan, page: Page, held: HeldThere, packet_bytes_max: int, signers: Mapping[bytes, int] | None = None
+    plan: ReadPlan,
+    page: Page,
+    held: HeldThere,
+    packet_bytes_max: int,
+    signers: Mapping[bytes, int] | None = None,
 ) -> Selection | Refuse:
     """Choose which of the batches and holes that were read go into one page.
 

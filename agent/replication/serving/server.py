@@ -88,7 +88,8 @@ class Server:
         self._telemetry = telemetry or Telemetry()
         exported = {node: exports.get(node, frozenset()) for node in {*exports, *(appends or {}), *claimants}}
         self._context = Context(
-            *(link, store, exported, appends or {}, limits or {}, zones or {}), turns=turns or Turns()
+            *(link, store, exported, appends or {}, limits or {}, zones or {}),
+            turns=turns or Turns(),
         )
         self._context.answers.on_lost = self._not_sent
         self._arrivals = Arrivals(

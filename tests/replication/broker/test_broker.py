@@ -94,7 +94,10 @@ def _ends(log: str) -> str:
 @pytest.mark.system
 def test_certificate_without_a_link(tmp_path: Path) -> None:
     """A zone with a valid certificate but without a link connects and has no rights."""
-    with Mosquitto.started(tmp_path, zones=(*ZONES, "stranger")) as broker, contextlib.ExitStack() as stack:
+    with (
+        Mosquitto.started(tmp_path, zones=(*ZONES, "stranger")) as broker,
+        contextlib.ExitStack() as stack,
+    ):
         zones = Zones(broker, stack)
         stranger = zones["stranger"]
         assert stranger.connect_reason == SUCCESS

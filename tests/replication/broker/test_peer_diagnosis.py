@@ -30,7 +30,11 @@ def test_a_good_answer_names_versions_and_store() -> None:
     """Versions, zone and life are reported; a higher minor version of the peer is accepted."""
     payload = encode_answer(streams_answer("facts.telemetry"), [])
     step, answer = judge_answer("plant-a", payload)
-    assert (step.outcome, step.figures["peer_version"], step.figures["life"]) == (Outcome.GOOD, VERSION, LIFE)
+    assert (step.outcome, step.figures["peer_version"], step.figures["life"]) == (
+        Outcome.GOOD,
+        VERSION,
+        LIFE,
+    )
     assert answer is not None
     newer = payload.replace(f'"version":"{VERSION}"'.encode(), b'"version":"1.7"')
     step, answer = judge_answer("plant-a", newer)

@@ -109,7 +109,10 @@ def _all_of_another_authority(files: Files) -> None:
 
 @pytest.mark.parametrize(
     "spoil,says",
-    [(_half, "the key does not match"), (_all_of_another_authority, "its authority is not known to the broker")],
+    [
+        (_half, "the key does not match"),
+        (_all_of_another_authority, "its authority is not known to the broker"),
+    ],
 )
 async def test_bad_files_change_nothing_and_are_named(
     broker: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture, spoil: Callable[[Files], None], says: str

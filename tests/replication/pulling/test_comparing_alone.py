@@ -128,7 +128,10 @@ async def comparing(
 @contextlib.asynccontextmanager
 async def played(folder: Path) -> AsyncIterator[tuple[FactStore, FactStore]]:
     """Run a scenario with the stores of plant-a and idmz."""
-    with FactStore.open(folder / "plant.db", "plant-a") as plant, FactStore.open(folder / "idmz.db", "idmz") as idmz:
+    with (
+        FactStore.open(folder / "plant.db", "plant-a") as plant,
+        FactStore.open(folder / "idmz.db", "idmz") as idmz,
+    ):
         yield plant, idmz
 
 

@@ -497,7 +497,14 @@ def test_false_certificates_of_one_peer_displace_none_of_another(store: FactStor
         judged = judge.judge(peer, STREAM, page([signed]), [certificate])
         signers = judged.signers
         put_page(
-            store, peer, STREAM, judged.batches, [], Position(b"p" * 16, 1), verified=judged.verified, signers=signers
+            store,
+            peer,
+            STREAM,
+            judged.batches,
+            [],
+            Position(b"p" * 16, 1),
+            verified=judged.verified,
+            signers=signers,
         ).result()
 
     false = [make("plant", key=PLANT.key).der for _ in range(2 * CERTIFICATES_OF_KEY_MAX)]

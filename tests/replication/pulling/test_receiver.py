@@ -406,14 +406,17 @@ hostile_events = st.one_of(
     ),
 )
 own_events = st.sampled_from(["up", "down", "appended", "appended", "full", "refused", "tick"])
-apt_events = st.tuples(st.sampled_from(["page", "pages", "empty", "life_unknown"]), st.sampled_from([ONE, TWO]))
+apt_events = st.tuples(
+    st.sampled_from(["page", "pages", "empty", "life_unknown"]),
+    st.sampled_from([ONE, TWO]),
+)
 
 
 @settings(max_examples=300)
 @given(
     st.lists(
         st.tuples(apt_events | own_events | hostile_events, st.sampled_from([0, 500, 60_000])), min_size=20, max_size=60
-    )
+    ),
 )
 def test_no_answer_of_a_peer_fails_an_assertion(events: list[tuple[object, int]]) -> None:
     """Whatever a peer answers, to any request, also right at our position and alternating between lives, no assertion

@@ -27,7 +27,9 @@ def chain(sizes: Iterable[int], mark: bytes = b"", after: Sequence[Batch] = ()) 
     for size in sizes:
         last = found[-1] if found else None
         first, before = (last.header.last_sequence + 1, last.digest) if last else (1, bytes(DIGEST_BYTES))
-        header = Header(*(STREAM, ORIGIN, Kind.SAMPLES, Codec.RAW, False, first, size, 0, 0, before, Definitions(), 0))
+        header = Header(
+            *(STREAM, ORIGIN, Kind.SAMPLES, Codec.RAW, False, first, size, 0, 0, before, Definitions(), 0),
+        )
         digest = blake2b(before + mark + bytes([size]), digest_size=DIGEST_BYTES).digest()
         found.append(Batch(header, bytes(100), digest, 0))
     return found
@@ -103,7 +105,11 @@ SIZES = st.lists(st.integers(1, 3), min_size=1, max_size=6)
 
 @given(SIZES, SIZES, SIZES, st.randoms(use_true_random=False), st.integers(0, 8))
 def test_what_is_proven_is_held(
-    common: list[int], ours: list[int], theirs: list[int], chance: Random, released: int
+    common: list[int],
+    ours: list[int],
+    theirs: list[int],
+    chance: Random,
+    released: int,
 ) -> None:
     """Of a life that divides, both nodes store parts of both sides in any order, and the reader releases some. A page
     that is accepted has left out only batches that the reader has stored."""

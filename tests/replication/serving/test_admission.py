@@ -127,7 +127,12 @@ def batch(first: int, last: int, size: int = 100, zone: str = "plant-a") -> Stor
     return stored(first, last, size, Origin(zone, bytes(16)))
 
 
-def page(plan: ReadPlan, batches: list[StoredBatch], packet: int = PACKET, holes: Sequence[Hole] = ()) -> Selection:
+def page(
+    plan: ReadPlan,
+    batches: list[StoredBatch],
+    packet: int = PACKET,
+    holes: Sequence[Hole] = (),
+) -> Selection:
     """The page selected for idmz."""
     chosen = select_page(plan, Page(batches, 1_000, tuple(holes)), HeldThere(frozenset({"idmz"})), packet)
     assert isinstance(chosen, Selection), chosen

@@ -188,7 +188,11 @@ async def test_a_range_goes_on_while_a_fact_of_it_is_left(tmp_path: Path) -> Non
     another log."""
     async with serving(tmp_path) as (server, peer):
         life = (await filled(server, 10)).life.hex()
-        for last_offset, limit, more in ((10, 9, True), (10, 10, False), (9, 9, False)):
+        for last_offset, limit, more in (
+            (10, 9, True),
+            (10, 10, False),
+            (9, 9, False),
+        ):
             request = FetchRange(stream=STREAM, first_offset=1, last_offset=last_offset, life=life, limit=limit)
             answer = await peer.ask(request)
             assert (answer.covered(), answer.more) == ((1, limit), more), request

@@ -97,7 +97,12 @@ NAMED: dict[str, Faults] = {
     "retention": Faults(retention_bytes=1_500, partition_two_way_ms=3_000, slow_consumer_ms_max=2_000),
     "damage": Faults(damage_ms=1_500, partition_two_way_ms=4_000),
     "anti_entropy": Faults(
-        anti_entropy_ms=2_000, damage_ms=1_000, loss=0.1, duplicate=0.1, crash_ms=6_000, partition_two_way_ms=4_000
+        anti_entropy_ms=2_000,
+        damage_ms=1_000,
+        loss=0.1,
+        duplicate=0.1,
+        crash_ms=6_000,
+        partition_two_way_ms=4_000,
     ),
     "resumed_memory": Faults(resumed_memory_ms=4_000),
     "wiped": Faults(wiped_ms=5_000, append_ms=300),

@@ -76,7 +76,8 @@ TOPOLOGIES: dict[str, Topology] = {
         ("plant-a", "plant-b", "plant-c"),
     ),
     "pair": Topology(
-        (("mill-1", "mill-2"), ("mill-2", "mill-1"), ("idmz", "mill-1"), ("idmz", "mill-2")), ("mill-1", "mill-2")
+        (("mill-1", "mill-2"), ("mill-2", "mill-1"), ("idmz", "mill-1"), ("idmz", "mill-2")),
+        ("mill-1", "mill-2"),
     ),
     "both_ways": Topology((("idmz", "plant"), ("plant", "idmz")), ("plant", "idmz")),
     "ring": Topology((("idmz", "plant"), ("enterprise", "idmz"), ("plant", "enterprise")), ("plant", "enterprise")),

@@ -69,7 +69,9 @@ class Pull:
         store: Any = _WatchedStore(self)
         requester: Any = PeerRequester(self)
         self._runner = PullRunner(
-            *(store, settings, requester, self._check), make_receiver=world.receiver, judge=self.node.judge
+            *(store, settings, requester, self._check),
+            make_receiver=world.receiver,
+            judge=self.node.judge,
         )
         self._is_linked = False
         self._tick_at = None

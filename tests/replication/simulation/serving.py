@@ -115,7 +115,8 @@ class Serving:
         carrier: Any = SimpleNamespace(node=node, route=self._arrived.__setitem__, require=lambda: self)
         store: Any = WatchedStore(self)
         self.server = server.Server(
-            *(carrier, store, exports), zones={zone: frozenset({zone, zone_of(zone)}) for zone in exports}
+            *(carrier, store, exports),
+            zones={zone: frozenset({zone, zone_of(zone)}) for zone in exports},
         )
         self.server._group = self  # type: ignore[assignment]
         node.running.on_commit(partial(self.server._consumers.committed, self))  # type: ignore[arg-type]

@@ -30,7 +30,13 @@ class DifferenceSearch:
     """One search. What it finds is added to `found`."""
 
     def __init__(
-        self, peer: PeerLog, store: ReceivingStore, zones: ComparedZones, found: Comparison, *, is_begun_late: bool
+        self,
+        peer: PeerLog,
+        store: ReceivingStore,
+        zones: ComparedZones,
+        found: Comparison,
+        *,
+        is_begun_late: bool,
     ) -> None:
         """`is_begun_late`: the pull did not begin at the oldest fact, so that earlier facts do not count as missing."""
         self._peer, self._store, self._zones, self._found = peer, store, zones, found
@@ -155,7 +161,10 @@ class DifferenceSearch:
             for origin, ranges in theirs.items()
             if origin.life > forgotten
             for span in missing(
-                reader.held_of(self._stream, origin), ranges, lowest, is_complete=none_under_way or origin.life < newest
+                reader.held_of(self._stream, origin),
+                ranges,
+                lowest,
+                is_complete=none_under_way or origin.life < newest,
             )
         ]
 
