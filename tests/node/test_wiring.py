@@ -180,28 +180,36 @@ def test_a_comparison_without_a_node_judges_answers(tmp_path: Path, monkeypatch:
 
 
 async def test_a_pull_begins_where_its_peer_says(tmp_path: Path, store: FactStore) -> None:
-    """At the oldest fact or at the end of the log; a comparison does not count what is before the end as missing. The
-    latest values are asked for once: not where those of an earlier start are kept."""
+    """Each stream of a peer by its own start: at the oldest fact or at the end of the log; a comparison does not count
+    what is before the end as missing. The latest values are asked for once: not where those of an earlier start are
+    kept."""
+    telemetry, operational = ("oldest", "end", "latest"), ("end", "latest", "oldest")
     peers = [
         peer_of(
-            f"plant-{start}",
+            f"plant-{first}",
             "site",
-            pulls=(TELEMETRY,),
-            relays=(f"mill-{start}",),
-            start=(PullStart(TELEMETRY, start),),
+            pulls=(TELEMETRY, OPERATIONAL),
+            relays=(f"mill-{first}",),
+            start=(PullStart(TELEMETRY, first), PullStart(OPERATIONAL, second)),
         )
-        for start in ("oldest", "end", "latest")
+        for first, second in zip(telemetry, operational, strict=True)
     ]
-    kept = PeerLatest("plant-latest", TELEMETRY, 1, [])
-    for seeds in (1, 0):
+    asked = [("plant-end", OPERATIONAL), ("plant-latest", TELEMETRY)]
+    for kept in ([], asked[:1], asked):
+        for node, stream in kept:
+            save_peer_latest(tmp_path, PeerLatest(node, stream, 1, []))
         runtime = made(store, *peers)._runtimes["site"]
-        starts = [puller._runner.settings.receiver.start for puller in runtime.pullers]
-        assert starts == ["oldest", "end", "end"]
+        starts = [
+            (puller._runner.settings.stream, puller._runner.settings.receiver.start) for puller in runtime.pullers
+        ]
+        assert starts[::2] == [(TELEMETRY, "oldest"), (TELEMETRY, "end"), (TELEMETRY, "end")]
+        assert starts[1::2] == [(OPERATIONAL, "end"), (OPERATIONAL, "end"), (OPERATIONAL, "oldest")]
         compared = [comparer.settings for comparer in runtime.comparers.values()]
-        assert [bool(comparer.begun_late) for comparer in compared] == [False, True, True]
+        assert [comparer.begun_late for comparer in compared] == [{OPERATIONAL}, {TELEMETRY, OPERATIONAL}, {TELEMETRY}]
         assert [comparer.origins for comparer in compared] == [frozenset({peer.zone, *peer.relays}) for peer in peers]
-        assert len(runtime._latest_seeds) == seeds
-        save_peer_latest(tmp_path, kept)
+        assert [(seed._requester.peer_node, seed._stream) for seed in runtime._latest_seeds] == [
+            place for place in asked if place not in kept
+        ]
 
 
 async def test_ready_waits_for_each_broker_that_is_not_optional(store: FactStore) -> None:
