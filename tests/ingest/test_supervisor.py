@@ -13,6 +13,7 @@ import pytest
 from agent.columns import SampleColumns
 from agent.concurrency import TaskGroup
 from agent.ingest import supervisor
+from agent.ingest.completeness import Moment
 from agent.ingest.delivery import Delivery
 from agent.ingest.errors import NoHistory, NotConnected, SourceBusy, SourceLost, SourceRefused, UnknownSource
 from agent.ingest.lifecycle import State
@@ -21,7 +22,7 @@ from agent.ingest.quality import BAD_COMMUNICATION_ERROR
 from agent.ingest.supervisor import EventStatistics
 from agent.ingest.tags.file import load_tag_maps
 from agent.ingest.tags.tag_map import TagMap
-from agent.message import Sample, TagDefinition
+from agent.message import Sample, TagDefinition, time_text
 from tests.ingest.fakes import FakeStore, SlowStore
 from tests.ingest.lives import TAG, PlayedSource, deliver, gaps
 from tests.ingest.plant import ingesting, opcua
@@ -130,27 +131,32 @@ async def test_a_source_that_missed_nothing_declares_nothing(
 
 
 async def test_a_source_returns_with_a_value(played: PlayedSource, caplog: pytest.LogCaptureFixture) -> None:
-    """A connection that comes up and gives nothing is no return: the log does not say so, and the outage goes on."""
-    left = [SourceLost("gone"), SourceLost("gone"), None]
+    """A connection that comes up and gives nothing is no return, nor is one that gives a value and is lost before it is
+    up: the log does not say so, and the outage goes on, since what the first life was complete up to."""
+    lives = [(True, True), (True, False), (False, True), (True, False), (True, True)]  # is up, has a value
+    begun = list[Moment]()
 
     async def life(source: ModbusSource, on_up: Callable[[], None]) -> None:
-        on_up()
-        death = left.pop(0)
-        if len(left) != 1:
-            source.complete = source.clock.now()
-            await deliver(source, source.clock.now_ns(), 1.0)
-        if death is not None:
-            raise death
+        is_up, has_value = lives[len(begun)]
+        source.complete = source.clock.now()
+        begun.append(source.complete)
+        if is_up:
+            on_up()
+        if has_value:
+            await deliver(source, source.complete.time_ns, float(len(begun)))
+        if len(begun) < len(lives):
+            raise SourceLost("gone")
         await asyncio.Event().wait()
 
     played.lives(life)
     with caplog.at_level(logging.INFO, "agent.ingest"):
         async with played.ingesting() as running:
-            await running.wait_good("plant/x", 1)
-            assert running.source("meter").connects_total == 3
+            await running.wait_good("plant/x", 2)
+            await wait_until_async(lambda: gaps(running.store), "the gap")
+            assert running.source("meter").connects_total == 4
     actions = [record.action for record in caplog.records if hasattr(record, "action")]
     assert actions == ["source_connected", "source_lost", "source_returned"]
-    assert len({first for first, *_ in gaps(running.store)}) == 1
+    assert {first for first, *_ in gaps(running.store)} == {time_text(begun[0].time_ns)}
 
 
 async def test_each_reason_of_an_outage_is_logged_once(
