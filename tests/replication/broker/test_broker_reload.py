@@ -10,6 +10,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,21 @@ def test_an_authority_without_a_list_is_named(tmp_path: Path) -> None:
         authorities.write((tmp_path / "other/ca.pem").read_bytes())
     (missing,) = bad(list(check_broker_files(folder / "mosquitto.conf")))
     assert "no revocation list of" in missing
+
+
+def test_of_several_revocation_lists_the_one_that_ends_first_counts(tmp_path: Path) -> None:
+    """Wherever it is in the file: with one that has ended, the broker refuses the nodes of all authorities."""
+    folder, others = made_folder(tmp_path), [tmp_path / "soon", tmp_path / "later"]
+    for other, days in zip(others, (20, 25), strict=True):
+        pki.create_authority(other, NOW)
+        pki.reissue_crl(other, NOW, days=days)
+    sites, looked = [tmp_path / "pki", *others], NOW - timedelta(minutes=1)
+    (folder / "zones-ca.pem").write_bytes(b"".join((site / "ca.pem").read_bytes() for site in sites))
+    for order in permutations(sites):
+        (folder / CRL_NAME).write_bytes(b"".join((site / "ca.crl").read_bytes() for site in order))
+        found = check_broker_files(folder / "mosquitto.conf", now=looked)
+        notes = [finding.what for finding in found if finding.outcome is Outcome.NOTE]
+        assert notes == ["the revocation list ends in 20 days"]
 
 
 # --- a real broker ----------------------------------------------------------------------------------------------------
