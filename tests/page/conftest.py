@@ -59,7 +59,9 @@ def at(snapshot: NodeSnapshot, ms: int, **changed: Any) -> NodeSnapshot:
 
 
 class Site:
-    """A page, and the node that it asks: its snapshot, or None while it is dead."""
+    """A page over a store, and the node that it asks: its snapshot, or None while it is dead."""
+
+    store: FactStore
 
     def __init__(self, folder: Path) -> None:
         self.watch = Watch(IdentitySettings("idmz", folder / "state"))
@@ -109,6 +111,7 @@ def site(tmp_path: Path, healthy: NodeSnapshot, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(AsyncClient, "status", read_status)
     monkeypatch.setattr(watch_module, "_now_ms", lambda: NOW_MS + 1000)
     with store_with(tmp_path, made.snapshot) as store:
+        made.store = store
         number = store.appends.define([TagDefinition("tag:press/<b>force", source="press")]).result()[0]
         store.appends.append_samples("facts.telemetry", [Sample(number, NOW_MS * 10**6, EVIL)]).result()
         yield made

@@ -22,6 +22,7 @@ from agent.page.health_tail import ZoneHealth
 from agent.page.watch import own_health
 from tests.health.conftest import NOW_MS
 from tests.page.conftest import EVIL, Site, ask
+from tests.page.zones import Zones
 
 
 async def test_the_page_of_a_node_that_runs(site: Site) -> None:
@@ -204,13 +205,19 @@ async def test_open_pages_are_bounded(site: Site, monkeypatch: pytest.MonkeyPatc
         assert (await site.get("/live?page=/"))[0] == 503
 
 
-async def test_tags_may_be_too_many(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of all zones, or of a zone: the search says so, and the page of the zone does not pass over its bad tags."""
+async def test_tags_may_be_too_many(site: Site, healthy: NodeSnapshot, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all zones, or of a zone by its own tags alone: the search says so, and the page of the zone does not pass over
+    its bad tags."""
+    Zones(site.store).send(replace(healthy, zone="plant-b"))
     await site.watch.look()
     assert "press/&lt;b&gt;force" in (await site.get("/tags"))[2]
-    monkeypatch.setattr(facts, "DEFINITIONS_MAX", 0)
-    site.watch.facts._kept.clear()
-    assert "Too many tags for one search" in (await site.get("/tags"))[2]
-    assert "bsfg latest --zone idmz" in (await site.get("/tags?zone=idmz"))[2]
-    assert "too many to search here" in (await site.get("/zone/idmz"))[2]
     assert "press/" not in (await site.get("/tags?zone=plant-b"))[2]
+    counts = site.store.reader.definition_counts()
+    limits = (sum(counts.values()), counts["idmz"], counts["plant-b"], 0)
+    for limit, too_many in zip(limits, ([], [""], ["", "idmz"], ["", "idmz", "plant-b"]), strict=True):
+        monkeypatch.setattr(facts, "DEFINITIONS_MAX", limit)
+        site.watch.facts._kept.clear()
+        asked = ("", "idmz", "plant-b")
+        assert [zone for zone in asked if "Too many tags" in (await site.get(f"/tags?zone={zone}"))[2]] == too_many
+        assert ("too many to search here" in (await site.get("/zone/idmz"))[2]) is ("idmz" in too_many)
+    assert "bsfg latest --zone idmz" in (await site.get("/tags?zone=idmz"))[2]
