@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from itertools import permutations
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -18,7 +19,7 @@ from agent.config import ConfigFile
 from agent.fact_store import FactStore
 from agent.fact_store.core.errors import ArtifactsFull, StoreUnusable
 from agent.fact_store.core.records import Incident
-from agent.fact_store.read.forecast import ConsumerSpace, StoreSpace
+from agent.fact_store.read.forecast import ConsumerSpace, StoreSpace, StreamSpace
 from agent.health.consumer_lag import NOTICED_S
 from agent.health.samples import health_samples
 from agent.health.snapshot import (
@@ -156,6 +157,19 @@ def test_space_of_streams_and_consumers(tmp_path: Path) -> None:
         assert consumer.hours_held is not None
         assert consumer.hours_until_ttl_loss == pytest.approx(10.0 - consumer.hours_held)
         assert stream.hours_until_ttl_loss == consumer.hours_until_ttl_loss
+
+
+def test_the_fill_of_a_store_is_that_of_its_nearest_limit(store: FactStore, tmp_path: Path) -> None:
+    """Of its own, or of any stream that has one: the verdict warns of a stream that is nearly full while the disk has
+    room."""
+    collector = collector_of(store, tmp_path)
+    unlimited = StreamSpace("no.limit", 0, None, None, None, None, None, None)
+    for of_store, *of_streams in permutations((3.0, 50.0, 90.0)):
+        streams = [replace(unlimited, name=f"limit{n}", fill_percent=fill) for n, fill in enumerate(of_streams)]
+        collector._from_disk.space = StoreSpace(0, None, of_store, None, (unlimited, *streams), ())
+        assert collector.snapshot().store_fill_percent == 90.0
+    collector._from_disk.space = StoreSpace(0, None, None, None, (unlimited,), ())
+    assert collector.snapshot().store_fill_percent is None
 
 
 def pull_statistics(**some: object) -> PullStatistics:
