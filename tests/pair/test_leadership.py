@@ -250,10 +250,14 @@ def test_a_node_is_complete_up_to_what_the_partner_has_declared() -> None:
     ):
         node.note_level(level_ns)
         assert node.complete_ns == complete_ns
-    for term in (33, 30):  # a late word of the term before changes nothing
-        node.hear_partner(PartnerWord(Claim("b", "b2", LEADS, term, 33, 5, gaps_stored=term == 30), None, 5_500 * MS))
-        node.note_level(9_000 * MS)
-        assert node.complete_ns == 4_900 * MS
+    for at_ms, term in ((5_000, 30), (5_500, 33), (5_600, 30)):  # a late word of the term before changes nothing
+        claim = Claim("b", "b2", LEADS, term, 33, 5, gaps_stored=term == 30)
+        node.hear_partner(PartnerWord(claim, None, at_ms * MS))
+    node.note_level(9_000 * MS)
+    assert node.complete_ns == 4_900 * MS, "what the earlier term declared may not have reached this node"
+    node.hear_partner(PartnerWord(Claim("b", "b2", LEADS, 33, 33, 5, gaps_stored=True), None, 6_000 * MS))
+    node.note_level(9_000 * MS)
+    assert node.complete_ns == 6_000 * MS
 
 
 def test_a_node_says_when_what_it_missed_is_stored() -> None:
