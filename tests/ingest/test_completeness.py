@@ -1,9 +1,11 @@
 """Where the values of a gap can lie, by a model of a clock that is set while nothing is read."""
 
+from itertools import permutations
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.ingest.completeness import CLOCK_JUMP_NS, Moment, spans
+from agent.ingest.completeness import CLOCK_JUMP_NS, Moment, earliest, spans
 
 S = 1_000_000_000
 
@@ -29,3 +31,13 @@ def test_a_clock_that_was_not_set_has_one_span() -> None:
     assert spans(Moment(5 * S), Moment(9 * S)) == [(5 * S, 9 * S)]
     assert spans(Moment(9 * S), Moment(5 * S)) == [(5 * S, 9 * S)]
     assert spans(Moment(90 * S), Moment(50 * S, 60 * S)) == [(30 * S, 50 * S), (90 * S, 110 * S + CLOCK_JUMP_NS)]
+
+
+def test_moments_are_compared_on_one_clock() -> None:
+    """Of several subscriptions the one that is furthest behind is found, also if the clock was set between them: back,
+    so that it shows a later moment as an earlier time, and ahead."""
+    moments = [Moment(90 * S), Moment(50 * S, 60 * S), Moment(65 * S, 60 * S), Moment(140 * S, -10 * S)]
+    for count in range(1, len(moments) + 1):
+        for shuffled in permutations(moments[:count]):
+            assert earliest(shuffled, moments[-1]) == moments[0]
+    assert earliest([], moments[-1]) is None
