@@ -107,7 +107,7 @@ def test_a_long_wait_lasts_as_long_as_heartbeats_name_it() -> None:
 def test_when_a_pull_was_level() -> None:
     """An answer that ends with the log has all that the peer had when it was asked, once it is stored. Heartbeats say
     that nothing came while the request waited: from the first to the last of them, however late they are read. A page
-    with more behind it, or a heartbeat of another request, says nothing."""
+    with more behind it, a heartbeat of another request, and a page that the store refuses, say nothing."""
     driver = Driver(10, ReceiverSettings(wait_ms=30_000, answer_timeout_ms=3_000))
     assert driver.core.contact.level_ms is None
     first_ms = driver.now_ms
@@ -127,9 +127,17 @@ def test_when_a_pull_was_level() -> None:
     driver.core.still_waits(waits - 1, asked_ms + 30_000)
     assert driver.core.contact.level_ms == asked_ms + 10_000
     driver.now_ms += 30_000
+    driver.answer(page(0, 0, frontier=30))
+    level_ms = driver.core.contact.level_ms
+    assert level_ms == asked_ms + 10_000
+    driver(Tick(), 1_000)
     driver.answer(page(31, 40))
     driver(AppendFailed("no", is_retryable=False))
-    assert driver.core.contact.level_ms == asked_ms + 10_000
+    assert driver.core.contact.level_ms == level_ms
+    driver(Tick(), ReceiverSettings().blocked_ms)
+    driver.answer(page(31, 35, more=True))
+    driver(Appended())
+    assert driver.core.contact.level_ms == level_ms
 
 
 def test_a_node_that_is_behind_loses_no_peer() -> None:
