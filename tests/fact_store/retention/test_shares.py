@@ -33,6 +33,22 @@ def test_what_is_kept_for_others() -> None:
     assert excess_bytes(shares, uses) == {"b": 50, "stranger": 5}
 
 
+@pytest.mark.parametrize(
+    "given, shares",
+    [
+        ({"own": 0, "a": 0}, {"own": 250, "a": 250}),
+        ({"own": 0, "a": 0, "b": 400, "c": 400}, {"own": 150, "a": 150, "b": 400, "c": 400}),
+        ({"a": 300, "b": 500}, {"a": 300, "b": 500}),
+        ({"own": 0, "a": 3_000}, {"own": 0, "a": 3_000}),
+    ],
+)
+def test_zones_without_a_given_share_divide_a_quarter_of_what_is_left(
+    given: dict[str, int], shares: dict[str, int]
+) -> None:
+    """Of a room of 2000 bytes, whatever some were given."""
+    assert shares_of(given, 2_000) == shares
+
+
 @pytest.mark.parametrize("seed", range(50))
 def test_no_zone_within_its_share_is_refused(seed: int) -> None:
     """Zones write at random, some far more than others, and what they wrote takes up to a quarter more room than
