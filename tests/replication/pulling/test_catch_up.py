@@ -16,13 +16,17 @@ FAR = 50 * BEHIND_FACTS_MIN
 
 
 def test_pace_and_time_left() -> None:
-    """The pace counts arriving facts; the time left includes the growth of the peer's log meanwhile."""
+    """The pace counts arriving facts; the time left includes the growth of the peer's log meanwhile. So it is in each
+    catch-up: an earlier one counts for nothing."""
     tracker = CatchUpTracker()
-    assert tracker.update(0, 0, 500_000) == (CatchUpEvent.STARTED, CatchUp(0, 0, 500_000))
-    assert tracker.now == CatchUp(0, 0, 500_000)
-    assert tracker.update(10_000, 100_000, 520_000) is None
-    assert tracker.now == CatchUp(0, 100_000, 520_000, 10_000.0, 420_000 / 8_000)
-    assert tracker.now.percent == pytest.approx(100 / 5.2)
+    for began_ms, at in ((0, 0), (3_600_000, 519_000), (7_200_000, 1_100_000)):
+        assert tracker.update(began_ms, at, at + 500_000) == (CatchUpEvent.STARTED, CatchUp(at, at, at + 500_000))
+        assert tracker.now == CatchUp(at, at, at + 500_000)
+        assert tracker.update(began_ms + 10_000, at + 100_000, at + 520_000) is None
+        assert tracker.now == CatchUp(at, at + 100_000, at + 520_000, 10_000.0, 420_000 / 8_000)
+        assert tracker.now.percent == pytest.approx(100 / 5.2)
+        assert tracker.update(began_ms + 60_000, at + 519_000, at + 520_000) is not None
+        assert tracker.now is None
 
 
 def test_no_time_is_estimated_while_the_lag_grows() -> None:
