@@ -65,6 +65,11 @@ def brought_up(made: Step, facts: dict[Key, int], **more: bool) -> Outcome:
     return derive(None, made, source(facts), lambda _: None, **more)  # type: ignore[arg-type]
 
 
+def brought_on(made: Step, of: Step) -> Outcome:
+    """Derive a table from a derived one, without Spark."""
+    return derive(None, made, derived(of.folder), lambda _: None)  # type: ignore[arg-type]
+
+
 def content(folder: Path) -> dict[Key, int]:
     """What another program reads."""
     found = {}
@@ -122,8 +127,8 @@ def test_a_kill_leaves_whole_files_and_the_next_run_goes_on(
 @pytest.mark.usefixtures("written")
 def test_a_date_does_not_shrink(tmp_path: Path) -> None:
     """Fewer facts, or none, leave the file as it is and are named, until fewer are accepted; more facts replace it,
-    also if they stand for fewer; a foreign folder is refused."""
-    made = step(tmp_path / "t")
+    also if they stand for fewer, and so in a table that is made from this one; a foreign folder is refused."""
+    made, further = step(tmp_path / "t"), step(tmp_path / "further")
     brought_up(made, dict.fromkeys(DAYS[:2], 5))
     outcome = brought_up(made, {DAYS[0]: 4})
     assert sorted((part.date, part.zone, part.facts, part.found) for part in outcome.kept) == [
@@ -132,8 +137,12 @@ def test_a_date_does_not_shrink(tmp_path: Path) -> None:
     assert content(made.folder) == dict.fromkeys(DAYS[:2], 5)
     assert brought_up(made, {DAYS[0]: 4}, is_fewer_accepted=True).kept == []
     assert content(made.folder) == {DAYS[0]: 4}
+    brought_on(further, made)
     outcome = brought_up(made, {DAYS[0]: 9})
     assert (outcome.kept, outcome.repeated, content(made.folder)) == ([], 7, {DAYS[0]: 2})
+    assert (brought_on(further, made).kept, content(further.folder)) == ([], {DAYS[0]: 2})
+    (kept,) = brought_up(made, {DAYS[0]: 8}).kept
+    assert (kept.facts, kept.found) == (9, 8)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("dear")
     with pytest.raises(JobRefused, match="name another folder"):
