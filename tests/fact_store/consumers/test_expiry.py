@@ -13,7 +13,7 @@ from agent.errors import StoreBusy
 from agent.fact_store import FactStore
 from agent.fact_store.consumers.activity import ConsumerActivity, ConsumerExpiry
 from agent.fact_store.consumers.consumers import apply_events
-from agent.fact_store.core import lifecycle
+from agent.fact_store.core import NEVER_NS, lifecycle
 from agent.fact_store.core.catalog import Catalog, StoreNames
 from agent.fact_store.core.errors import ConfirmBeyondLog, ConsumerInUse, StreamIsLocal, UnknownConsumer
 from agent.fact_store.core.frontier import Confirmed
@@ -124,6 +124,31 @@ def test_consumers_of_two_streams_are_lost_after_the_time_of_their_own() -> None
         assert lifetimes.due(catalog, at_ns) == {}
         assert lifetimes.alarm_ns == alarm_ns
     assert lifetimes.due(catalog, 1100) == {"b": Event.LOST}
+
+
+def test_the_time_of_a_state_begins_with_the_state() -> None:
+    """Two consumers that have done nothing in this life, of which one is removed an hour after the start, and again
+    once it has returned: it is kept for the whole time from each beginning, which nothing about the other moves."""
+    lifetimes = ConsumerExpiry(ConsumerActivity(), lambda _: NEVER_NS)
+    catalog, now_ns = Catalog(StoreNames("plant", "plant")), 0
+
+    def enter(name: str, state: Lifecycle) -> None:
+        catalog.consumers[name] = ConsumerState(1, name, "idmz", TELEMETRY, state, 0, Confirmed())
+        assert lifetimes.due(catalog, now_ns) == {}
+
+    enter("removed", Lifecycle.OFFLINE)
+    for state in (Lifecycle.INELIGIBLE, Lifecycle.OFFLINE):
+        now_ns += 6 * lifecycle.REMOVAL_NS
+        enter("removed", Lifecycle.DELETION_STARTED)
+        removed_ns = now_ns + lifecycle.REMOVAL_NS
+        now_ns += lifecycle.REMOVAL_NS // 2
+        enter("other", state)
+        assert lifetimes.alarm_ns == removed_ns
+        enter("removed", state)
+    now_ns += 6 * lifecycle.REMOVAL_NS
+    enter("removed", Lifecycle.DELETION_STARTED)
+    assert lifetimes.due(catalog, now_ns + lifecycle.REMOVAL_NS - 1) == {}
+    assert lifetimes.due(catalog, now_ns + lifecycle.REMOVAL_NS) == {"removed": Event.REMOVED}
 
 
 def test_a_confirmation_does_not_end_a_wait_at_the_end() -> None:
