@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar
@@ -68,7 +69,7 @@ REFRESH_S = 1.0
 ANSWER_S_MAX = 30.0
 """A restart of a node whose peers are there is no lag."""
 CERTIFICATE_REFRESHES = 5  # certificates of sources are looked at every five seconds
-HISTORY_MAX = 100  # incidents that are looked at for the status
+HISTORY_MAX = 100  # incidents that the status has
 DAY_MS = 24 * 3_600_000
 ABUSES_S_MAX = 300.0  # an older file is of a watch that runs no more
 STALL_S = 60.0  # a disk on which a commit takes a minute does not recover by itself
@@ -371,7 +372,7 @@ class StatusCollector:
             self._from_disk.broker_abuses = tuple(abuse for file in watched for abuse in read_abuses(file))
             self._from_disk.clock_changes = self._clock_changes.read(time.time_ns())
             own = self._store.zone if self._pair is not None else ""
-            self._from_disk.history = _history(self._store.reader.incidents(HISTORY_MAX), _now_unix_ms(), own)
+            self._from_disk.history = _history(self._store.reader.incidents(kinds=HISTORY), _now_unix_ms(), own)
             self._from_disk.own_ends = dict(_own_ends(self._store))
             space = self._store.space()
         except StoreError as error:
@@ -480,7 +481,7 @@ def _history(incidents: Sequence[Incident], now_unix_ms: int, pair_zone: str = "
     """Those of the last day about the history of a zone. What an opening has found is a loss of the store. `pair_zone`:
     our own, if another node records it, too; what is declined of it is told once."""
     declined = next((incident for incident in incidents if pair_zone and incident.declines(pair_zone)), None)
-    return tuple(
+    found = (
         HistoryStatus(incident.kind, incident.subject, incident.detail)
         for incident in incidents
         if incident.kind in HISTORY
@@ -488,6 +489,7 @@ def _history(incidents: Sequence[Incident], now_unix_ms: int, pair_zone: str = "
         and (incident.kind != "restored" or incident.subject.startswith("peer "))
         and (incident.kind != "declined" or incident is declined)
     )
+    return tuple(islice(found, HISTORY_MAX))
 
 
 def _own_ends(store: FactStore) -> Iterator[tuple[str, str]]:

@@ -15,7 +15,7 @@ from agent.client import Client, NodeSilent
 from agent.fact_store import FactStore, StoreReader
 from agent.fact_store.divergence.quarantine import mark_suspect
 from agent.positions import Position
-from tests.fact_store.making import AT_ONCE, TELEMETRY, Elsewhere, done, parsed, plant, samples, tag
+from tests.fact_store.making import AT_ONCE, TELEMETRY, Elsewhere, crowd_incidents, done, parsed, plant, samples, tag
 from tests.support.received import put_page
 
 HOUR_MS = 3_600_000
@@ -111,7 +111,7 @@ def test_the_commands_of_the_page(tmp_path: Path) -> None:
 
 def test_a_divided_history_is_named_and_is_no_damage(tmp_path: Path) -> None:
     """Two lives of a plant follow the same batch: `verify` succeeds, and it and `stats` name lives, sequence and what
-    to do."""
+    to do; `verify` also after any number of incidents of other kinds."""
     config = tmp_path / "node.toml"
     config.write_text(f'[node]\nzone = "idmz"\nstate_dir = "{tmp_path}"\n')
     with FactStore.open(tmp_path / "facts.db", "idmz") as store:
@@ -119,8 +119,10 @@ def test_a_divided_history_is_named_and_is_no_damage(tmp_path: Path) -> None:
             plant = Elsewhere("plant", life=life)
             sealed = parsed([plant.seal(10)])
             done(put_page(store, "plant", plant.stream, sealed, plant.received(), Position(life, 10)))
-    for command in ("verify", "stats"):
+    for command in ("stats", "verify"):
         run = CliRunner().invoke(bsfg, ["store", command], env={"BSFG_CONFIG": str(config)})
         assert run.exit_code == 0, (run.output, run.exception)
         assert f"life {'02' * 16} has 10 facts beyond and life {'01' * 16} has 10 facts beyond" in run.output
         assert "-> if it was not put back on purpose, a copy of its machine runs" in run.output
+        with FactStore.open(tmp_path / "facts.db", "idmz") as store:
+            crowd_incidents(store)

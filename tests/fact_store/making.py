@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from agent import batch
-from agent.fact_store import FactStore, StoreReader, VerifyCounts, verify_store
+from agent.fact_store import INCIDENTS_MAX, FactStore, StoreReader, VerifyCounts, verify_store
+from agent.fact_store.sqlite.transaction import Transaction
 from agent.message import Envelope, Fact, Message, Sample, TagDefinition
 from agent.pages import DefinitionChain, Page, PutResult
 from agent.positions import Position
@@ -156,6 +157,17 @@ def said_in(store: FactStore | StoreReader, predicate: str) -> list[dict[str, ob
     """What the operational facts with a predicate say."""
     facts = [message.fact for message in messages_in(store)]
     return [json.loads(fact.object_json) for fact in facts if fact.predicate == predicate]
+
+
+def crowd_incidents(store: FactStore) -> None:
+    """More incidents than a reader asks for, of kinds that say nothing about a loss or a history."""
+
+    def add(transaction: Transaction) -> None:
+        for number in range(INCIDENTS_MAX):
+            for kind in ("facts_expired", "repaired"):
+                transaction.add_incident(kind, f"{TELEMETRY} {number}", "a test")
+
+    done(store._writer.submit("crowd", add))
 
 
 def damages(path: Path, counts: VerifyCounts | None = None, *, is_quick: bool = False) -> list[str]:

@@ -51,6 +51,7 @@ from agent.replication.serving.server import ServerStatistics
 from agent.settings.node import IdentitySettings, NodeSettings
 from agent.settings.store import StoreSettings, StreamSettings
 from agent.telemetry import Telemetry
+from tests.fact_store.making import crowd_incidents
 from tests.waiting import wait_until_async
 
 STREAM = "facts.operational"
@@ -304,6 +305,19 @@ def test_artifacts_at_their_limit(tmp_path: Path) -> None:
             "artifacts_total_bytes_max",
             (UnreferencedStatus("plant", 64 * 1024),),
         )
+
+
+def test_incidents_of_other_kinds_hide_neither_a_divided_history_nor_a_loss(tmp_path: Path) -> None:
+    """However many come after them: the history is in the status, and the loss, which the next start counts."""
+    with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
+        for kind in ("branch", "log_lost"):
+            store.note_incident(kind, "plant-b", "a test").result()
+        crowd_incidents(store)
+        collector = collector_of(store, tmp_path)
+        collector._read_from_disk()
+        assert [entry.kind for entry in collector.snapshot().history] == ["branch"]
+    with FactStore.open(tmp_path / "facts.db", "plant-a", unattended=True) as store:
+        assert store.integrity().losses == 1
 
 
 def test_refusals_of_a_full_disk_are_proof_of_work(tmp_path: Path) -> None:

@@ -305,5 +305,6 @@ def _signing_notes(settings: NodeSettings) -> Iterator[str]:
         if not signs and own.zone in reader.signed_zones():
             why = f"facts of {own.zone} here are signed, and this node does not sign: receivers do not store what it records"
             yield f"{why}; {KEYS_HINT}"
-        if declined := next((incident for incident in reader.incidents() if incident.declines(own.zone)), None):
+        incidents = reader.incidents(kinds=["declined"])
+        if declined := next((incident for incident in incidents if incident.declines(own.zone)), None):
             yield f"facts of {own.zone} were not stored here: {declined.detail.partition('. ')[0]}; {KEYS_HINT}"

@@ -91,7 +91,7 @@ def _of_history(path: Path) -> list[Incident]:
     read."""
     try:
         with contextlib.closing(StoreReader(path)) as reader:
-            return [incident for incident in reader.incidents() if incident.kind in HISTORY][:SHOWN_MAX]
+            return reader.incidents(SHOWN_MAX, HISTORY)
     except StoreError:
         return []
 

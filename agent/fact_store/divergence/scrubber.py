@@ -130,8 +130,7 @@ class IntegrityWatch:
         """Start the scrub, and mark the file as suspect if the writer ends because it has met damage."""
         since_ms = time.time_ns() // 1_000_000 - LOSSES_MS
         with contextlib.suppress(StoreError):  # a damaged table of incidents is reported elsewhere
-            incidents = self._reader.incidents()
-            self._losses = sum(incident.kind in LOSSES and incident.last_unix_ms > since_ms for incident in incidents)
+            self._losses = sum(incident.last_unix_ms > since_ms for incident in self._reader.incidents(kinds=LOSSES))
         self.scrubber.start()
         ended.add_done_callback(self._mark_if_damaged)
 

@@ -550,10 +550,12 @@ class StoreReader:
             rows = connection.execute(QUERIES["select_completeness"], (source,)).fetchall()
         return {part: (complete_ns, ahead_ns) for part, complete_ns, ahead_ns in rows}
 
-    def incidents(self, limit: int = INCIDENTS_MAX) -> list[Incident]:
-        """The last `limit` incidents, newest first."""
+    def incidents(self, limit: int = INCIDENTS_MAX, kinds: Iterable[str] = ()) -> list[Incident]:
+        """The last `limit` incidents of all kinds, or of these, newest first."""
+        named = " ".join(kinds)
+        values = {"kinds": named and f" {named} ", "some": limit}
         with self._reading() as connection:
-            rows = connection.execute(QUERIES["select_incidents"], (limit,)).fetchall()
+            rows = connection.execute(QUERIES["select_incidents"], values).fetchall()
         return [Incident(*row) for row in rows]
 
     def space(

@@ -823,9 +823,9 @@ DELETE FROM incident WHERE id IN (
     SELECT id FROM incident WHERE kind = :kind AND subject <> :others ORDER BY id LIMIT :some OFFSET :first
 );
 
--- select_incidents: the last incidents, newest first
+-- select_incidents: the last incidents of some kinds, each between spaces, or of all; newest first
 SELECT kind AS "kind TEXT NOT NULL", subject, detail, count, first_unix_ms, last_unix_ms FROM incident
-ORDER BY last_unix_ms DESC, id DESC LIMIT ?;
+WHERE :kinds = '' OR instr(:kinds, ' ' || kind || ' ') ORDER BY last_unix_ms DESC, id DESC LIMIT :some;
 
 -- select_bytes_up_to: a stream's sealed bytes up to a frontier, without the batch that the frontier divides
 SELECT
