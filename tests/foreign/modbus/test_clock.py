@@ -80,6 +80,10 @@ async def wait_quality(node: NodeProcess, quality: int) -> None:
     await wait_until_async(has_it, f"a sample of quality {quality}", 60)
 
 
+async def _are_recorded(node: NodeProcess, changes: int) -> bool:
+    return len(await rows(node, CHANGES)) >= changes
+
+
 async def test_no_value_is_good_before_the_time_arrives(clock: WallClock, tmp_path: Path) -> None:
     """A node starts in 1970, runs, and the time arrives: the samples until then are uncertain, those after it good; a
     fact says by how much the clock was wrong; status names the clock first, as long as it is wrong, and afterwards what
@@ -115,6 +119,7 @@ async def test_no_value_is_good_before_the_time_arrives(clock: WallClock, tmp_pa
             assert "plant-a                  set forward by " in text
             clock.set(-7200)
             await wait_quality(node, CLOCK_UNCERTAIN)
+            await wait_until_async(lambda: _are_recorded(node, 2), "the fact of the second change")
         async with source_node(tmp_path, "modbus", told) as node:
             await wait_until_async(lambda: node.events("source_connected"), "the source", 60)
             await wait_quality(node, CLOCK_UNCERTAIN)
