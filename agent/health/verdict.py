@@ -284,8 +284,8 @@ def _full_reasons(snapshot: NodeSnapshot, behind: frozenset[str]) -> Iterator[Re
         for stream in snapshot.streams
         if stream.hours_until_full is not None and stream.name not in keeping_up
     ]
-    used = max([snapshot.store_fill_percent or 0.0, *(stream.fill_percent or 0.0 for stream in snapshot.streams)])
-    at_risk = [risk for risk in at_risk if risk[0] <= SHIFT_HOURS or used >= USED_PERCENT_MIN]
+    is_used = (snapshot.store_fill_percent or 0.0) >= USED_PERCENT_MIN
+    at_risk = [risk for risk in at_risk if risk[0] <= SHIFT_HOURS or is_used]
     if at_risk:
         hours, stream = min(at_risk, key=lambda risk: risk[0])
         pace = (stream.inflow_bytes_per_s or 0) / 1000

@@ -186,9 +186,11 @@ def _crl_diagnostics(crl_file: Path, ca_file: Path, now: datetime) -> Iterator[D
                 f"no revocation list of {authority.subject.rfc4514_string()}, so all its certificates would be refused"
             )
             yield bad(what, f"add its list to {crl_file}, or remove the authority from {ca_file}")
-    ends = [facts.days_left for facts in (pki.describe_crl(crl, now) for crl in lists) if facts.days_left is not None]
-    if ends:
-        yield _ends("the revocation list", min(ends), "make the next one in time (bsfg pki crl) and copy it here")
+    ends = [(facts.days_left, facts.issuer) for facts in (pki.describe_crl(crl, now) for crl in lists)]
+    if dated := [(left, issuer) for left, issuer in ends if left is not None]:
+        left, issuer = min(dated)
+        what = "the revocation list" if len(lists) == 1 else f"the revocation list of {issuer}"
+        yield _ends(what, left, "make the next one in time (bsfg pki crl) and copy it here")
 
 
 def _ends(what: str, days_left: int, hint: str) -> Diagnostic:

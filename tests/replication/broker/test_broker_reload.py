@@ -107,7 +107,8 @@ def test_of_several_revocation_lists_the_one_that_ends_first_counts(tmp_path: Pa
         (folder / CRL_NAME).write_bytes(b"".join((site / "ca.crl").read_bytes() for site in order))
         found = check_broker_files(folder / "mosquitto.conf", now=looked)
         notes = [finding.what for finding in found if finding.outcome is Outcome.NOTE]
-        assert notes == ["the revocation list ends in 20 days"]
+        soon = pki.load_certificates(others[0] / "ca.pem")[0].subject.rfc4514_string()
+        assert notes == [f"the revocation list of {soon} ends in 20 days"]
 
 
 # --- a real broker ----------------------------------------------------------------------------------------------------
