@@ -12,8 +12,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from datetime import UTC, date, datetime, time, timedelta
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from pyarrow.dataset import dataset
@@ -28,10 +29,12 @@ from tests.spark.making import QUICK_JVM
 from tests.support.chromium import chromium
 from tests.waiting import LIMIT_S, wait_until
 
-SPARK_S_MAX, CHAIN_S_MAX = 200, 500  # twenty times what they take
+SPARK_S_MAX, CHAIN_S_MAX = 300, 600  # ten times what they take
 PLANT, ENTERPRISE, LAKE = "plant-a", "enterprise", "lake"
 TELEMETRY = "facts.telemetry"
 COUNTERS = ("first", "second")  # at the server; a fact for each change
+LEVEL = "level"  # at the server; it only has the values of LEVELS, in minutes after yesterday's noon
+LEVELS = {0: None, 1: 10.0, 2: 30.0, 3: None}  # None: a bad reading
 REGISTERS = (10, 11)  # at the device; each holds how often it was read
 
 
@@ -60,7 +63,8 @@ def chain(tmp_path: Path) -> Iterator[Chain]:
     for installed in (NODE_OPCUA, LIBMODBUS):
         if why := installed.why_not():
             pytest.skip(why)
-    variables = [{"name": name, "type": "Int32", "period_ms": 50} for name in COUNTERS]
+    variables: list[dict[str, Any]] = [{"name": name, "type": "Int32", "period_ms": 50} for name in COUNTERS]
+    variables.append({"name": LEVEL, "type": "Double"})
     with ExitStack() as stack:
         server = stack.enter_context(closing(ForeignServer(tmp_path / "server", variables=variables)))
         asyncio.run(server.start())
@@ -83,6 +87,9 @@ def chain(tmp_path: Path) -> Iterator[Chain]:
         for node in nodes.values():
             node.wait_ready(lambda node=node: "node_ready" in node.log_text())  # type: ignore[misc]
         made = Chain(server, device, broker, nodes, tmp_path)
+        for source in ("press", "meter"):
+            up = f'"source_connected", "source": "{source}"'
+            wait_until(lambda up=up: up in nodes[PLANT].log_text(), f"{source} to deliver", LIMIT_S)  # type: ignore[misc]
         made.wait_level(20)
         yield made
 
@@ -90,7 +97,7 @@ def chain(tmp_path: Path) -> Iterator[Chain]:
 def sources(folder: Path, server: ForeignServer, device: ModbusDevice) -> str:
     """The sections of both sources. Their limits are wide, so that a machine that stalls loses nothing."""
     opcua, modbus = folder / "press.csv", folder / "meter.csv"
-    opcua.write_text(server.tags(*COUNTERS))
+    opcua.write_text(server.tags(*COUNTERS, LEVEL))
     modbus.write_text(tag_map((f"m/{register}", 1, "holding", register, "uint16") for register in REGISTERS))
     return f"""[[opcua]]
 name = "press"
@@ -113,9 +120,19 @@ timeout_ms = 20000
 """
 
 
+async def set_levels(chain: Chain) -> datetime:
+    """Let the server have LEVELS; returns yesterday's noon."""
+    noon = datetime.combine(datetime.now(UTC).date() - timedelta(days=1), time(12), UTC)
+    for minute, value in LEVELS.items():
+        status = "BadSensorFailure" if value is None else "Good"
+        at_s = int(noon.timestamp()) + 60 * minute
+        await chain.server.set(LEVEL, 0.0 if value is None else value, status, at_s * 1_000_000_000)
+    return noon
+
+
 def land(chain: Chain) -> dict[str, list[int]]:
-    """Let Spark land what the enterprise node serves, over MQTT as the zone `lake`. Returns the values of each tag by
-    offset."""
+    """Let Spark land what the enterprise node serves, over MQTT as the zone `lake`, clean it and roll it up. Returns
+    the values of each tag by offset."""
     mine, table = chain.broker.identity(LAKE), chain.folder / "table"
     files = {"caFile": mine.ca_file, "certFile": mine.cert_file, "keyFile": mine.key_file}
     source = {"host": HOST, "port": chain.broker.port, "peer": ENTERPRISE, "consumer": f"{LAKE}.table", **files}
@@ -127,6 +144,7 @@ def land(chain: Chain) -> dict[str, list[int]]:
             for name, value in source.items()
         )
         + f'[land]\ntable = "{table}"\ncheckpoint = "{chain.folder / "checkpoint"}"\nformat = "parquet"\n'
+        + "".join(f'[{name}]\ntable = "{chain.folder / name}"\n' for name in ("clean", "rollup"))
     )
     command = [sys.executable, "-m", "pyspark_bsfg", settings]
     environment = os.environ | {"JAVA_TOOL_OPTIONS": QUICK_JVM}
@@ -138,6 +156,13 @@ def land(chain: Chain) -> dict[str, list[int]]:
         if row["quality"] == 0:
             found.setdefault(row["tag"], []).append(row["value_int"])
     return found
+
+
+def rolled_level(rollup: Path, day: date) -> dict[str, Any]:
+    """The one row of LEVEL in a day, in a table of windows of an hour or more."""
+    rows: list[dict[str, Any]] = dataset(rollup, format="parquet", partitioning="hive").to_table().to_pylist()
+    (row,) = [row for row in rows if (row["tag"], str(row["date"])) == (f"tag:f/{LEVEL}", str(day))]
+    return row
 
 
 def look(chain: Chain) -> None:
@@ -158,7 +183,9 @@ def look(chain: Chain) -> None:
 @pytest.mark.timeout(CHAIN_S_MAX)
 def test_every_value_of_the_devices_is_in_the_table_once(chain: Chain) -> None:
     """Two tags of each source, through the broker, a killed broker and a killed node: what the table has of each tag is
-    what the server recorded, and what the device counted, in order, without a hole and without a double."""
+    what the server recorded, and what the device counted, in order, without a hole and without a double. A tag whose
+    minutes are not all good has in the rollups the figures of those that are."""
+    noon = asyncio.run(set_levels(chain))
     chain.broker.kill()
     chain.broker.restart()
     chain.wait_level(chain.end(ENTERPRISE) + 20)
@@ -167,7 +194,8 @@ def test_every_value_of_the_devices_is_in_the_table_once(chain: Chain) -> None:
     chain.wait_level(chain.end(ENTERPRISE) + 20)
     look(chain)
     landed = land(chain)
-    assert set(landed) == {*(f"tag:f/{name}" for name in COUNTERS), *(f"tag:m/{register}" for register in REGISTERS)}
+    of_server, of_device = {f"tag:f/{name}" for name in (*COUNTERS, LEVEL)}, {f"tag:m/{at}" for at in REGISTERS}
+    assert set(landed) == of_server | of_device
     for register in REGISTERS:
         values = landed[f"tag:m/{register}"]
         assert values == list(range(values[0], values[0] + len(values)))
@@ -178,3 +206,7 @@ def test_every_value_of_the_devices_is_in_the_table_once(chain: Chain) -> None:
         first = recorded.index(values[0])
         assert values == recorded[first : first + len(values)]
         assert len(values) >= 10
+    for window in ("1h", "1d"):
+        row = rolled_level(chain.folder / "rollup" / window, noon.date())
+        assert [row[name] for name in ("count", "bad_count", "first", "last", "mean")] == [4, 2, 10, 30, 20], window
+        assert (row["min"], row["max"], row["covered_s"], row["time_mean"]) == (10, 30, 120, 20), window
