@@ -115,11 +115,18 @@ class PairSite:
         return states["leads"]
 
     def switch(self, name: str) -> str:
-        """What `bsfg pair switch` prints at a box; it must succeed."""
+        """What `bsfg pair switch` prints at a box. It is refused while the other box has fewer sources connected, as
+        just after its start, so it is typed again until it succeeds."""
         command = [sys.executable, "-m", "agent.cli", "pair", "switch", "--config", str(self.configs[name])]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        said = [""]
+
+        def is_done() -> bool:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+            said[0] = done.stdout
+            return done.returncode == 0
+
+        wait_until(is_done, "the switch", TELLS_S)
+        return said[0]
 
     def other(self, name: str) -> str:
         """The other box."""

@@ -239,7 +239,9 @@ class PairRunner:
         if word.claim.fitness < 0:
             raise SwitchRefused(f"the store of {partner} takes no facts: bsfg status there")
         if word.claim.state is not ClaimState.FOLLOWS:
-            raise SwitchRefused(f"{partner} would not begin, it {word.claim.state.value}: bsfg pair status there")
+            leads = word.claim.state is ClaimState.LEADS
+            why = "leads, too" if leads else "has just led, or has fewer sources connected, so it would not begin"
+            raise SwitchRefused(f"{partner} {why}: bsfg pair status there")
         # Before anything stops: while the other node is behind, no node would record until it has pulled the rest.
         if not await _until(lambda: not self._ports.lacks()):
             raise SwitchRefused(f"{partner} {self._ports.lacks()}")

@@ -324,8 +324,8 @@ async def test_a_second_switch_during_the_first(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "partner, why",
-    [(None, "does not answer"), (claims("follows", fitness=0), "takes no facts")],
-    ids=["silent", "full"],
+    [(None, "not answer"), (claims("follows", fitness=0), "takes no facts"), (claims("releases"), "has just led, or")],
+    ids=["silent", "full", "unwilling"],
 )
 async def test_a_switch_to_a_node_that_cannot(partner: Says | None, why: str, tmp_path: Path) -> None:
     """Before anything stops, the other node is looked at: where it could not record, this one records on."""
