@@ -420,6 +420,10 @@ class HistoryBackfill:
 
 
 def _halved(piece: _Slice) -> list[_Slice]:
-    """A slice in two halves of its time. The later half comes first."""
+    """A slice in two halves: of its tags, or if it has one, of its time. The later half comes first. The tags of a
+    device whose clock stands still have all their values at one time, which cannot be halved."""
+    if len(piece.tags) > 1:
+        half = len(piece.tags) // 2
+        return [replace(piece, tags=piece.tags[half:]), replace(piece, tags=piece.tags[:half])]
     middle_ns = (piece.first_ns + piece.last_ns) // 2
     return [replace(piece, first_ns=middle_ns), replace(piece, last_ns=middle_ns)]

@@ -158,6 +158,16 @@ async def test_a_range_asked_for_by_hand_is_cut_into_pieces(monkeypatch: pytest.
     assert min(numbers for numbers, _, _ in stored.asked) == 2
 
 
+async def test_values_of_one_time_are_divided_by_their_tags(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device whose clock stands still has values of all its tags at one time: halving the time would never end."""
+    monkeypatch.setattr(backfill, "STORED_TIMES_MAX", 1)
+    stored = FakeStored({number: {150 * S} for number in (1, 2)})
+    async with filling("ab", stored=stored) as it:
+        it.fill.request(150 * S, 151 * S)
+        await it.filled()
+    assert not it.fill.gaps_open
+
+
 async def test_a_node_that_stays_away_is_asked_about_once_for_each_gap() -> None:
     """Two outages, of which neither could be read: what was not read of the first is read with the second, and then
     nothing is left to do."""
