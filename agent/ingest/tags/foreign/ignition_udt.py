@@ -24,7 +24,7 @@ NODES_MAX = 2 * ROWS_MAX  # folders and tags with all UDTs expanded; UDTs in UDT
 TEXT_MAX = 4_096  # characters of a setting with its parameters filled in
 # {Unit}, {Base+2}, {Base*10|0000}; no GUID, which may be part of a node id
 REFERENCE = re.compile(r"\{(?![0-9A-Fa-f]{8}-)(?P<term>[^{}|]*)(?:\|(?P<format>[^{}]*))?\}")
-NAME = re.compile(r"[^\W\d][\w .]*")
+NAME, NUMBER = re.compile(r"[^\W\d][\w .]*"), re.compile(r"[+-]?[0-9]{1,9}")
 SUM, LEADING_ZEROS = re.compile(r"(?:[-+*/%() ]|\b[0-9]{1,9}\b)*"), re.compile(r"\b0+(?=[0-9])")
 TERM_CHARACTERS_MAX = 80  # limits the nesting of parentheses
 OPERATIONS: Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
@@ -263,7 +263,13 @@ def _formatted(number: int, pattern: str) -> str:
 
 def _term(text: str, parameters: Mapping[str, str]) -> int:
     """The value of whole numbers and parameters with + - * / % and parentheses. Raises ValueError for anything else."""
-    plain = NAME.sub(lambda match: parameters.get(match[0].strip(), "none"), text).strip()
+
+    def number(name: re.Match[str]) -> str:
+        found = parameters.get(name[0].strip(), "")
+        # In parentheses, so that a digit before the name is an error and not the first digit of the number.
+        return f"({found})" if NUMBER.fullmatch(found) else "none"
+
+    plain = NAME.sub(number, text).strip()
     if len(plain) > TERM_CHARACTERS_MAX or not SUM.fullmatch(plain):
         raise ValueError(text)
     try:

@@ -177,6 +177,8 @@ def instance(binding: str, **parameters: object) -> bytes:
         ("{Other}", None),
         ("{Base+Other}", None),
         ("{Text+1}", None),
+        ("{Text*2}", None),
+        ("{3Base}", None),
         ("{Sum}", None),
         ("{" + "(" * 40 + "Base" + ")" * 40 + "}", None),
         ("{Base+{Step}}", None),
@@ -190,7 +192,7 @@ def test_references_to_parameters(reference: str, number: int | None) -> None:
         f"[D]HR{reference}",
         Base={**integer, "value": 12},
         Step={**integer, "value": 4.0},
-        Text={"dataType": "String", "value": "x"},
+        Text={"dataType": "String", "value": "2+3"},
         Sum={**integer, "value": {"bindType": "parameter", "binding": "{Base}+1"}},
     )
     found = ignition.translate("list.json", data, Options("modbus", 1))
