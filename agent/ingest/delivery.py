@@ -277,7 +277,7 @@ class Delivery:
 
 async def record_removed(find: FindRemoved, subjects: Collection[str], recorder: Recorder) -> None:
     """Record as out of service each tag whose subject is not in `subjects`: those that were removed from the tag files
-    while no process ran. Waits while the store refuses."""
+    while no process ran. Otherwise the last value would look current forever. Waits while the store refuses."""
     found = await asyncio.to_thread(find, subjects)
     if not found:
         return

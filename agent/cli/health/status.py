@@ -227,7 +227,9 @@ def _held(consumer: dict[str, Any]) -> str:
 
 
 def lasting_readers(database: Path) -> list[str]:
-    """The processes that hold a read for some time, as `1234 (python3)`; none if they cannot be seen from here."""
+    """The processes that hold a read for some time, as `1234 (python3)`; none if they cannot be seen from here.
+    SQLite's readers hold a lock on one of five bytes of the `-shm` file while a transaction is open. The node cannot
+    ask the kernel itself, because its unit sees only its own processes."""
     shared = database.with_name(f"{database.name}-shm")
     try:
         first = set(_readers(shared))

@@ -107,8 +107,9 @@ class ConsumerActivity:
 
 
 class ConsumerExpiry:
-    """Finds consumers that have timed out. `lost_ns_of` returns, for a stream, the nanoseconds of inactivity after
-    which a consumer is lost."""
+    """Finds consumers that have timed out, in the writer's thread. `lost_ns_of` returns, for a stream, the nanoseconds
+    of inactivity after which a consumer is lost. They begin no earlier than the opening of the store, because a
+    consumer cannot connect while the store is closed."""
 
     def __init__(self, activity: ConsumerActivity, lost_ns_of: Callable[[str], int]) -> None:
         self._activity = activity

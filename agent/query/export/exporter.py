@@ -38,7 +38,8 @@ STDOUT = Path("-")
 
 
 class SqliteForm:
-    """A table `facts` in a file of its own."""
+    """A table `facts` in a file of its own. Like every format, it leaves an incomplete file if it is closed without
+    `finish`, so the file has a temporary name until then."""
 
     def __init__(self, path: Path) -> None:
         self._connection = sqlite3.connect(path, isolation_level=None)

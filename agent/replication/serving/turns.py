@@ -30,13 +30,13 @@ from agent.settings.peers import PeerLimits
 T = TypeVar("T")
 
 ReadyMs = Callable[[int], int | None]
-"""From the present time, when the link of a node can take another answer for it. None: not known; `take` is called
-again when the link has sent something."""
+"""From the present time, when the link of a node can take another answer for it. None: not known; `take_work` is
+called again when the link has sent something."""
 
 
 class FairQueue(Generic[T]):
     """Work of several nodes for a few places. At most `places` pieces are under way at once, `places_of` of them for
-    one node, given the present time. `ready_ms` says when a node may begin another one; None: not known, `take` is
+    one node, given the present time. `ready_ms` says when a node may begin another one; None: not known, `take_work` is
     called again when it may be. The node with the least work under way goes first; among equals, the one whose turn was
     longest ago."""
 
@@ -79,7 +79,7 @@ class FairQueue(Generic[T]):
         return work
 
     def due_ms(self, now_ms: int) -> int | None:
-        """When `take` may give work that it does not give now, if nothing else happens; None for never."""
+        """When `take_work` may give work that it does not give now, if nothing else happens; None for never."""
         due = [at_ms for node in self._queues if (at_ms := self._ready_ms(node, now_ms)) is not None]
         return min((at_ms for at_ms in due if at_ms > now_ms), default=None)
 
