@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from agent.health.problems import RANK, Level
+from agent.health.problems import RANK, Level, Problem
 from agent.health.samples import folders, level_of
 from agent.health.snapshot import RECORDING, Gauge, Label
 from agent.health.verdict import THRESHOLDS
@@ -33,6 +33,9 @@ WITHHELD_HINT = (
     "health comes from there and these facts do not: bsfg peer compare at each zone on the way; the first that has them "
     "and does not pass them on withholds them (docs/operate/threats.md)"
 )
+SAYS_SO_MS = 5_000
+"""A gateway that lives says within ten seconds that its partner is silent; one that dies may have recorded its health a
+moment after its last answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,37 @@ def plant_of(health: ZoneHealth, known: Mapping[str, ZoneHealth]) -> str:
         return node if zone in known else zone
     is_mutual = _zone_of(partner) == zone and partner_of(partner) == node
     return zone if is_mutual and (zone not in known or partner.zone == zone) else node
+
+
+def unheard_since(health: ZoneHealth, partner: ZoneHealth | None) -> float | None:
+    """Since when (Unix ms) the other gateway has no answer from this one, as it says. None if it does not say so, or if
+    this one has sent health since: then only the way between both is cut."""
+    if partner is None or partner_of(partner) != health.zone:
+        return None
+    heard_ms = words.number(partner.values.get("pair/partner_heard_ms"))
+    since_ms = words.number(partner.values.get("started_unix_ms"))
+    if heard_ms is not None:
+        since_ms = partner.at_unix_ms - heard_ms
+    if since_ms is None or health.at_unix_ms >= since_ms + SAYS_SO_MS:
+        return None
+    passed = THRESHOLDS["partner_silence"].passed((partner.at_unix_ms - since_ms) / 1000)
+    return None if passed is None else since_ms
+
+
+def gateway_row(row: ZoneRow, health: ZoneHealth, partner: ZoneHealth | None, now_unix_ms: int) -> ZoneRow:
+    """The row of a gateway. One that the other gateway does not hear is late at least, whatever it said last."""
+    since_ms = unheard_since(health, partner)
+    if since_ms is None or row.level is Level.BROKEN or is_silent(row):
+        return row
+    what = f"silent: no answer to {partner_of(health)} for {words.age((now_unix_ms - since_ms) / 1000)}"
+    hint = Problem.PAIR_PARTNER_SILENT.value.remedy.format(partner=health.zone)
+    level = max(row.level, Level.LATE, key=RANK.__getitem__)
+    return replace(row, level=level, since_unix_ms=since_ms, what=what, hint=hint)
+
+
+def is_silent(row: ZoneRow) -> bool:
+    """Whether the newest health of a row is old."""
+    return THRESHOLDS["health_age"].passed(row.health_s) is not None
 
 
 def leader_of(gateways: Iterable[ZoneHealth], silent: frozenset[str]) -> ZoneHealth:
@@ -193,23 +227,28 @@ def fleet_rows(zones: Iterable[ZoneHealth], now_unix_ms: int, own: Sequence[Zone
     for node, health in known.items():
         of_nodes.setdefault(node, zone_row(health, now_unix_ms))
         plants.setdefault(plant_of(health, known), []).append(health)
-    rows = [plant_row(plant, gateways, of_nodes) for plant, gateways in plants.items()]
+    rows = [plant_row(plant, gateways, of_nodes, now_unix_ms) for plant, gateways in plants.items()]
     return sorted(rows, key=lambda row: (-RANK[row.level], not row.alert, row.zone))
 
 
-def plant_row(plant: str, gateways: Sequence[ZoneHealth], of_nodes: Mapping[str, ZoneRow]) -> ZoneRow:
+def plant_row(plant: str, gateways: Sequence[ZoneHealth], of_nodes: Mapping[str, ZoneRow], now_unix_ms: int) -> ZoneRow:
     """The row of a plant, by the rows of its nodes. What is wrong with a gateway that does not lead is a warning: the
     plant is recorded."""
     if len(gateways) == 1 and gateways[0].zone == plant and not partner_of(gateways[0]):
         return of_nodes[plant]
-    is_silent = THRESHOLDS["health_age"].passed
-    silent = frozenset(gateway.zone for gateway in gateways if is_silent(of_nodes[gateway.zone].health_s) is not None)
-    leader = leader_of(gateways, silent)
-    row = of_nodes[leader.zone]
-    others = [of_nodes[gateway.zone] for gateway in gateways if gateway is not leader]
+    known = {gateway.zone: gateway for gateway in gateways}
+    rows, silent = dict[str, ZoneRow](), set[str]()
+    for node, gateway in known.items():
+        other = known.get(partner_of(gateway))
+        rows[node] = gateway_row(of_nodes[node], gateway, other, now_unix_ms)
+        if is_silent(rows[node]) or unheard_since(gateway, other) is not None:
+            silent.add(node)
+    leader = leader_of(gateways, frozenset(silent))
+    row = rows[leader.zone]
+    others = [rows[gateway.zone] for gateway in gateways if gateway is not leader]
     worst = max(others, key=lambda gateway: RANK[gateway.level], default=row)
     found = sorted(gateways, key=lambda gateway: (gateway is not leader, gateway.zone))
-    beneath = [_gateway(gateway, leader, of_nodes[gateway.zone], is_silent=gateway.zone in silent) for gateway in found]
+    beneath = [_gateway(gateway, leader, rows[gateway.zone], is_silent=gateway.zone in silent) for gateway in found]
     partner = partner_of(leader)
     if partner and partner not in of_nodes:
         beneath.append(Gateway(partner, ABSENT, None, False, Level.LATE, None, "", None))

@@ -20,7 +20,7 @@ from agent.health.snapshot import NodeSnapshot
 from agent.health.verdict import Verdict, assess
 from agent.message import HEALTH_PREFIX
 from agent.page.facts import Facts
-from agent.page.fleet import ZoneRow, fleet_rows
+from agent.page.fleet import ZoneRow, fleet_rows, gateway_row, partner_of
 from agent.page.health_tail import ZoneHealth
 from agent.page.zone_view import ZoneView, node_row, zone_view
 from agent.settings.node import IdentitySettings
@@ -101,7 +101,7 @@ class Watch:
         found = self._health(gateway or name)
         if plant is None or found is None or found.zone not in {name, *(beneath.node for beneath in plant.gateways)}:
             return None
-        row = self._node_row(found)
+        row = gateway_row(self._node_row(found), found, self.zones.get(partner_of(found)), _now_ms())
         return zone_view(found, replace(row, gateways=plant.gateways), plant.zone)
 
     @property

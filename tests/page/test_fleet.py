@@ -225,6 +225,43 @@ def test_a_leader_that_has_died_has_led() -> None:
     assert [(member.role, member.is_recording) for member in row.gateways] == [("records alone", True)] * 2
 
 
+def deaf(node: str, role: str, term: int = 8, heard_ms: int | None = 54_000, **changes: Any) -> ZoneHealth:
+    """A gateway that said five seconds ago that it does not hear the other one."""
+    reasons = [{"subject": "pair", "text": "the other gateway is silent", "hint": "start it"}]
+    told = {"verdict": 1, "reasons": reasons, "pair/partner_heard_ms": heard_ms, "started_unix_ms": NOW_MS - 60_000}
+    return box(node, role, term, 5, **(told | changes))
+
+
+def test_a_gateway_that_its_partner_does_not_hear_is_silent() -> None:
+    """At once, though its last health says that it is good and leads: the one that lives speaks for the plant, also
+    before it records. Newer health of the gateway outweighs that: only the way between both is cut. Nobody but the
+    partner is believed."""
+    silent = ("plant-a", "silent", False, Level.LATE, "no answer to plant-a-2 for 59 s", None)
+    for partner in (
+        deaf("plant-a-2", "leads"),
+        deaf("plant-a-2", "follows", 7),
+        deaf("plant-a-2", "alone", heard_ms=None, started_unix_ms=NOW_MS - 59_000),
+    ):
+        row = row_of(box("plant-a", "leads", 7, 58), partner)
+        assert (row.node, row.level, row.what) == ("plant-a-2", Level.LATE, "pair: the other gateway is silent")
+        dead = row.gateways[1]
+        found = (dead.node, dead.role, dead.is_recording, dead.level, dead.what, dead.role_since_unix_ms)
+        assert found == silent
+    row = row_of(box("plant-a", "leads", 7, 300), deaf("plant-a-2", "leads", heard_ms=299_000))
+    assert row.gateways[1].what.startswith("no health for 5 min"), "as before, once its health is old"
+    row = row_of(box("plant-a", "alone", 7, 50), deaf("plant-a-2", "alone"))
+    assert [member.role for member in row.gateways] == ["records alone"] * 2
+    for heard in (
+        deaf("plant-a-2", "leads", heard_ms=200),
+        deaf("plant-a-2", "leads", heard_ms=None, started_unix_ms=0),
+    ):
+        row = row_of(box("plant-a", "follows", 8, 58), replace(heard, values=heard.values | {"started_unix_ms": None}))
+        assert row.gateways[1].level is Level.GOOD
+    evil = replace(deaf("plant-a-2", "leads"), zone="evil")
+    rows = fleet_rows([box("plant-a", "leads"), box("plant-a-2", "follows"), evil], NOW_MS)
+    assert next(row for row in rows if row.zone == "plant-a").gateways[0].level is Level.GOOD
+
+
 def test_only_gateways_that_name_each_other_are_one_plant() -> None:
     """A node that claims a zone of others is a zone of its own, whatever role it claims; a gateway whose partner has no
     health here stands for its zone, and the partner is named."""
@@ -289,6 +326,19 @@ async def test_the_page_of_a_plant_and_of_each_gateway(site: Site) -> None:
     assert 'bsfg_gateway_records{node="plant-a-2",zone="plant-a"} 1.0' in metrics
     assert 'bsfg_zone_verdict{verdict="good",zone="plant-a"} 1.0' in metrics
     assert 'zone="plant-a-2"' not in metrics
+
+
+async def test_the_page_of_a_gateway_that_its_partner_does_not_hear(site: Site) -> None:
+    """It is not good in the fleet, on the page of its plant, on its own, or as a metric."""
+    await site.watch.look()
+    site.watch.zones |= {"plant-a": box("plant-a", "leads", 7, 58), "plant-a-2": deaf("plant-a-2", "leads")}
+    site.watch._rows = None
+    for path in ("/fleet", "/zone/plant-a"):
+        assert "no answer to plant-a-2 for" in (await site.get(path))[2], path
+    body = (await site.get("/zone/plant-a?gateway=plant-a"))[2]
+    assert "<h1>Gateway plant-a of plant-a is late: silent: no answer to plant-a-2 for" in body
+    assert "systemctl status bsfg@plant-a, there" in body
+    assert 'bsfg_gateway_records{node="plant-a",zone="plant-a"} 0.0' in (await site.get("/metrics"))[2]
 
 
 async def test_the_page_on_a_gateway(site: Site) -> None:
