@@ -29,7 +29,7 @@ from agent.replication.pulling import (
     ReceiverSettings,
     ThrottledRequester,
 )
-from agent.replication.serving import Server, Turns
+from agent.replication.serving import Rights, Server, Turns
 from agent.settings.node import NodeSettings
 from agent.settings.peers import BrokerSettings
 from agent.telemetry import Telemetry
@@ -137,21 +137,25 @@ class BrokerRuntime:
                 await asyncio.wait(tasks) if tasks else None
 
     def _server(self) -> Server:
-        peers, shared, state_dir = self._peers, self._shared, self._settings.node.state_dir
+        shared, state_dir = self._shared, self._settings.node.state_dir
         return Server(
             self.link,
             shared.store,
-            {peer.node: frozenset(peer.exports) for peer in peers if peer.exports},
-            appends={peer.node: frozenset(peer.appends) for peer in peers if peer.appends},
+            self._rights(),
             look_up=latest_lookup(shared.store.reader, shared.queue_depth, partial(peer_latest, state_dir)),
             telemetry=shared.telemetry,
-            limits={peer.node: peer.limits for peer in peers},
             refuses_request=shared.judge.messages.refuses_request,
             turns=shared.turns,
-            zones={peer.node: peer.own_zones for peer in peers},
             claim_lead=shared.lead_desk.answer,
-            claimants=frozenset(peer.node for peer in peers) & shared.lead_desk.claimants.keys(),
         )
+
+    def _rights(self) -> dict[str, Rights]:
+        """Of the peers that may ask anything here."""
+        return {
+            peer.node: Rights(frozenset(peer.exports), frozenset(peer.appends), peer.own_zones, peer.limits)
+            for peer in self._peers
+            if peer.exports or peer.appends or peer.node in self._shared.lead_desk.claimants
+        }
 
     def _make_pullers(self) -> Iterator[Puller]:
         shared, state_dir = self._shared, self._settings.node.state_dir
@@ -171,7 +175,10 @@ class BrokerRuntime:
                     repeated_ms=REPEATED_MS if shared_zones else 0,
                 )
                 settings = PullSettings(
-                    *(peer.node, stream, f"{self._node}.{stream}", origins),
+                    peer.node,
+                    stream,
+                    f"{self._node}.{stream}",
+                    origins,
                     receiver=receiver,
                     shared_zones=shared_zones,
                 )

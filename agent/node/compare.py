@@ -58,7 +58,12 @@ def comparers(
             origins = settings.origins_of(peer)
             late = frozenset(stream for stream in peer.pulls if peer.start_of(stream) != "oldest")
             what = AntiEntropySettings(
-                *(peer.node, peer.pulls, origins, late, peer.anti_entropy_hours, settings.pair_zones)
+                peer.node,
+                peer.pulls,
+                origins,
+                begun_late=late,
+                every_hours=peer.anti_entropy_hours,
+                pair_zones=settings.pair_zones,
             )
             requester = ThrottledRequester(requesters[peer.node], limits.get(peer.node), Priority.REPAIR, telemetry)
             found[peer.node] = AntiEntropy(requester, store, what, judge=judge)

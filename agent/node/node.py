@@ -135,7 +135,8 @@ class Node:
             not_in_force=start.not_in_force,
         )
         desk = LeadDesk(
-            *(settings.lead_claimants, settings.node.state_dir / LEADS_FILE),
+            settings.lead_claimants,
+            settings.node.state_dir / LEADS_FILE,
             lambda: store_name_of(store.zone, store.node, store.life),
             settings.pair.partner,
         )
@@ -144,7 +145,7 @@ class Node:
         self._identities = [identity for runtime in self._runtimes.values() for identity in runtime.identities]
         self._pair = self._make_pair(settings, desk)
         self._collector = StatusCollector(
-            *(store, self._runtimes, self._ingest, self._telemetry, self._reloader), clock=self._clock, pair=self._pair
+            store, self._runtimes, self._ingest, self._telemetry, self._reloader, clock=self._clock, pair=self._pair
         )
         self._group: TaskGroup | None = None
         self._readiness: asyncio.Task[None] | None = None

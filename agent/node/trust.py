@@ -47,7 +47,9 @@ class TrustFiles:
     def __init__(self, settings: NodeSettings, store: FactStore, times: WatchTimes = PATIENT) -> None:
         self._settings, self._store, self._times = settings, store, times
         policy = TrustPolicy(
-            *(SignerTrust(), _rules(settings), settings.node.zone, _certificates_of(store.signer)),
+            rules=_rules(settings),
+            own_zone=settings.node.zone,
+            own_certificates=_certificates_of(store.signer),
             own_node=settings.node.name,
         )
         self.judge = PageJudge(store, policy, EvidenceFolder(settings.node.state_dir / "declined"))

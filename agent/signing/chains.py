@@ -210,6 +210,9 @@ def _joined(offered: Sequence[Offered], why: Sequence[str]) -> Iterator[Declined
 
 def _continues(last: Declined, first_offset: int, facts: OriginRange, reason: str) -> bool:
     return (last.reason, last.last_offset + 1, last.facts.zone, last.facts.life, last.facts.last_sequence + 1) == (
-        *(reason, first_offset, facts.zone, facts.life),
+        reason,
+        first_offset,
+        facts.zone,
+        facts.life,
         facts.first_sequence,
     )

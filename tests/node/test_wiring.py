@@ -66,9 +66,10 @@ async def test_each_peer_has_its_own_rights(store: FactStore) -> None:
         peer_of("plant-c", "site", pulls=(TELEMETRY,)),
     )
     server = made(store, *peers)._runtimes["site"].server
-    exports = dict(server._context.exports)
-    assert exports == {"plant-a": frozenset({TELEMETRY}), "plant-b": frozenset({OPERATIONAL})}
-    assert dict(server._context.appends) == {"plant-b": frozenset({"orders"})}
+    assert {node: (rights.exports, rights.appends) for node, rights in server._context.peers.items()} == {
+        "plant-a": ({TELEMETRY}, frozenset()),
+        "plant-b": ({OPERATIONAL}, {"orders"}),
+    }
 
 
 async def test_two_nodes_of_one_zone_are_two_peers(store: FactStore) -> None:
@@ -87,7 +88,7 @@ async def test_two_nodes_of_one_zone_are_two_peers(store: FactStore) -> None:
     assert found["plant-b"].origins == {"plant-b", "cell"}
     assert (found["plant-b"].shared_zones, found["plant-b"].receiver.repeated_ms) == ((), 0)
     assert {comparer.consumer_name for comparer in found.values()} == {f"idmz.{TELEMETRY}"}
-    assert dict(runtime.server._context.zones)["plant-a-2"] == both
+    assert dict(runtime.server._context.peers)["plant-a-2"].zones == both
 
 
 async def test_each_of_two_brokers_has_its_own_peers_and_the_status_all(tmp_path: Path) -> None:
@@ -105,7 +106,9 @@ async def test_each_of_two_brokers_has_its_own_peers_and_the_status_all(tmp_path
         for peer in peers:
             runtime = node._runtimes[peer.broker]
             assert runtime.nodes == (peer.zone,)
-            assert dict(runtime.server._context.exports) == {peer.zone: frozenset(peer.exports)}
+            assert {node: rights.exports for node, rights in runtime.server._context.peers.items()} == {
+                peer.zone: {*peer.exports}
+            }
             assert [
                 (puller._runner.settings.peer_node, puller._runner.settings.stream) for puller in runtime.pullers
             ] == [(peer.zone, stream) for stream in peer.pulls]

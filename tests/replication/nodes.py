@@ -28,6 +28,7 @@ from agent.replication.protocol.pacing import BYTES_MAX
 from agent.replication.protocol.token_bucket import TokenBucket
 from agent.replication.pulling import EvidenceFolder, PageJudge, Puller, PullSettings, TrustPolicy
 from agent.replication.pulling.receiving.pull_events import ReceiverSettings
+from agent.replication.serving.admission import Rights
 from agent.replication.serving.server import Server
 from agent.settings.peers import BrokerSettings
 from agent.settings.store import StoreSettings, StreamSettings
@@ -101,12 +102,14 @@ class Node:
     ) -> Server:
         """Serve these zones: streams they may read, streams they may append to. `peer_latest_in`: folder of the latest
         values received from peers; `settings`: of the server."""
-        named, open_to = (
-            {zone: frozenset(some) for zone, some in allowed.items()} for allowed in (exports, appends or {})
-        )
+        appends = appends or {}
+        peers = {
+            zone: Rights(frozenset(exports.get(zone, ())), frozenset(appends.get(zone, ())))
+            for zone in exports | appends
+        }
         look_up = latest_lookup(self.store.reader, lambda _: 0, partial(peer_latest, peer_latest_in))
         settings = {"refuses_request": self.judge.messages.refuses_request, **settings}
-        self.server = Server(self.link, self.store, named, appends=open_to, look_up=look_up, **settings)
+        self.server = Server(self.link, self.store, peers, look_up=look_up, **settings)
         return self.server
 
     def requester(self, peer_node: str) -> Requester:

@@ -219,7 +219,9 @@ class WriteQueue:
                 if self.refusing is not None and self.is_empty:
                     return None
                 match decide_commit(
-                    *(self._waiting, now_ns, self.pace),
+                    self._waiting,
+                    now_ns,
+                    self.pace,
                     committed_ns=self.committed_ns,
                     deferred_ns=self._deferred_ns,
                     is_urgent=self._urgent_count > 0,

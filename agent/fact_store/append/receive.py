@@ -222,7 +222,7 @@ def _write(transaction: Transaction, page: ReceivedPage, plan: _Plan, limits: St
         transaction.keep_tip(stream, zone)  # what comes home is not what this store sealed last
     if plan.inserts:
         first_offset = transaction.add_batches(
-            *(stream, plan.inserts), verified=plan.verified, is_backlog=page.is_backlog, writer=page.peer
+            stream, plan.inserts, verified=plan.verified, is_backlog=page.is_backlog, writer=page.peer
         )
         if any(batch.header.kind is Kind.MESSAGES for batch in plan.inserts):
             is_strong = limits.policy(page.stream).write_class == "strong"

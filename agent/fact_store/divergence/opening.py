@@ -171,7 +171,7 @@ def _open(
         witness = read_witness(path) if is_unattended else None
         left = NO_LOG if header is None or frames is None else LogEnd(header.salts, frames)
         found = _StoreFiles(
-            *(path, names, now_unix_ms, is_unattended, header is not None, is_cut, left, witness, quarantined)
+            path, names, now_unix_ms, is_unattended, header is not None, is_cut, left, witness, quarantined
         )
         _migrate(connection, path)
         return _load(connection, found, signer)

@@ -102,8 +102,16 @@ def _load(connection: sqlite3.Connection, path: Path) -> Catalog:
     ):
         mark_ms, mark_unix_ms, is_backlog = mark
         catalog.streams[name] = StreamState(
-            *(number, name, end_offset, bytes_total, released_offset, released_bytes),
-            *(mark_ms, mark_unix_ms or 0, bool(is_backlog), lives.get(name)),
+            number,
+            name,
+            end_offset,
+            bytes_total,
+            released_offset,
+            released_bytes,
+            mark_ms,
+            mark_unix_ms or 0,
+            bool(is_backlog),
+            lives.get(name),
         )
     catalog.own_definitions = {
         zone: OwnDefinitions(Definitions(count, digest), number)
@@ -144,8 +152,16 @@ def _load_consumers(connection: sqlite3.Connection, catalog: Catalog) -> None:
         connection, "select_consumers"
     ):
         consumer = ConsumerState(
-            *(number, name, zone, stream, Lifecycle(state), start_offset),
-            *(Confirmed(frontier, tuple(ranges.get(number, ()))), registered, seen, Lease(*lease)),
+            number,
+            name,
+            zone,
+            stream,
+            Lifecycle(state),
+            start_offset,
+            Confirmed(frontier, tuple(ranges.get(number, ()))),
+            registered,
+            seen,
+            Lease(*lease),
         )
         if consumer.lifecycle in ACTIVE_STATES:  # in the last life of the store; it has not fetched in this one
             consumer = replace(consumer, lifecycle=next_state(consumer.lifecycle, Event.LOST))

@@ -93,7 +93,12 @@ class Committer:
             self._check_only_writer()  # inside the transaction: from here on no other connection can commit
             now_unix_ms = time.time_ns() // 1_000_000
             transaction = Transaction(
-                *(self._connection, self.catalog, self._index, now_unix_ms, self.age_ms(), self.signer),
+                self._connection,
+                self.catalog,
+                self._index,
+                now_unix_ms,
+                self.age_ms(),
+                self.signer,
                 rows=self._rows,
             )
             transaction.pair_zones, transaction.peers = self.limits.pair_zones, self.limits.holds

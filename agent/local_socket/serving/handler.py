@@ -94,7 +94,8 @@ def _opened(settings: NodeSettings) -> Iterator[FactStore]:
         problems.append(f"facts are not signed: {error}. {error.hint}")
     holds = {peer.node: peer.zone_limit for peer in settings.peer}
     with FactStore.open(
-        *(settings.node.store_file, settings.node.zone),
+        settings.node.store_file,
+        settings.node.zone,
         node=settings.node.name,
         settings=settings.store,
         streams=settings.stream,

@@ -106,7 +106,7 @@ class Puller:
         self._events: asyncio.Queue[Event] = asyncio.Queue(EVENTS_MAX)
         self._checks = ThreadPoolExecutor(1, "bsfg-check")  # its thread begins with the first large page
         throttled = ThrottledRequester(requester, bandwidth, telemetry=telemetry)
-        self._runner = PullRunner(*(store, settings, throttled, self._start_check), bandwidth, judge=judge)
+        self._runner = PullRunner(store, settings, throttled, self._start_check, bandwidth, judge=judge)
         loop = asyncio.get_running_loop()
         self._alarm = Alarm(lambda delay_s, call: loop.call_later(delay_s, call).cancel, self._deadline_passed)
         self._untaken: int | None = None  # the newest request, until the broker has taken it

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from agent.pages import Consumer
 from agent.replication.mqtt import Incoming
@@ -18,11 +18,22 @@ from agent.replication.protocol.messages import FetchFacts, FetchRange, FetchSeq
 from agent.replication.protocol.topics import check_response_topic, parse_request_topic
 from agent.replication.serving.outcomes import Drop, DropReason, Refuse
 from agent.replication.serving.page import ReadPlan
-from agent.settings.peers import STREAMS_MAX
+from agent.settings.peers import STREAMS_MAX, PeerLimits
 
 PARKED_PER_NODE_MAX = STREAMS_MAX
 """Fetches of one node that may wait for facts at the same time: one for each of its streams."""
 CORRELATION_BYTES_MIN, CORRELATION_BYTES_MAX = 8, 32
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """What one peer may do, by default nothing: the streams that it may read and append to, the zones for which it
+    records (empty: only that of its own name), and its limits."""
+
+    exports: AbstractSet[str] = frozenset()
+    appends: AbstractSet[str] = frozenset()
+    zones: AbstractSet[str] = frozenset()
+    limits: PeerLimits = field(default_factory=PeerLimits)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -29,13 +28,12 @@ from agent.replication.protocol.errors import ERRORS, MalformedMessage, Transpor
 from agent.replication.protocol.messages import CHANGING, WRITING, Request, operation_of
 from agent.replication.protocol.ports import ServingStore
 from agent.replication.protocol.topics import request_topic
-from agent.replication.serving.admission import Caller, check_arrival
+from agent.replication.serving.admission import Caller, Rights, check_arrival
 from agent.replication.serving.latest_page import LookUp
 from agent.replication.serving.limits import READS_MAX
 from agent.replication.serving.link_turns import Arrival, Arrivals
 from agent.replication.serving.operations import Consumers, Context, Handler, Turns, handlers
 from agent.replication.serving.outcomes import Drop, DropReason, Outcome, Refuse
-from agent.settings.peers import PeerLimits
 from agent.signing.messages import MessagePlace, MessageProof, sign_answer, split_request
 from agent.telemetry import Span, Telemetry
 
@@ -61,46 +59,36 @@ class ServerStatistics:
 class Server:
     """Serves the peers of one link.
 
-    `exports` maps each peer node to the streams it may read, `appends` to those it may append to. `look_up` finds
-    latest values, `claim_lead` answers the nodes `claimants`, which may ask who leads. `refuses_request` says why no
-    signature proves the node of a request that changes something. `signer` signs the answers. `turns` are shared by
-    the servers of a node. `zones`: for which a peer records, if they are not its name alone.
+    `peers`: the rights of each peer node; requests of others are dropped. `look_up` finds latest values, `claim_lead`
+    says who leads. `refuses_request` says why no signature proves the node of a request that changes something.
+    `turns` are shared by the servers of a node.
     """
 
     def __init__(
         self,
         link: Link,
         store: ServingStore,
-        exports: Mapping[str, frozenset[str]],
+        peers: Mapping[str, Rights],
         *,
-        appends: Mapping[str, frozenset[str]] | None = None,
         look_up: LookUp | None = None,
         telemetry: Telemetry | None = None,
         refuses_request: RefusesRequest = accept_every_request,
-        limits: Mapping[str, PeerLimits] | None = None,
         turns: Turns | None = None,
-        zones: Mapping[str, AbstractSet[str]] | None = None,
         claim_lead: Handler | None = None,
-        claimants: AbstractSet[str] = frozenset(),
     ) -> None:
         self._refuses_request = refuses_request
         self._store = store
         self._telemetry = telemetry or Telemetry()
-        exported = {node: exports.get(node, frozenset()) for node in {*exports, *(appends or {}), *claimants}}
-        self._context = Context(
-            *(link, store, exported, appends or {}, limits or {}, zones or {}),
-            turns=turns or Turns(),
-        )
+        self._context = Context(link, store, peers, turns=turns or Turns())
         self._context.answers.on_lost = self._not_sent
-        self._arrivals = Arrivals(
-            *(len(exported), self._context.pacer, self._context.now_ms, self._context.call_later, self._begin_work)
-        )
+        context = self._context
+        self._arrivals = Arrivals(len(peers), context.pacer, context.now_ms, context.call_later, self._begin_work)
         self._consumers = Consumers(self._context)
         self._handlers = handlers(self._context, self._consumers, look_up, claim_lead)
         self._group: TaskGroup | None = None
         self._counts = ServerStatistics()
         self._of_other_version = set[str]()
-        for node in exported:
+        for node in peers:
             link.route(request_topic(store.node, node), self._arrived)
 
     def statistics(self) -> ServerStatistics:
@@ -128,7 +116,7 @@ class Server:
     # --------------------------------------------------------------------------------------------------------- arrivals
 
     def _arrived(self, incoming: Incoming) -> None:
-        caller = check_arrival(incoming, self._store.node, self._context.exports.keys())
+        caller = check_arrival(incoming, self._store.node, self._context.peers)
         if isinstance(caller, Drop):
             self._drop(caller.reason, incoming.topic)
         elif self._group is None or not self._arrivals.accepts(caller.node):

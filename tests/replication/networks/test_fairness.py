@@ -19,6 +19,7 @@ from agent.replication.protocol.errors import TransportError
 from agent.replication.protocol.messages import FetchFacts, FetchRange, GetLatest, LatestAnswer, Request
 from agent.replication.protocol.topics import request_topic, response_topic, subscription_to
 from agent.replication.serving import LatestValues
+from agent.replication.serving.admission import Rights
 from agent.replication.serving.limits import READS_MAX, REQUESTS_OPEN_MAX, SEARCHES_WAITING_MAX
 from agent.replication.serving.server import Server
 from agent.settings.peers import PeerLimits
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.system
 
 FLOOD = request_topic("plant-a", "evil")
 FLOOD_TO = response_topic("plant-a", "evil", "flood")
-EXPORTS = {"idmz": frozenset({STREAM}), "evil": frozenset({STREAM})}
+RIGHTS = dict.fromkeys(("idmz", "evil"), Rights({STREAM}))
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +90,7 @@ async def test_searches_of_one_zone_do_not_make_another_one_busy(shared: Mosquit
         return LatestValues([], lambda _: pytest.fail(stream), 0, 7)
 
     plant, idmz = Node.open(shared, "plant-a", tmp_path), Node.open(shared, "idmz", tmp_path)
-    server = plant.server = Server(plant.link, plant.store, EXPORTS, look_up=look_up)
+    server = plant.server = Server(plant.link, plant.store, RIGHTS, look_up=look_up)
     asker = idmz.requester("plant-a")
     flood = Flood(shared, GetLatest(stream=STREAM))
     async with plant.running(), idmz.running(), flood.running():
@@ -126,8 +127,8 @@ def test_pages_of_one_zone_do_not_delay_those_of_another(
     async def scenario() -> None:
         settings = StoreSettings(batch_facts_target=10_000)
         plant, idmz = Node.open(shared, "plant-a", tmp_path, settings), Node.open(shared, "idmz", tmp_path)
-        limits = PeerLimits(requests_per_second_max=100_000)
-        plant.server = Server(plant.link, plant.store, EXPORTS, limits={"evil": limits, "idmz": limits})
+        rights = Rights({STREAM}, limits=PeerLimits(requests_per_second_max=100_000))
+        plant.server = Server(plant.link, plant.store, {"evil": rights, "idmz": rights})
         await plant.append(0, 400_000)
         asker = idmz.requester("plant-a")
         where = {"first_offset": 1, "last_offset": 400_000, "life": plant.store.life.hex()}

@@ -63,4 +63,4 @@ async def acquire_lease(context: Context, caller: Caller, request: AcquireLease)
 
 
 def _may_append(context: Context, caller: Caller, stream: str) -> bool:
-    return stream in context.appends.get(caller.node, frozenset())
+    return stream in context.peers[caller.node].appends

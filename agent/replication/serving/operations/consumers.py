@@ -61,7 +61,7 @@ class Consumers:
         """FetchFacts: a page, once there is one or `wait_ms` has passed."""
         context, node, name = self._context, caller.node, request.consumer_name
         until_ms, consumer = context.now_ms() + request.wait_ms, context.store.consumers.get(name)
-        stream = admit_fetch(request, node, context.exports[node], consumer)
+        stream = admit_fetch(request, node, context.peers[node].exports, consumer)
         if isinstance(stream, Refuse):
             return stream
         # A position of another copy of this log neither releases facts nor selects any.
@@ -151,7 +151,7 @@ class Consumers:
     def _find_own(self, caller: Caller, name: str) -> Consumer | Refuse:
         """The consumer, if the caller's node may use it."""
         consumer = self._context.store.consumers.get(name)
-        return check_consumer(name, caller.node, self._context.exports[caller.node], consumer)
+        return check_consumer(name, caller.node, self._context.peers[caller.node].exports, consumer)
 
     async def _resolve(self, caller: Caller, request: FetchFacts, stream: str) -> Position | Refuse | None:
         """The position after which the page begins; None: after the frontier. A position that is not known here as it

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Executor, Future
 from dataclasses import InitVar, dataclass, field
@@ -17,6 +17,7 @@ from typing import TypeVar
 from agent.positions import Position, Resolved
 from agent.replication.protocol.messages import LogPosition
 from agent.replication.protocol.ports import ServingStore
+from agent.replication.serving.admission import Rights
 from agent.replication.serving.link_turns import AnswerQueue, Carrier
 from agent.replication.serving.outcomes import Refuse, StoreName, store_name_of
 from agent.replication.serving.page import HeldThere
@@ -27,7 +28,6 @@ from agent.signing.messages import proof_bytes
 
 _T = TypeVar("_T")
 
-DEFAULT_LIMITS = PeerLimits()
 PAGE_ENDS_MAX = 256
 """Ends of pages that are remembered: two for each pull that catches up."""
 
@@ -58,8 +58,7 @@ class Meter:
 
 @dataclass
 class Context:
-    """One link's side of a serving node. `exports`: each peer node and the streams it may read; `appends`: those it may
-    append to; `zones`: those for which it records, if they are not its name alone.
+    """One link's side of a serving node. `peers`: the rights of each peer node; others are not served.
 
     Everything that operations wait for goes through the methods below, so a simulation can put its own clock and event
     loop here.
@@ -67,10 +66,7 @@ class Context:
 
     link: InitVar[Carrier]
     store: ServingStore
-    exports: Mapping[str, AbstractSet[str]]
-    appends: Mapping[str, Container[str]] = field(default_factory=dict)
-    limits: Mapping[str, PeerLimits] = field(default_factory=dict)
-    zones: Mapping[str, AbstractSet[str]] = field(default_factory=dict)
+    peers: Mapping[str, Rights]
     readers: Executor | None = None  # while the server runs
     turns: Turns = field(default_factory=Turns)
     """Shared by all links of a node: each pair of nodes may have a broker of its own."""
@@ -83,11 +79,11 @@ class Context:
 
     def limits_of(self, node: str) -> PeerLimits:
         """The limits of a node."""
-        return self.limits.get(node, DEFAULT_LIMITS)
+        return self.peers[node].limits
 
     def zones_of(self, node: str) -> AbstractSet[str]:
         """The zones for which a peer records."""
-        return self.zones.get(node, frozenset({node}))
+        return self.peers[node].zones or frozenset({node})
 
     def held_by(self, node: str, spans: Sequence[tuple[str, str, int, int]] = ()) -> HeldThere:
         """What a peer needs not be sent: its own facts, and what it names. Those of our own zone are not its own alone:

@@ -38,7 +38,7 @@ class Latest:
     async def get_latest(self, caller: Caller, request: GetLatest) -> Outcome:
         """A page of values."""
         context = self._context
-        if request.stream not in context.exports[caller.node]:
+        if request.stream not in context.peers[caller.node].exports:
             return not_exported(request.stream, caller.node)
         node = caller.node
         # Requests whose answer waits to be sent count too: each keeps its result, some megabytes.

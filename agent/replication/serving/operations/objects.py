@@ -18,7 +18,7 @@ from agent.replication.serving.page import ANSWER_OVERHEAD_BYTES
 async def get_object(context: Context, caller: Caller, request: GetObject) -> Outcome:
     """Bytes from an offset on, as many as are asked for and fit the broker's packet."""
     room = context.packet_bytes_max - ANSWER_OVERHEAD_BYTES
-    exports = context.exports[caller.node]
+    exports = context.peers[caller.node].exports
     return await context.in_thread(caller.node, _read, context, request, min(request.bytes_max, room), exports)
 
 
@@ -33,7 +33,7 @@ def _read(context: Context, request: GetObject, length: int, exports: AbstractSe
 
 async def put_object(context: Context, caller: Caller, request: PutObject) -> Outcome:
     """Store the bytes of the request; returns how many are here."""
-    if not context.appends.get(caller.node):
+    if not context.peers[caller.node].appends:
         return Refuse(
             "append_not_allowed", f"{caller.node} may not append here, so none of its facts can refer to artifacts"
         )

@@ -27,7 +27,7 @@ from agent.replication.serving.reading import PageQuery, read_definitions, read_
 async def fetch_sequences(context: Context, caller: Caller, request: FetchSequences) -> Outcome:
     """The page from `first_sequence` on. Nothing is omitted: a caller that asks for its own facts wants them
     back."""
-    plan = admit_sequences(request, caller.node, context.exports[caller.node])
+    plan = admit_sequences(request, caller.node, context.peers[caller.node].exports)
     if isinstance(plan, Refuse):
         return plan
     if refusal := await context.refuse_position(caller.node, request.stream, request.position):
@@ -51,7 +51,7 @@ async def fetch_sequences(context: Context, caller: Caller, request: FetchSequen
 
 async def fetch_range(context: Context, caller: Caller, request: FetchRange) -> Outcome:
     """The page from `first_offset` on."""
-    plan = admit_range(request, caller.node, context.exports[caller.node])
+    plan = admit_range(request, caller.node, context.peers[caller.node].exports)
     if isinstance(plan, Refuse):
         return plan
     last = LogPosition(offset=request.last_offset, life=request.life, digest=request.digest)
@@ -79,7 +79,7 @@ async def fetch_range(context: Context, caller: Caller, request: FetchRange) -> 
 
 async def get_definitions(context: Context, caller: Caller, request: GetDefinitions) -> Outcome:
     """Tag definitions. Only a batch that the caller has names their digest, so no stream is asked for."""
-    if not context.exports[caller.node]:
+    if not context.peers[caller.node].exports:
         return Refuse("stream_not_exported", f"no stream is exported to {caller.node}")
     limit = min(request.bytes_max, context.packet_bytes_max - ANSWER_OVERHEAD_BYTES)
     runs, bodies = await context.in_thread(caller.node, read_definitions, context.store, request.wanted, limit)

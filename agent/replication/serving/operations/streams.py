@@ -65,7 +65,7 @@ def _exported(context: Context, caller: Caller) -> list[StreamEntry]:
     """A stream that is exported but holds nothing yet is listed as empty."""
     bounds = {stream.name: stream for stream in context.store.streams()}
     entries = []
-    for name in sorted(context.exports[caller.node]):
+    for name in sorted(context.peers[caller.node].exports):
         stream = bounds.get(name)
         first, end = (stream.first_offset, stream.end_offset) if stream is not None else (1, 0)
         entries.append(StreamEntry(name=name, first_offset=max(first, 1), end_offset=end))
@@ -75,7 +75,7 @@ def _exported(context: Context, caller: Caller) -> list[StreamEntry]:
 async def get_digests(context: Context, caller: Caller, request: GetDigests) -> Outcome:
     """Digests of what is held, or of batches in a range."""
     stream = request.stream
-    if stream not in context.exports[caller.node]:
+    if stream not in context.peers[caller.node].exports:
         return not_exported(stream, caller.node)
     if refusal := await context.refuse_position(caller.node, stream, request.position):
         return refusal
