@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.syntax import syntax_tree
+from tools.syntax import syntax_tree
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("invariants.md", "tests.md")

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from tests.support.syntax import syntax_tree
 from tests.test_invariants import ROOT, TEST
+from tools.syntax import syntax_tree
 
 PAGE = (ROOT / "docs/operate/threats.md").read_text(encoding="utf-8")
 REQUIREMENTS = {

@@ -15,6 +15,7 @@ from pathlib import Path
 from agent.ingest.opcua.events.collector import LINES
 from agent.replication.pulling.catch_up import CatchUpEvent
 from agent.replication.pulling.receiving.pull_events import NoteKind
+from tools.syntax import syntax_tree
 
 AGENT = Path(__file__).resolve().parents[1] / "agent"
 EVENT = re.compile(r"[a-z]+(_[a-z]+)*")
@@ -33,7 +34,7 @@ def events() -> dict[str, str]:
     for file in sorted(AGENT.rglob("*.py")):
         path = file.relative_to(AGENT).as_posix()
         if not path.startswith("demo/"):
-            for name, level in events_of(path, ast.parse(file.read_text("utf-8"))):
+            for name, level in events_of(path, syntax_tree(file.read_text("utf-8"))):
                 found[name] = max(found.get(name, level), level, key=LEVELS.index)
     return dict(sorted(found.items()))
 
@@ -42,7 +43,7 @@ def incidents() -> set[str]:
     """The kinds of incidents."""
     found: set[str] = set()
     for file in AGENT.rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        for node in ast.walk(syntax_tree(file.read_text("utf-8"))):
             kinds: list[ast.expr] = []
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                 kinds = node.args[:1] if node.func.attr in {"add_incident", "note_incident"} else []

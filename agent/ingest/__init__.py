@@ -27,7 +27,7 @@ from agent.ingest.completeness import Stored
 from agent.ingest.errors import Problem, SourceError, StoredUnreadable, TagMapError
 from agent.ingest.gap import FILL_PREDICATE, GAP_PREDICATE, OUTAGE_REASONS
 from agent.ingest.lifecycle import Newest
-from agent.ingest.ports import RemovedTag
+from agent.ingest.ports import IngestPorts, RemovedTag
 from agent.ingest.probe_result import WITHOUT_VALUE, ProbeStep, TagReading, accept_part
 from agent.ingest.quality import TAG_REMOVED
 from agent.ingest.source_probe import (
@@ -38,7 +38,7 @@ from agent.ingest.source_probe import (
     readings_of_node,
     some_tags,
 )
-from agent.ingest.supervisor import Ingest, SourceStatistics
+from agent.ingest.supervision import Ingest, SourceStatistics
 from agent.ingest.tags.change import plan_sources
 from agent.ingest.tags.file import TagFile, find_tag_files, load_tag_files, load_tag_map, load_tag_maps, parse_tag_file
 from agent.ingest.tags.tag_map import Tag, TagMap

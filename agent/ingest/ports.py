@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from agent.columns import SampleColumns
+from agent.ingest.clock import Span
 from agent.ingest.completeness import Stored
 from agent.ingest.lifecycle import Newest
 from agent.message import Message, TagDefinition
@@ -69,3 +71,20 @@ class StoredFacts(Protocol):
 
     def open_outages(self, source: str) -> Sequence[int]:
         """The first times of the declared outages of a source that were not filled from history."""
+
+
+KeepFiles = Callable[[Mapping[str, bytes]], None]
+"""Keeps the tag files that come into force, by source; called in a thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class IngestPorts:
+    """What ingest uses of its node. Without `stored`, it continues no earlier process and fills no gap from history;
+    without `find_removed`, it does not record the tags that were removed while no process ran. `doubted` gives the
+    times of this node's clock that are not believed."""
+
+    store: StorePort
+    stored: StoredFacts | None = None
+    find_removed: FindRemoved | None = None
+    keep_files: KeepFiles = lambda _: None
+    doubted: Callable[[], Sequence[Span]] = tuple

@@ -29,6 +29,7 @@ from agent.message import Message, TagDefinition
 
 ResultT = TypeVar("ResultT")
 
+OPERATIONAL_STREAM = "facts.operational"
 IN_FLIGHT_SAMPLES_MAX = 100_000  # some seconds of a fast source, 10 MB at 100 bytes each; beyond it the source waits
 REFUSED_WAIT_S = 0.05  # first pause after a refusal; a group commit takes about this long
 REFUSED_WAIT_MAX_S = 2.0  # between attempts at a store that is full for hours
@@ -117,13 +118,12 @@ class Recorder:
         source: str,
         zone: str,
         store: StorePort,
-        operational_stream: str,
         gap_predicate: str = GAP_PREDICATE,
         doubted: Callable[[], Sequence[Span]] = tuple,
     ) -> None:
         """`doubted` gives the times of this node's clock that are not believed."""
         self.source, self.zone, self.doubted = source, zone, doubted
-        self._store, self._operational_stream, self._gap_predicate = store, operational_stream, gap_predicate
+        self._store, self._gap_predicate = store, gap_predicate
         self._flights: deque[_Flight] = deque()  # bounded by IN_FLIGHT_SAMPLES_MAX through `record`
         self._in_flight = 0
         self._gaps = GapLog()
@@ -138,7 +138,7 @@ class Recorder:
 
     def for_another_task(self, gap_predicate: str = GAP_PREDICATE) -> Recorder:
         """Another recorder of the same source, for a task other than the one that records the live values."""
-        return Recorder(self.source, self.zone, self._store, self._operational_stream, gap_predicate)
+        return Recorder(self.source, self.zone, self._store, gap_predicate)
 
     def note_stored(self, value_ns: int) -> None:
         """The store holds a value of this time from an earlier process; one that has not changed is not recorded
@@ -172,7 +172,7 @@ class Recorder:
 
     def hand_in_fact(self, message: Message, time_ns: int) -> None:
         """As `hand_in_message`, for an operational fact."""
-        self.hand_in_message(self._operational_stream, message, time_ns)
+        self.hand_in_message(OPERATIONAL_STREAM, message, time_ns)
 
     def _take_over(self, flight: _Flight) -> None:
         if self._held_from is not None and flight.gap is not None:
@@ -224,7 +224,7 @@ class Recorder:
         self._gaps_due_s = time.monotonic() + GAP_INTERVAL_S
         for gap in self._gaps.take_gaps():
             message = gap_message(gap, self.zone, time.time_ns() // 1_000_000, self._gap_predicate)
-            append = partial(self._store.append_message, self._operational_stream, message)
+            append = partial(self._store.append_message, OPERATIONAL_STREAM, message)
             flight = _Flight(append, 0, 1, [gap.last_time_ns], gap)
             flight.value_ns = 0
             self._take_over(flight)
@@ -269,7 +269,7 @@ class Recorder:
 
     async def append_fact(self, message: Message) -> None:
         """Append an operational fact. Returns when it is committed. Waits while the store refuses."""
-        await self._retry_while_refused(lambda: self._store.append_message(self._operational_stream, message))
+        await self._retry_while_refused(lambda: self._store.append_message(OPERATIONAL_STREAM, message))
 
     async def committed(self) -> None:
         """Wait until everything that is handed in now is committed or given up. For a task other than the one that

@@ -29,7 +29,7 @@ from agent.errors import BsfgError, StoreBusy, StoreFull
 from agent.fact_store import FactStore, StoreLocked
 from agent.health import notify
 from agent.health.brief import encode_health
-from agent.ingest import Ingest, RemovedTag, TagFile
+from agent.ingest import Ingest, IngestPorts, RemovedTag, TagFile
 from agent.local_socket.serving import RequestHandler, open_store, serve
 from agent.node import compare
 from agent.node.broker_runtime import BrokerRuntime, SharedParts
@@ -117,12 +117,14 @@ class Node:
             settings.node.zone,
             settings.sources,
             start.tag_maps,
-            store.appends,
-            stored=stored,
-            find_removed=self._find_removed,
+            IngestPorts(
+                store.appends,
+                stored,
+                self._find_removed,
+                keep_files=self._in_force.keep_files,
+                doubted=self._clock.doubted,
+            ),
             problems=start.tag_problems,
-            keep_files=self._in_force.keep_files,
-            doubted=self._clock.doubted,
             is_recording=not settings.pair.partner,
         )
         self._reloader = Reloader(

@@ -14,7 +14,7 @@ from typing import Any
 
 from agent.concurrency import TaskGroup, timeout
 from agent.fact_store import FactStore
-from agent.ingest import Ingest, load_tag_maps
+from agent.ingest import Ingest, IngestPorts, load_tag_maps
 from agent.settings.sources import SourceSettings
 from agent.settings.store import StoreSettings
 from bench.common.measuring import files_bytes, peak_rss_mib, rounded
@@ -60,7 +60,7 @@ async def measured_ingest(sources: tuple[SourceSettings, ...], options: Options)
     had a value, because creating twenty thousand items takes seconds with few values."""
     folder = Path(options["into"])
     with closing(FactStore.open(folder / "facts.db", SERVING, settings=StoreSettings(ballast_bytes=0))) as store:
-        ingest = Ingest(SERVING, sources, load_tag_maps(sources), store.appends)
+        ingest = Ingest(SERVING, sources, load_tag_maps(sources), IngestPorts(store.appends))
         async with TaskGroup() as group:
             group.create_task(ingest.run(), name="ingest")
             is_ready = partial(_has_all_tags, ingest)

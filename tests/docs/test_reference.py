@@ -11,9 +11,9 @@ import pytest
 from agent.cli import bsfg
 from agent.health.problems import Problem
 from agent.settings.node import NodeSettings
-from tests.support.syntax import syntax_tree
 from tools.draw_reference import PAGE, log, walk
 from tools.log_events import events, events_of, incidents
+from tools.syntax import syntax_tree
 
 BENCHMARKS = PAGE.parents[1] / "developers" / "benchmarks.md"
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.ingest import supervisor
 from agent.ingest.lifecycle import State
 from agent.ingest.opcua import session
+from agent.ingest.supervision import supervisor
 from tests.foreign.account import account
 from tests.foreign.conftest import COUNT
 from tests.foreign.plant import opcua, running_node, storing

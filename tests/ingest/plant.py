@@ -7,9 +7,9 @@ from pathlib import Path
 from agent.concurrency import TaskGroup
 from agent.demo.plant.tags import modbus_tags_csv, opcua_tags_csv
 from agent.file_watch import PATIENT, WatchTimes
+from agent.ingest import Ingest, IngestPorts, SourceStatistics
 from agent.ingest.lifecycle import State
 from agent.ingest.ports import FindRemoved, StoredFacts
-from agent.ingest.supervisor import Ingest, SourceStatistics
 from agent.ingest.tags.file import load_tag_maps
 from agent.settings.sources import ModbusSourceSettings, OpcuaSourceSettings, SourceSettings
 from tests.ingest.fakes import FakeStore
@@ -87,8 +87,8 @@ async def ingesting(
 ) -> AsyncIterator[Running]:
     """Ingest of these sources into a fake store for the length of a block; stopped in order at its end."""
     kept = store or FakeStore()
-    more = {"watch_times": times, "stored": stored, "find_removed": find_removed, "is_recording": is_recording}
-    ingest = Ingest("plant-a", sources, load_tag_maps(sources), kept, **more)  # type: ignore[arg-type]
+    ports = IngestPorts(kept, stored, find_removed)
+    ingest = Ingest("plant-a", sources, load_tag_maps(sources), ports, watch_times=times, is_recording=is_recording)
     async with TaskGroup() as group:
         group.create_task(ingest.run(), name="ingest")
         try:

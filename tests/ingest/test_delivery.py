@@ -26,7 +26,7 @@ def tag(name: str, rule: SamplingRule = SamplingRule(), stream: str = "facts.tel
 
 async def made(store: FakeStore, *tags: Tag) -> Delivery:
     """A delivery of these tags."""
-    recorder = Recorder("plc", "plant-a", store, "facts.operational")
+    recorder = Recorder("plc", "plant-a", store)
     return Delivery("plc", tags, await recorder.define([wanted.definition for wanted in tags]), recorder)
 
 
@@ -42,7 +42,7 @@ async def test_a_value_that_stands_is_good_when_the_clock_is_believed() -> None:
     """Samples, repeats and returns with times of a clock that is not believed are uncertain; then the value is recorded
     again, although the rule asks for changes only."""
     store, spans = FakeStore(), [(0, 50 * S)]
-    recorder = Recorder("plc", "plant-a", store, "facts.operational", doubted=lambda: spans)
+    recorder = Recorder("plc", "plant-a", store, doubted=lambda: spans)
     wanted = [tag("a", SamplingRule(deadband=0, max_interval_ns=5 * S))]
     delivery = Delivery("plc", wanted, await recorder.define([known.definition for known in wanted]), recorder)
     delivery.seed({1: Newest(Sample(1, 70 * S, None, BAD_COMMUNICATION_ERROR), 60 * S)})
@@ -186,6 +186,6 @@ async def test_a_commit_that_fails_is_repeated() -> None:
     store = FakeStore()
     store.define([TagDefinition("tag:plant/old")])
     store.failing_futures = 2
-    recorder = Recorder("plc", "plant-a", store, "facts.operational")
+    recorder = Recorder("plc", "plant-a", store)
     await record_removed(lambda _: [RemovedTag("facts.telemetry", 1, "tag:plant/old", 5)], ["tag:plant/x"], recorder)
     assert [sample.quality for sample in store.of("plant/old")] == [TAG_REMOVED]

@@ -21,7 +21,7 @@ DEFINITION = TagDefinition("tag:a/b")
 
 def made(store: FakeStore) -> Recorder:
     """A recorder of source plc in zone plant-a."""
-    return Recorder("plc", "plant-a", store, "facts.operational")
+    return Recorder("plc", "plant-a", store)
 
 
 async def test_a_store_that_refuses_holds_the_source_and_loses_nothing() -> None:

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from agent.columns import SampleColumns
-from agent.ingest import Ingest, supervisor
+from agent.ingest import Ingest, IngestPorts
 from agent.ingest.completeness import Moment, Stored
 from agent.ingest.errors import Problem, SourceLost
 from agent.ingest.lifecycle import Newest, State
@@ -21,7 +21,8 @@ from agent.ingest.modbus import source as modbus_source
 from agent.ingest.modbus.source import ModbusSource
 from agent.ingest.ports import StoredFacts
 from agent.ingest.quality import BAD_COMMUNICATION_ERROR
-from agent.ingest.supervisor import JointSearch
+from agent.ingest.supervision import outages
+from agent.ingest.supervision.joint_search import JointSearch
 from agent.ingest.tags.file import load_tag_maps
 from agent.ingest.tags.tag_map import TagMap
 from agent.message import Message
@@ -240,7 +241,7 @@ async def test_a_source_without_a_good_value_declares_its_gap_once(
             await asyncio.sleep(0)
 
     played.lives(refusing)
-    monkeypatch.setattr(supervisor, "VALUE_WAIT_S", wait_s)
+    monkeypatch.setattr(outages, "VALUE_WAIT_S", wait_s)
     store = FakeStore()
     async with played.ingesting(store=store, stored=before(S), is_recording=not is_pair) as run:
         run.ingest.begin_recording(2 * S)
@@ -275,7 +276,7 @@ async def test_a_source_that_is_lost_before_it_comes_up_stores_its_gap(played: P
 
 def test_a_source_without_tags_has_no_gap(played: PlayedSource) -> None:
     """A tag file that is not good keeps no other source from being believed."""
-    ingest = Ingest("plant-a", [played.settings()], {"meter": TagMap("t.csv", ())}, FakeStore())
+    ingest = Ingest("plant-a", [played.settings()], {"meter": TagMap("t.csv", ())}, IngestPorts(FakeStore()))
     assert ingest.gaps_stored()
 
 

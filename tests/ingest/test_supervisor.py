@@ -12,14 +12,13 @@ import pytest
 
 from agent.columns import SampleColumns
 from agent.concurrency import TaskGroup
-from agent.ingest import supervisor
 from agent.ingest.completeness import Moment
 from agent.ingest.delivery import Delivery
 from agent.ingest.errors import NoHistory, NotConnected, SourceBusy, SourceLost, SourceRefused, UnknownSource
 from agent.ingest.lifecycle import State
 from agent.ingest.modbus.source import ModbusSource
 from agent.ingest.quality import BAD_COMMUNICATION_ERROR
-from agent.ingest.supervisor import EventStatistics
+from agent.ingest.supervision import EventStatistics, supervisor
 from agent.ingest.tags.file import load_tag_maps
 from agent.ingest.tags.tag_map import TagMap
 from agent.message import Sample, TagDefinition, time_text

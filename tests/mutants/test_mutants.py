@@ -14,8 +14,8 @@ from tests.mutants import cores
 from tests.mutants import run as runner
 from tests.mutants.catalogue import ROOT, catalogue
 from tests.mutants.run import FOREIGN, Verdict, copies, judged, run, run_tests
-from tests.support.syntax import syntax_tree
 from tests.test_tidy import CORES
+from tools.syntax import syntax_tree
 
 MUTANTS = catalogue()
 

@@ -158,7 +158,10 @@ async def test_a_full_store_ends_no_node(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "part, name",
-    [("ingest.supervisor.SourceSupervisor._live", "source meter"), ("node.status.StatusCollector.run", "status")],
+    [
+        ("ingest.supervision.supervisor.SourceSupervisor._live", "source meter"),
+        ("node.status.StatusCollector.run", "status"),
+    ],
 )
 def test_a_part_that_ends_in_silence_ends_the_process(part: str, name: str, tmp_path: Path) -> None:
     """A node one of whose parts returns though nothing has asked it to: the process ends with a status that makes

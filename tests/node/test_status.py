@@ -32,7 +32,9 @@ from agent.health.snapshot import (
     UnreferencedStatus,
 )
 from agent.health.verdict import assess
-from agent.ingest.supervisor import EventStatistics, Ingest, SourceStatistics, State
+from agent.ingest import Ingest, IngestPorts, SourceStatistics
+from agent.ingest.lifecycle import State
+from agent.ingest.supervision import EventStatistics
 from agent.local_socket.serving import RequestHandler
 from agent.message import Envelope, Fact, Message, Sample, TagDefinition
 from agent.node import status
@@ -61,7 +63,10 @@ def collector_of(
     store: FactStore, folder: Path, file: ConfigFile | None = None, clock_s: Callable[[], float] = time.monotonic
 ) -> StatusCollector:
     """The collector of a node without peers and sources."""
-    settings, ingest = NodeSettings(IdentitySettings("plant-a", folder)), Ingest("plant-a", (), {}, store.appends)
+    settings, ingest = (
+        NodeSettings(IdentitySettings("plant-a", folder)),
+        Ingest("plant-a", (), {}, IngestPorts(store.appends)),
+    )
     file = file or ConfigFile(folder / "node.toml")
     reloader = Reloader(settings, file, TrustFiles(settings, store), not_carried_out, asyncio.Event())
     return StatusCollector(store, {}, ingest, Telemetry(), reloader, clock_s)

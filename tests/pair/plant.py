@@ -26,9 +26,10 @@ from agent.append_contract import AppendOutcome
 from agent.concurrency import TaskGroup, timeout
 from agent.errors import StoreError
 from agent.health.consumer_lag import PullLag
-from agent.ingest import Ingest, supervisor
+from agent.ingest import Ingest, IngestPorts
 from agent.ingest.errors import SourceLost
 from agent.ingest.modbus import source as modbus_source
+from agent.ingest.supervision import supervisor
 from agent.ingest.tags import watch
 from agent.ingest.tags.file import load_tag_maps
 from agent.message import Envelope, Fact, Message
@@ -257,8 +258,10 @@ class PlantNode(Node):
         of_partner = [pull for pull in (*self.pulls, *self.pulls_of_gone) if pull.peer.name == partner]
         settings = world.source_of(self)
         self.ingest = Ingest(
-            *("mill", [settings], maps, store.appends),
-            stored=StoredSamples(store.reader),
+            "mill",
+            [settings],
+            maps,
+            IngestPorts(store.appends, StoredSamples(store.reader)),
             is_recording=False,
         )
         peers = {node.name: LeadRequester(self, node) for node in world.nodes}

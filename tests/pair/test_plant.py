@@ -11,7 +11,8 @@ import pytest
 from agent.fact_store.append import acks
 from agent.health.consumer_lag import PullLag
 from agent.ingest import Ingest
-from agent.ingest.supervisor import SourceSupervisor
+from agent.ingest.supervision import supervisor
+from agent.ingest.supervision.outages import Outages
 from agent.message import SampleRank
 from agent.pair import Leadership
 from agent.query.latest.latest_search import LatestValue
@@ -69,14 +70,14 @@ def _hasty_quorum(patch: pytest.MonkeyPatch) -> None:
 
 
 def _no_gap(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(SourceSupervisor, "_led", lambda *_: None)
+    patch.setattr(supervisor, "led_until", lambda *_, **__: None)
 
 
 def _loss_forgotten(patch: pytest.MonkeyPatch) -> None:
     async def finish(*_: object) -> None:
         """Records nothing."""
 
-    patch.setattr(SourceSupervisor, "_finish_life", finish)
+    patch.setattr(Outages, "finish_life", finish)
 
 
 def _boastful(patch: pytest.MonkeyPatch) -> None:

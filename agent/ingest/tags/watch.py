@@ -16,6 +16,7 @@ from types import MappingProxyType
 
 from agent.file_watch import WatchTimes, watch_files
 from agent.ingest.errors import Problem, TagFileUnreadable, TagMapError
+from agent.ingest.ports import KeepFiles
 from agent.ingest.tags.change import admit, difference
 from agent.ingest.tags.file import parse_tag_file, read_tag_file
 from agent.ingest.tags.tag_map import TagMap, digest_of
@@ -23,7 +24,6 @@ from agent.settings.sources import SourceSettings
 
 log = logging.getLogger(__name__)
 
-KeepFiles = Callable[[Mapping[str, bytes]], None]
 
 PROBLEMS_LOGGED_MAX = 200  # in one log line; `bsfg check` prints them all
 

@@ -88,7 +88,7 @@ def dead() -> Device:
 async def made(tags: Sequence[Tag] = TAGS) -> tuple[ModbusSource, FakeStore]:
     """A source of these registers that is connected to nothing, and its store."""
     store = FakeStore()
-    recorder = Recorder("meter", "plant-a", store, "facts.operational")
+    recorder = Recorder("meter", "plant-a", store)
     numbers = await recorder.define([tag.definition for tag in tags])
     settings = ModbusSourceSettings("meter", Path("t.csv"), 0, host="meter")
     return ModbusSource(settings, Endpoints(), Delivery("meter", tags, numbers, recorder)), store

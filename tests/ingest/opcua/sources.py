@@ -40,7 +40,7 @@ async def made(*tags: Tag, **settings: object) -> tuple[OpcuaSource, FakeStore]:
     """A source of these tags, by default TAGS, that is connected to nothing, with its store; it has a subscription that
     stands for one."""
     tags, store = tags or TAGS, FakeStore()
-    recorder = Recorder("plc", "plant-a", store, "facts.operational")
+    recorder = Recorder("plc", "plant-a", store)
     numbers = await recorder.define([tag.definition for tag in tags])
     used = OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv"), **{"buffer_values_max": 1_000, **settings})  # type: ignore[arg-type]
     found = OpcuaSource(used, Delivery("plc", tags, numbers, recorder))

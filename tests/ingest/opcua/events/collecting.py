@@ -133,7 +133,7 @@ class Collecting:
 
     def __init__(self, **settings: Any) -> None:
         self.store, self.server = FakeStore(), Server()
-        recorder = Recorder("plc", "plant-a", self.store, "facts.operational")
+        recorder = Recorder("plc", "plant-a", self.store)
         known = {"events": ("Server",), "parked_retry_ms": 100, **settings}
         self.collector = EventCollector(
             OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv"), **known), recorder.for_another_task(EVENTS_LOST)

@@ -181,7 +181,7 @@ async def prepared(
     store, stored = store or FakeStore(), stored or FakeStored()
     tags = [dataclasses.replace(tag(name), stream="facts.other") if name in other else tag(name) for name in names]
     delivery = await made(store, *tags)
-    recorder = Recorder("plc", "plant-a", store, "facts.operational")
+    recorder = Recorder("plc", "plant-a", store)
     fill = HistoryBackfill(delivery, recorder, stored, values_per_s)
     fill.now_ns = lambda: 1_000 * S
     delivery.on_gap(fill.note_gap)
