@@ -139,11 +139,11 @@ class Problem(Enum):
     )
     SOURCE_REFUSED = _broken(
         "The source refuses the connection, or our own rules do. It does not pass by itself.",
-        "bsfg {kind} test {source} tries each step",
+        "bsfg source test {source} tries each step",
     )
     SOURCE_LOST = _broken(
         "The source does not answer. Its values are not read; the node tries again by itself.",
-        "check the device and the network to it; bsfg {kind} test {source} tries each step",
+        "check the device and the network to it; bsfg source test {source} tries each step",
     )
     SOURCE_WITHOUT_VALUES = _broken(
         "The source is connected, and no tag has a good value.",

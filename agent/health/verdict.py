@@ -384,7 +384,7 @@ def _lost_source(source: SourceStatus, subject: str) -> Reason:
     said = why if is_refused else trouble if kind == "SourceLost" else source.trouble
     problem = Problem.SOURCE_REFUSED if is_refused else Problem.SOURCE_LOST
     text = _told(f"not connected, {since}", said)
-    found = _reason(problem, subject, text, alert=True, kind=source.kind, source=source.name)
+    found = _reason(problem, subject, text, alert=True, source=source.name)
     return replace(found, hint=remedy) if is_refused and remedy else found
 
 

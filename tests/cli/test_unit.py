@@ -1,9 +1,11 @@
 """Commands that prepare a node for its unit: what they write fits the unit, and `check` names what the unit refuses.
 Which node a command is about."""
 
+import ast
 import configparser
 import json
 import os
+import re
 from functools import partial
 from pathlib import Path
 
@@ -218,3 +220,22 @@ def test_commands_take_a_node(etc: Path, tmp_path: Path) -> None:
     assert "no source of" not in command.bsfg(tmp_path, "status", "plant-a").stderr
     done = command.bsfg(tmp_path, "tags", "check", "none.csv", "--protocol", "modbus", "--base", "0")
     assert "none.csv: does not exist" in done.stdout
+
+
+def test_every_command_that_a_text_names_exists() -> None:
+    """Messages, remedies and help name commands by words: each second word belongs to its group, and none is left to
+    be filled in, where this would not see it."""
+    root = click.Context(bsfg)
+    found = {name: bsfg.get_command(root, name) for name in bsfg.list_commands(root)}
+    groups = {name: group.list_commands(root) for name, group in found.items() if isinstance(group, click.Group)}
+    named, wrong = 0, list[str]()
+    for file in sorted((SYSTEMD.parent / "agent").rglob("*.py")):
+        texts = [node.value for node in ast.walk(ast.parse(file.read_text("utf-8"))) if isinstance(node, ast.Constant)]
+        for text in (text for text in texts if isinstance(text, str)):
+            for said in re.finditer(r"\bbsfg ([a-z]+|\{)(?: ([a-z][a-z-]*|\{))?", text):
+                group, name = said.groups()
+                named += group in groups
+                if group == "{" or (name and group in groups and name not in groups[group]):
+                    wrong.append(f"{file.name}: {said[0]}")
+    assert not wrong
+    assert named > 50

@@ -42,7 +42,7 @@ def test_a_problem_is_told_with_what_to_do_and_since_when(healthy: NodeSnapshot)
     told = {reason["problem"]: reason for reason in msgspec.json.decode(value.data)}
     assert told["source_lost"]["since_unix_ms"] == lost.taken_unix_ms
     assert told["certificate_ends"]["since_unix_ms"] == later.taken_unix_ms
-    assert "bsfg opcua test line1" in told["source_lost"]["hint"]
+    assert "bsfg source test line1" in told["source_lost"]["hint"]
     assert samples(later)["since_unix_ms"].value == lost.taken_unix_ms
     assert samples(later)["verdict"].value == 3
 
