@@ -23,6 +23,7 @@ from agent.escaping import printable, printable_lines
 
 RELOAD_WAITS_MS = 60_000
 """Removed sources deliver the values that they hold, in parallel, for ten seconds at most; then removed pulls end."""
+TAG_PROBLEMS_TOLD_MAX = 20
 
 _STANDARD = set(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
@@ -105,8 +106,8 @@ def run(config_file: Path) -> None:
 @config_option
 @json_option
 def reload(config_file: Path, as_json: bool) -> None:
-    """Make the running node read node.toml again, and print the changes that it applied. Exit status 1 when the file is
-    refused."""
+    """Make the running node read node.toml again, and print the changes that it applied. Exit status 1 when the file or
+    a tag file is refused."""
     sections = load_sections(config_file)  # the node reports the other problems of the file
     node = sections.node
     if node is None:
@@ -119,8 +120,15 @@ def reload(config_file: Path, as_json: bool) -> None:
         ) from error
     answer = local_socket.accepted(found, local_socket.Reloaded)
     if as_json:
-        print_json({"applied": answer.applied, "needs_restart": answer.needs_restart})
-        return
+        problems = {"tag_file_problems": answer.tag_file_problems}
+        print_json({"applied": answer.applied, "needs_restart": answer.needs_restart} | problems)
+        sys.exit(1 if answer.tag_file_problems else 0)
     click.echo(f"reloaded: {', '.join(answer.applied) or 'nothing has changed'}")
     if answer.needs_restart:
         click.echo(f"note: not in force until the node is restarted: {', '.join(answer.needs_restart)}")
+    if answer.tag_file_problems:
+        told = [
+            *answer.tag_file_problems[:TAG_PROBLEMS_TOLD_MAX],
+            "the tags in force stay; bsfg check lists every problem",
+        ]
+        sys.exit("\n  ".join(["bsfg: a tag file is refused", *told]))

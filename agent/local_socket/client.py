@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from agent.concurrency import timeout
+from agent.escaping import printable_lines
 from agent.local_socket.messages import ANSWER_DECODERS, Request
 from agent.local_socket.transport import (
     ANSWER_BYTES_MAX,
@@ -92,7 +93,7 @@ async def _exchanged(connection: Connection, payload: bytes, wait_s: float, kept
         async with timeout(wait_s):
             length = min(await read_length(reader), ANSWER_BYTES_MAX)
             answer = await reader.readexactly(length)
-        reply = Reply(*decode_answer(answer, ANSWER_DECODERS, ANSWER_BYTES_MAX))
+        reply = Reply(*decode_answer(answer, ANSWER_DECODERS, ANSWER_BYTES_MAX, printable_lines))
         if kept is not None and len(kept) < KEPT_MAX:
             kept.append(connection)
         return reply

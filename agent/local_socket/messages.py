@@ -158,10 +158,12 @@ class SourceRetried(msgspec.Struct, frozen=True, tag="RetrySource", tag_field="o
 
 
 class Reloaded(msgspec.Struct, frozen=True, tag="Reload", tag_field="operation"):
-    """What was taken over (`peer plant-a`, `store.bytes_max`), and what only a restart takes over."""
+    """What was taken over (`peer plant-a`, `store.bytes_max`), what only a restart takes over, and the problems of tag
+    files, which are not in force."""
 
     applied: list[str]
     needs_restart: list[str]
+    tag_file_problems: list[str] = []
 
 
 class TagValue(msgspec.Struct, frozen=True):

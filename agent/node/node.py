@@ -29,7 +29,7 @@ from agent.errors import BsfgError, StoreBusy, StoreFull
 from agent.fact_store import FactStore, StoreLocked
 from agent.health import notify
 from agent.health.brief import encode_health
-from agent.ingest import Ingest, IngestPorts, RemovedTag, TagFile
+from agent.ingest import Ingest, IngestPorts, RemovedTag, TagFile, TagMapError, load_tag_maps
 from agent.local_socket.serving import RequestHandler, open_store, serve
 from agent.node import compare
 from agent.node.broker_runtime import BrokerRuntime, SharedParts
@@ -245,7 +245,12 @@ class Node:
 
     async def _reload(self) -> local_socket.Reloaded:
         plan = await self._reloader.reload()
-        return local_socket.Reloaded(list(plan.applied), list(plan.needs_restart))
+        problems = list[str]()
+        try:  # as the files are now: the watch may not have seen the edit that this reload is about
+            await asyncio.to_thread(load_tag_maps, plan.settings.sources)
+        except TagMapError as error:
+            problems = list(map(str, error.problems))
+        return local_socket.Reloaded(list(plan.applied), list(plan.needs_restart), problems)
 
     def _find_removed(self, subjects: Collection[str]) -> Sequence[RemovedTag]:
         """The tags that are in no tag file any more. While a source is left out, its tags are not removed."""

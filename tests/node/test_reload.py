@@ -144,7 +144,8 @@ def test_a_change_disturbs_no_other_part(
     that meter or broker; the OPC UA session stays, and has no gap."""
     before, gaps = gateway.connections(), gateway.gaps()
     gateway.file.write_text(gateway.text().replace(line, line + more))
-    assert json.loads(gateway.bsfg("reload", "--json").stdout) == {"applied": applied, "needs_restart": []}
+    answer = json.loads(gateway.bsfg("reload", "--json").stdout)
+    assert answer == {"applied": applied, "needs_restart": [], "tag_file_problems": []}
     wait_until(lambda: gateway.connections()[disturbed] and gateway.is_well(), "the connection again")
     after = gateway.connections()
     assert not after.pop(disturbed) & before.pop(disturbed)
@@ -200,6 +201,29 @@ def test_what_needs_a_restart_is_named(gateway: Gateway) -> None:
     )
     assert gateway.reasons() == ["not in force until a restart: store.commit_interval_ms"]
     assert gateway.bsfg("status").returncode == 0
+
+
+def test_what_is_refused_is_told_line_by_line(gateway: Gateway) -> None:
+    """Each problem of node.toml has its line. A tag file that was edited a moment ago is read too: the reload does not
+    succeed while one is refused, and does once it is right."""
+    gateway.file.write_text(
+        gateway.text().replace("unit_id = 1", "unit = 1").replace("address_base = 0", "address_base = 2")
+    )
+    done = gateway.bsfg("reload")
+    assert done.returncode == 1
+    first, *problems = done.stderr.splitlines()
+    assert first == "bsfg: node.toml: 2 problems"
+    assert [line.split()[0] for line in problems] == ["modbus[0].unit", "modbus[0].address_base"]
+    gateway.file.write_text(gateway.text())
+    tags = gateway.folder / "meter.csv"
+    right = tags.read_text()
+    tags.write_text(right.replace("uint16", "uint61"))
+    done = gateway.bsfg("reload")
+    assert (done.returncode, done.stdout) == (1, "reloaded: nothing has changed\n")
+    assert "bsfg: a tag file is refused\n  meter.csv row 2 column type: 'uint61'" in done.stderr
+    assert json.loads(gateway.bsfg("reload", "--json").stdout)["tag_file_problems"]
+    tags.write_text(right)
+    assert gateway.bsfg("reload").returncode == 0
 
 
 def test_sighup_reloads(gateway: Gateway) -> None:

@@ -148,10 +148,14 @@ def decode_heartbeat(payload: bytes) -> list[bytes]:
 
 
 def decode_answer(
-    payload: bytes | memoryview, others: Decoders = _NO_OTHERS, header_bytes_max: int = HEADER_BYTES_MAX
+    payload: bytes | memoryview,
+    others: Decoders = _NO_OTHERS,
+    header_bytes_max: int = HEADER_BYTES_MAX,
+    plain: Callable[[str], str] = printable,
 ) -> tuple[Any, list[bytes]]:
     """The answer in `payload`, an `Answer` or an `ErrorAnswer` (or of `others`, as in `decode_request`), and its
-    batches, with checked lengths and order. Raises MalformedMessage."""
+    batches, with checked lengths and order. `plain` makes the texts of an error harmless: that of a peer goes into
+    incidents, logs and the status as one line. Raises MalformedMessage."""
     if not _LENGTH.size <= len(payload) <= ANSWER_BYTES_MAX:
         raise MalformedMessage(f"answer of {len(payload)} bytes, {_LENGTH.size} to {ANSWER_BYTES_MAX} expected")
     header_bytes = _LENGTH.unpack_from(payload)[0]
@@ -165,8 +169,7 @@ def decode_answer(
         operation = head.operation
         if head.status == "error":
             refused = _decode(_ERROR, header, operation)
-            # It goes into incidents, logs and the status as one line.
-            error = replace(refused.error, message=printable(refused.error.message), hint=printable(refused.error.hint))
+            error = replace(refused.error, message=plain(refused.error.message), hint=plain(refused.error.hint))
             return replace(refused, error=error), []
     if (decoder := others.get(operation)) is not None:
         return _decode(decoder, header, operation), []
