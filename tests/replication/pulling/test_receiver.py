@@ -184,6 +184,27 @@ def test_an_unproven_answer_counts_as_none() -> None:
     assert driver.core.contact.lost_reason == "unproven_answer: plant: nobody signed it", "it needs an operator"
 
 
+def test_a_peer_that_refused_and_is_gone_is_lost() -> None:
+    """An operator who reads why it refused would repair what is right by now. Noted once; if it refuses again, so is
+    that."""
+    driver = Driver(10)
+
+    def refuse() -> list[Note]:
+        found = driver(FetchFailed(driver.fetches[-1].fetch_id, "stream_not_exported", "not exported", False))
+        return [effect for effect in found if isinstance(effect, Note)]
+
+    assert [note.kind for note in refuse()] == [NoteKind.PEER_REFUSES]
+    driver(Tick(), PATIENCE.blocked_ms)
+    assert kinds(driver(Tick(), 1_500)) == [NoteKind.PEER_LOST]
+    assert (driver.core.asking, driver.core.contact.lost_reason) == (Asking.BACKOFF, "timeout: no answer")
+    driver(Tick(), 1_000)
+    assert NoteKind.PEER_LOST not in kinds(driver(Tick(), 3_000))
+    driver(Tick(), 5_000)
+    assert [note.kind for note in refuse()] == [NoteKind.PEER_REFUSES]
+    driver(LinkDown("cut"))
+    assert driver.core.contact.lost_reason == "cut"
+
+
 def test_start_at_the_end_takes_the_peers_frontier() -> None:
     """With start = "end" the peer's frontier becomes the position, and the next request names it."""
     driver = Driver(settings=ReceiverSettings(start="end"))
@@ -304,7 +325,8 @@ def test_two_machines_that_answer_in_turn_are_asked_rarely() -> None:
 
 
 def test_two_machines_that_refuse_in_turn_are_named() -> None:
-    """Each refuses what the other has been asked: the peer is asked again after a pause, not at once for ever."""
+    """Each refuses what the other has been asked: the peer is asked again after a pause, not at once for ever. Both are
+    named once."""
     driver = Driver(10)
     noted = []
     for life in (TWO, ONE, TWO, ONE):
@@ -319,6 +341,9 @@ def test_two_machines_that_refuse_in_turn_are_named() -> None:
         for effect in noted
         if getattr(effect, "kind", "") is NoteKind.PEER_REFUSES
     ] == [(True, True)]
+    for life in (ONE, TWO):
+        driver(Tick(), PATIENCE.blocked_ms)
+        assert driver(FetchFailed(driver.core.open_fetch_id or 0, "busy", "another", True, life=life)) == []
 
 
 def test_store_that_is_full_gets_the_same_page_again() -> None:

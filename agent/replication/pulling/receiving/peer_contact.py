@@ -172,6 +172,7 @@ class PeerContact:
     def __init__(self, settings: ReceiverSettings) -> None:
         self._settings = settings
         self.lost_reason: str | None = None
+        self._lost_as = NoteKind.PEER_LOST  # of lost_reason
         self.is_answering = False
         self.level_ms: int | None = None
         self._arrived_ms: int | None = None  # what it had then has arrived
@@ -195,12 +196,14 @@ class PeerContact:
         self._arrived_ms = self.level_ms
 
     def lose(self, kind: NoteKind, reason: str) -> Note | None:
-        """No facts come. Noted once, and again only if a reason for an operator replaces a passing one."""
+        """No facts come. Noted once, and again only if a reason for an operator replaces a passing one, or if a peer
+        that refused does not answer any more."""
         self.is_answering = False
         before = self.lost_reason or ""
         is_unproven = reason.startswith(UnprovenAnswer.code) and not before.startswith(UnprovenAnswer.code)
-        if not before or is_unproven or (kind is not NoteKind.PEER_LOST and before != reason):
-            self.lost_reason = reason
+        is_other = before != reason if kind is not NoteKind.PEER_LOST else self._lost_as is not NoteKind.PEER_LOST
+        if not before or is_unproven or is_other:
+            self.lost_reason, self._lost_as = reason, kind
             return Note(kind, reason)
         return None
 

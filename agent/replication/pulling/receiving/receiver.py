@@ -296,6 +296,8 @@ class Receiver:
         if self.asking is Asking.FENCED:
             # The reason concerns a page that was being stored; why the pull has stopped does not change.
             self._add_note(kind, reason)
+        elif self.lives.twins and kind is NoteKind.PEER_LOST and self.contact.lost_reason:
+            pass  # two machines answer in turn: an error of one is no news
         elif (note := self.contact.lose(kind, reason)) is not None:
             self._effects.append(note)
 
