@@ -552,7 +552,7 @@ def _consumer_reasons(
     consumer: ConsumerStatus, ttl_hours: float | None, depends_on: frozenset[str]
 ) -> Iterator[Reason]:
     age, subject = consumer.oldest_unconfirmed_age_s, f"consumer {consumer.name}"
-    if not consumer.behind_facts:
+    if not consumer.behind_facts or consumer.state == "deletion started":  # the operator has given its facts up
         return
     catches_up = _catches_up(consumer)
     if age is not None:

@@ -349,6 +349,13 @@ def test_an_artifact_that_waits_for_room_is_an_alert(
     assert reason.hint.startswith(hint)
 
 
+def test_a_consumer_that_is_being_removed_is_no_problem(healthy: NodeSnapshot) -> None:
+    """An operator has given up what it has not confirmed. One that has come back during the removal is a problem."""
+    behind = {**UNREAD, "oldest_unconfirmed_age_s": 90_000.0, "hours_until_ttl_loss": 1.0}
+    assert assess(spoilt(healthy, "consumers", **behind, state="deletion started")).reasons == ()
+    assert assess(spoilt(healthy, "consumers", **behind, state="ineligible")).alert
+
+
 @pytest.mark.parametrize("quota, held, is_told", [(1_000, 899, False), (1_000, 900, True), (0, 5_000, False)])
 def test_a_zone_near_its_quota_of_artifacts(healthy: NodeSnapshot, quota: int, held: int, is_told: bool) -> None:
     """From nine tenths of the quota on there is a warning, before its artifacts are refused; without a quota none."""
