@@ -486,7 +486,7 @@ def _history(incidents: Sequence[Incident], now_unix_ms: int, pair_zone: str = "
         for incident in incidents
         if incident.kind in HISTORY
         and incident.last_unix_ms > now_unix_ms - DAY_MS
-        and (incident.kind != "restored" or incident.subject.startswith("peer "))
+        and (incident.kind != "restored" or incident.is_told_by_peer)
         and (incident.kind != "declined" or incident is declined)
     )
     return tuple(islice(found, HISTORY_MAX))

@@ -84,6 +84,11 @@ class Incident:
         """Whether facts of a zone that a peer brought were not stored."""
         return self.kind == "declined" and f" of {zone}/" in self.subject
 
+    @property
+    def is_told_by_peer(self) -> bool:
+        """Whether a peer tells it, and not what this store has found."""
+        return self.subject.startswith("peer ")
+
 
 @dataclass(frozen=True, slots=True)
 class Integrity:

@@ -130,7 +130,10 @@ class IntegrityWatch:
         """Start the scrub, and mark the file as suspect if the writer ends because it has met damage."""
         since_ms = time.time_ns() // 1_000_000 - LOSSES_MS
         with contextlib.suppress(StoreError):  # a damaged table of incidents is reported elsewhere
-            self._losses = sum(incident.last_unix_ms > since_ms for incident in self._reader.incidents(kinds=LOSSES))
+            self._losses = sum(
+                incident.last_unix_ms > since_ms and not incident.is_told_by_peer
+                for incident in self._reader.incidents(kinds=LOSSES)
+            )
         self.scrubber.start()
         ended.add_done_callback(self._mark_if_damaged)
 

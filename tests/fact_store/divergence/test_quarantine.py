@@ -141,6 +141,16 @@ def test_the_witness_leaves_out_a_log_in_which_a_commit_has_failed(tmp_path: Pat
         assert (after.ends, after.log) == ({TELEMETRY: 1}, NO_LOG)
 
 
+def test_what_a_peer_has_read_further_is_no_loss_of_this_store(tmp_path: Path) -> None:
+    """A gateway whose disk was replaced begins a new store, and hears from the zone above that the one before went
+    further. That is expected, and stays so after the next start."""
+    with unattended(tmp_path) as store:
+        store.peer_reads_more("idmz", "it has read offset 9")
+    with unattended(tmp_path) as store:
+        assert [incident.kind for incident in store.reader.incidents(kinds=["restored"])] == ["restored"]
+        assert store.integrity().losses == 0
+
+
 def test_losses_are_shown_for_a_day(tmp_path: Path) -> None:
     """The status names facts that an opening found missing, for a day: later the incident remains."""
     with unattended(tmp_path) as store:
