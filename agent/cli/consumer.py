@@ -14,7 +14,15 @@ import msgspec
 
 from agent import local_socket
 from agent.cli import config_option, json_option, print_either, print_json, table
-from agent.cli.local_node import answer_s_option, ask, load_settings, start_option, to_option
+from agent.cli.local_node import (
+    answer_s_option,
+    ask,
+    load_settings,
+    node_client,
+    start_option,
+    to_option,
+    unknown_stream,
+)
 from agent.message import LOCAL_ZONE
 from agent.page.words import size
 from agent.pages import Start
@@ -51,10 +59,14 @@ def list_(config_file: Path, as_json: bool) -> None:
 @json_option
 def add(config_file: Path, stream: str, zone: str | None, start: Start, name: str, as_json: bool) -> None:
     """Register the consumer NAME. From now on facts are kept for it. An existing consumer does not change."""
+    settings = load_settings(config_file)
     request = local_socket.RegisterConsumer(name, stream, start, zone or LOCAL_ZONE)
-    answer = ask(load_settings(config_file), request, local_socket.Registered)
+    known = sorted(entry.name for entry in node_client(settings).streams() if entry.end_offset)
+    answer = ask(settings, request, local_socket.Registered)
     found = {"consumer": name, "stream": answer.stream, "frontier": answer.frontier}
     print_either(found, f"{name} reads {answer.stream} from offset {answer.frontier + 1}", as_json=as_json)
+    if known and stream not in known:  # not refused: a consumer may exist before the first fact
+        click.echo(unknown_stream(known, stream, name), err=True)
 
 
 @consumer.command()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -100,6 +100,13 @@ def node_client(settings: NodeSettings) -> Client:
         return await _answer(settings, request, waits_ms, answer_from_store)
 
     return Client(settings.node.state_dir, ask_node=ask_node)
+
+
+def unknown_stream(known: Sequence[str], stream: str, consumer: str = "") -> str:
+    """That there is no such stream, and how to remove a consumer that would wait for its first fact."""
+    text = f"bsfg: no stream {stream!r} yet; there are: {', '.join(known) or 'none'}"
+    undo = f"bsfg consumer remove {consumer} --force --now"
+    return f"{text}; consumer {consumer} waits for its first fact ({undo}, if that was a mistake)" if consumer else text
 
 
 async def _answer(

@@ -195,6 +195,12 @@ def test_fetch_of_an_unknown_stream_warns(node: Bsfg) -> None:
     assert "no stream 'facts.operationl' yet; there are: facts.operational; consumer local.mes waits" in misspelt.stderr
     assert node("consumer", "remove", "local.mes", "--force", "--now").returncode == 0
     assert node("fetch", "--stream", "facts.operational", "--consumer", "local.mes").stderr == ""
+    added = node("consumer", "add", "local.lims", "--stream", "facts.operationl")
+    assert (added.returncode, added.stdout) == (0, "local.lims reads facts.operationl from offset 1\n")
+    assert (
+        "yet; there are: facts.operational; consumer local.lims waits for its first fact (bsfg consumer" in added.stderr
+    )
+    assert node("consumer", "add", "local.erp", "--stream", "facts.operational").stderr == ""
 
 
 def test_an_interpreter_without_asserts_is_refused(tmp_path: Path) -> None:

@@ -10,14 +10,13 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from agent.cli import config_option, json_option, print_either, print_json
-from agent.cli.local_node import load_settings, node_client, start_option
+from agent.cli.local_node import load_settings, node_client, start_option, unknown_stream
 from agent.client import FetchedFact
 from agent.fact_store import StoreReader
 from agent.pages import Hole, Start
@@ -50,11 +49,7 @@ def fetch(config_file: Path, stream: str, consumer: str, start: Start, limit: in
             break
         after, limit = page.position, limit - len(page.facts)
     if stream not in known:  # not refused: a consumer may exist before the first fact
-        undo = f"bsfg consumer remove {consumer} --force --now"
-        click.echo(
-            f"{_unknown_stream(known, stream)}; consumer {consumer} waits for its first fact ({undo}, if that was a mistake)",
-            err=True,
-        )
+        click.echo(unknown_stream(known, stream, consumer), err=True)
     sys.exit(1 if damaged else 0)
 
 
@@ -89,7 +84,7 @@ def tail(config_file: Path, stream: str, limit: int, follow: bool) -> None:
         if stream not in known:
             if not follow:  # which may wait for the first fact
                 raise StreamUnknown(f"there is no stream {stream!r}", f"there are: {', '.join(known) or 'none'}")
-            click.echo(_unknown_stream(known, stream), err=True)
+            click.echo(unknown_stream(known, stream), err=True)
         after = max(0, end - limit)
         while True:
             # Without --follow, stop at the end found at the start: a running node keeps appending.
@@ -102,10 +97,6 @@ def tail(config_file: Path, stream: str, limit: int, follow: bool) -> None:
 
 def _streams(reader: StoreReader) -> list[str]:
     return sorted(info.name for info in reader.streams())
-
-
-def _unknown_stream(known: Sequence[str], stream: str) -> str:
-    return f"bsfg: no stream {stream!r} yet; there are: {', '.join(known) or 'none'}"
 
 
 def _shown(part: FetchedFact | Hole) -> dict[str, Any] | Hole:
