@@ -29,7 +29,7 @@ from agent.replication.broker.check_session import (
     reason_text,
 )
 from agent.replication.broker.config import PACKET_BYTES_MAX, PeerLink
-from agent.replication.broker.diagnosis import ADD_LINK, USE_GENERATED, Diagnostic, bad, bad_files, good, note
+from agent.replication.broker.diagnosis import USE_GENERATED, Diagnostic, add_link, bad, bad_files, good, note
 from agent.replication.protocol.codec import encode_request
 from agent.replication.protocol.errors import ConnectionLost, NotAuthorized, PeerAbsent, TransportError
 from agent.replication.protocol.messages import ListStreams
@@ -99,17 +99,17 @@ def _check_link(session: Session, node: str, link: PeerLink) -> Iterator[Diagnos
     if node == link.serving:
         # An unsolicited answer to an instance that does not exist: only the broker's acknowledgement matters.
         refused = session.publish(responses, b"", None, b"")
-        yield _right(f"{node} may answer {link.asking}", refused)
+        yield _right(f"{node} may answer {link.asking}", refused, link)
         if not session.subscribe(subscription_to(request_topic(node, link.asking))):
-            yield bad(f"{node} may not receive requests", ADD_LINK)
+            yield bad(f"{node} may not receive requests", add_link(link.serving, link.asking))
         return
     request, payload = request_topic(link.serving, link.asking), encode_request(ListStreams())
     correlation = secrets.token_bytes(16)
     if not session.subscribe(subscription_to(responses)):
-        yield bad(f"{node} may not receive answers", ADD_LINK)
+        yield bad(f"{node} may not receive answers", add_link(link.serving, link.asking))
         return
     refused = session.publish(request, payload, responses, correlation)
-    yield _right(f"{node} may send requests to {link.serving}", refused)
+    yield _right(f"{node} may send requests to {link.serving}", refused, link)
     if isinstance(refused, PeerAbsent):
         yield note(f"no node of {link.serving} is connected, so no request was tried")
     elif refused is None:
@@ -125,7 +125,7 @@ def _check_link(session: Session, node: str, link: PeerLink) -> Iterator[Diagnos
     session.subscribe(request)
     session.publish(request, payload, responses, correlation)
     if session.take_message(request, correlation, 0):
-        yield bad(f"{node} may read requests made to {link.serving}", ADD_LINK)
+        yield bad(f"{node} may read requests made to {link.serving}", USE_GENERATED)
     else:
         yield good(f"{node} may not read requests made to {link.serving}")
 
@@ -156,7 +156,7 @@ def _check_forbidden(access: BrokerTarget, links: list[PeerLink]) -> Iterator[Di
             yield bad(f"{node} may {what} ({reason_text(refused)})", hint)
 
 
-def _right(what: str, refused: TransportError | None) -> Diagnostic:
+def _right(what: str, refused: TransportError | None, link: PeerLink) -> Diagnostic:
     if refused is None or isinstance(refused, PeerAbsent):
         return good(what)
-    return bad(f"{what}: failed, {reason_text(refused)}", ADD_LINK)
+    return bad(f"{what}: failed, {reason_text(refused)}", add_link(link.serving, link.asking))

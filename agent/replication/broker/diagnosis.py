@@ -27,9 +27,6 @@ ROUND_TRIP_NOTE_MS = 500
 """Reading ahead hides longer round trips from replication, but commands feel them."""
 
 USE_GENERATED = "use the configuration of bsfg broker config"
-ADD_LINK = (
-    "add the link on the broker's machine: bsfg broker config FOLDER --link SERVING:ASKING, and restart the broker"
-)
 
 Figures = dict[str, float | str | int | list[str] | None]
 
@@ -62,6 +59,12 @@ class Diagnostic:
 good = partial(Diagnostic, Outcome.GOOD)
 note = partial(Diagnostic, Outcome.NOTE)
 bad = partial(Diagnostic, Outcome.BAD)
+
+
+def add_link(serving: str, asking: str) -> str:
+    """What to do where the broker's rights lack this link."""
+    link = f"--link {serving}:{asking}"
+    return f"add the link on the broker's machine: bsfg broker config FOLDER {link}, and restart the broker"
 
 
 def bad_files(problems: Iterable[Problem]) -> Iterator[Diagnostic]:

@@ -22,11 +22,11 @@ from agent.replication import pki
 from agent.replication.broker.check_session import WAIT_S, BrokerTarget, Session, connection_steps, reason_text
 from agent.replication.broker.config import PACKET_BYTES_MAX
 from agent.replication.broker.diagnosis import (
-    ADD_LINK,
     USE_GENERATED,
     Diagnostic,
     Figures,
     RoundTrip,
+    add_link,
     bad,
     good,
     judge_answer,
@@ -117,14 +117,14 @@ def _may_answer(session: Session, own_node: str, node: str) -> Diagnostic:
     refused = session.publish(response_topic(own_node, node, _instance()), b"", None, b"")
     if refused is None or isinstance(refused, PeerAbsent):
         return good(f"may answer {node}", step="rights")
-    return bad(f"may not answer {node}: {reason_text(refused)}", ADD_LINK, step="rights")
+    return bad(f"may not answer {node}: {reason_text(refused)}", add_link(own_node, node), step="rights")
 
 
 def _ask(session: Session, own_node: str, peer: Peer) -> Iterator[Diagnostic]:
     """Send one request and evaluate its answer, then measure round trips."""
     responses = response_topic(peer.node, own_node, _instance())
     if not session.subscribe(subscription_to(responses)):
-        yield bad(f"may not receive answers of {peer.node}", ADD_LINK, step="rights")
+        yield bad(f"may not receive answers of {peer.node}", add_link(peer.node, own_node), step="rights")
         return
     correlation = secrets.token_bytes(16)
     request, payload = request_topic(peer.node, own_node), encode_request(ListStreams())
@@ -136,7 +136,7 @@ def _ask(session: Session, own_node: str, peer: Peer) -> Iterator[Diagnostic]:
         yield bad(what, hint, step="rights")
         return
     if refused is not None:
-        hint = ADD_LINK if isinstance(refused, NotAuthorized) else "see the broker's log"
+        hint = add_link(peer.node, own_node) if isinstance(refused, NotAuthorized) else "see the broker's log"
         yield bad(f"may not send requests to {peer.node}: {reason_text(refused)}", hint, step="rights")
         return
     yield good(f"may send requests to {peer.node}, which is connected", step="rights")
