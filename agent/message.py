@@ -38,6 +38,13 @@ LOCAL_ZONE = "local"
 PRODUCER = re.compile(r"[a-z0-9._-]{1,64}")
 SUBJECT = re.compile(r"[a-z][a-z0-9_]*:[\x21-\x2e\x30-\x7e]+(?:/[\x21-\x7e]+)?")
 PREDICATE = re.compile(r"[a-z][a-z0-9]*(?:_[a-z0-9]+)*")
+FORMS = {
+    ZONE: "1 to 32 of a-z, 0-9 and -",
+    STREAM: "1 to 64 of a-z, 0-9, ., _ and -",
+    SUBJECT: "kind:id or kind:scope/id in printable ASCII without spaces, with a kind of a-z, 0-9 and _",
+    PREDICATE: "words of a-z and 0-9 joined by _",
+}
+"""What a name looks like, for people. Consumers and producers look like streams."""
 INTEGER = re.compile(r"-?[0-9]{1,19}")
 TEXT = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]+")  # neither control characters nor lone surrogates
 
@@ -287,10 +294,10 @@ def check_depth(name: str, data: bytes) -> None:
 
 def check_name(name: str, text: object, pattern: re.Pattern[str], example: str = "") -> None:
     """Raise MessageError, with the example if there is one, unless `text` is a string that matches the whole
-    pattern."""
+    pattern, one of FORMS."""
     if not isinstance(text, str) or not pattern.fullmatch(text):
         such_as = f"; for example {example}" if example else ""
-        raise MessageError(name, f"{text!r} does not match {pattern.pattern}{such_as}")
+        raise MessageError(name, f"{text!r} must be {FORMS[pattern]}{such_as}")
 
 
 def check_text(name: str, text: object, bytes_max: int) -> None:

@@ -74,6 +74,29 @@ class LazyGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 click's signature
         return list(self._lazy)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command; that of an unknown name is an error that names similar ones, also of other groups."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            found = self._similar(ctx, args[0])
+            if not found:
+                raise
+            raise click.UsageError(f"{error.message} Did you mean {' or '.join(map(repr, found))}?", ctx) from None
+
+    def _similar(self, ctx: click.Context, name: str) -> list[str]:
+        import difflib  # late, as a command that exists does not need it
+
+        groups = {group: self.get_command(ctx, group) for group in self._lazy}
+        within = [
+            f"{group} {name}"
+            for group, command in groups.items()
+            if isinstance(command, click.Group) and name in command.list_commands(ctx)
+        ]
+        return within or difflib.get_close_matches(name, self._lazy, n=1)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command with control characters escaped in its output, which may hold text of a peer or a device."""
         from agent.cli.terminal import printable_streams  # late, because that module imports the product
@@ -149,5 +172,6 @@ def main() -> None:
         text = str(error)
         if getattr(error, "file", None) == node_choice.DEFAULT_CONFIG and not node_choice.DEFAULT_CONFIG.exists():
             text = node_choice.why_none() or text
-        text = f"bsfg: {text}" if not error.hint or error.hint in text else f"bsfg: {text}; {error.hint}"
+        hint = error.hint if error.hint[:2].isupper() else error.hint[:1].lower() + error.hint[1:].rstrip(".")
+        text = f"bsfg: {text}" if not hint or hint in text or error.hint in text else f"bsfg: {text}; {hint}"
         sys.exit(printable_lines(text))

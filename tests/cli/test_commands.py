@@ -186,6 +186,20 @@ def test_a_command_that_a_gateway_cannot_run(bsfg: Bsfg, monkeypatch: pytest.Mon
         bsfg("demo")
 
 
+def test_what_was_meant_is_named(node: Bsfg) -> None:
+    """A command of another group or a misspelt one; what a name looks like, in words."""
+    for word, meant in (("export", "'store export'"), ("latst", "'latest'"), ("scan", "'modbus scan'")):
+        done = node(word)
+        assert (done.returncode, f"No such command {word!r}. Did you mean {meant}?" in done.stderr) == (2, True), done
+    assert "No such command 'zzz'.\n" in node("zzz").stderr
+    done = node("append", "batch", "done", "{}")
+    assert done.returncode == 1
+    assert done.stderr.endswith(
+        "subject: 'batch' must be kind:id or kind:scope/id in printable ASCII without spaces, with a kind of a-z, 0-9 and "
+        "_; for example batch:B-1042; correct the field that the message names\n"
+    )
+
+
 def test_fetch_of_an_unknown_stream_warns(node: Bsfg) -> None:
     """A reader may come before the first fact; the warning names the stream and the command that removes the
     consumer."""
