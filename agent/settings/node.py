@@ -134,7 +134,10 @@ class NodeSettings:
         brokers = {broker.name for broker in self.broker}
         for index, peer in enumerate(self.peer):
             if peer.broker not in brokers:
-                yield f"peer[{index}].broker", f"no [[broker]] is named {peer.broker!r}; named are {sorted(brokers)}"
+                yield (
+                    f"peer[{index}].broker",
+                    f"no [[broker]] is named {peer.broker!r}; named are {', '.join(sorted(brokers)) or 'none'}",
+                )
             if peer.node == self.node.name:
                 yield f"peer[{index}].{peer.named_by}", "this is our own name; a node is not its own peer"
             if {self.node.zone, self.node.name}.intersection(peer.relays):
@@ -177,7 +180,10 @@ class NodeSettings:
         for name in ("partner", "witness"):
             node = getattr(self.pair, name)
             if node and node not in zones:
-                yield f"pair.{name}", f"no [[peer]] has the node {node!r}; named are {sorted(zones)}"
+                yield (
+                    f"pair.{name}",
+                    f"no [[peer]] has the node {node!r}; named are {', '.join(sorted(zones)) or 'none'}",
+                )
         if zones.get(self.pair.partner, self.node.zone) != self.node.zone:
             why = f"records for {zones[self.pair.partner]!r}, this node for {self.node.zone!r}; both must have one zone"
             yield "pair.partner", why

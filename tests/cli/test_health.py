@@ -236,6 +236,8 @@ def test_it_asks_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["diag", "--config", str(tmp_path / "node.toml"), "--out", str(file)]
     refused = CliRunner().invoke(bsfg, words, input="n\n")
     assert (refused.exit_code, "status.json" in refused.output, file.exists()) == (1, True, False)
+    nobody = CliRunner().invoke(bsfg, words, input="")
+    assert (nobody.exit_code, "no terminal to ask; give --yes" in nobody.output, file.exists()) == (2, True, False)
     assert CliRunner().invoke(bsfg, words, input="y\n").exit_code == 0
     with tarfile.open(file) as tar:
         names = {Path(name).name for name in tar.getnames()}

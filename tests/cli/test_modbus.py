@@ -192,6 +192,16 @@ def test_each_form_of_a_device(bsfg: Bsfg, device: str, tmp_path: Path) -> None:
     assert (done.returncode, "may this user open it" in done.stderr) == (1, True)
 
 
+def test_a_misspelt_source_is_not_only_a_host_that_is_unknown(bsfg: Bsfg) -> None:
+    """A bare name that is no source may be a host; which one was meant, only the reader knows."""
+    words = ("modbus", "read", "localhost", "--base", "0", "input:0")
+    said = "has no [[modbus]] source 'localhost'; taken as the name of a host"
+    assert said not in bsfg(*words).stderr, "without a node.toml there are no sources"
+    assert bsfg("init", "--zone", "plant-a").returncode == 0
+    assert said in bsfg(*words).stderr
+    assert said not in bsfg("modbus", "read", "tcp://localhost", *words[3:]).stderr
+
+
 @pytest.mark.parametrize(
     "arguments, why",
     [

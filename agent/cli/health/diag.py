@@ -52,7 +52,13 @@ def diag(config_file: Path, out: Path | None, yes: bool) -> None:
     for name, (about, _) in parts.items():
         click.echo(f"  {name:<16} {about}")
     click.echo("It has no key, no password, no certificate and no fact.")
-    if not yes and not click.confirm("Write it?"):
+    try:
+        is_wanted = yes or click.confirm("Write it?")
+    except click.Abort:
+        if sys.stdin.isatty():
+            raise
+        raise click.UsageError("there is no terminal to ask; give --yes") from None
+    if not is_wanted:
         sys.exit(1)
     file = out or Path(f"bsfg-diag-{node}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.tar.gz")
     with tarfile.open(file, "x:gz") as tar:

@@ -72,6 +72,8 @@ def target_of(options: dict[str, Any], *, needs_base: bool = True) -> Target:
     source = None
     if "/" not in device and config_file.exists():
         source = next((source for source in load(config_file).modbus if source.name == device), None)
+    if source is None and re.fullmatch(r"[\w-]+", device) and config_file.exists():
+        click.echo(f"bsfg: {config_file} has no [[modbus]] source {device!r}; taken as the name of a host", err=True)
     if source is not None:
         given["request_pause_ms"] = max(source.request_pause_ms, PAUSE_MS) if pause_ms is None else pause_ms
         if base is not None:

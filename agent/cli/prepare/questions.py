@@ -247,7 +247,9 @@ def _row(rows: str, address_base: int, text: str) -> str:
     try:
         found = parse_tag_file(settings, f"{rows}{text}\n".encode())
     except TagMapError as error:
-        raise click.BadParameter("; ".join(f"{problem.column}: {problem.why}" for problem in error.problems)) from error
+        raise click.BadParameter(
+            "; ".join(f"{problem.column}: {problem.value!r} {problem.why}" for problem in error.problems)
+        ) from error
     for note in found.notes:
         click.echo(f"Note: {note.removeprefix('row: ')}")
     return text

@@ -55,12 +55,16 @@ def export(
 ) -> None:
     """Write facts as flat rows to TARGET ("-" is standard output, for csv and jsonl)."""
     now_ns = time.time_ns()
+    first_ns = parse_moment_ns(since, now_ns) if since else INT64_MIN
+    last_ns = parse_moment_ns(until, now_ns) - 1 if until else INT64_MAX
+    if first_ns > last_ns:
+        raise click.UsageError(f"--until {until} is not after --since {since}")
     with open_reader(config_file, store_file) as reader:
         scanner = Scanner(reader)
         bounds = Bounds(
             streams=scanner.check_streams(streams) if streams else None,
-            time_min_ns=parse_moment_ns(since, now_ns) if since else INT64_MIN,
-            time_max_ns=parse_moment_ns(until, now_ns) - 1 if until else INT64_MAX,
+            time_min_ns=first_ns,
+            time_max_ns=last_ns,
             subject_tests=(lambda subject: matches_glob(subject, tags),) if tags else (),
         )
         line = Progress()

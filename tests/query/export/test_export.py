@@ -274,6 +274,8 @@ def test_exports_of_neighbouring_times_share_no_fact(tmp_path: Path) -> None:
     before, after = times_of("--until", time_text(at_ns)), times_of("--since", time_text(at_ns))
     assert time_text(at_ns) in after
     assert before + after == times_of()
+    wrong = bsfg("store", "export", "--format", "csv", "--since", "1h", "--until", "2h", str(tmp_path / "f.csv"))
+    assert (wrong.returncode, "--until 2h is not after --since 1h" in wrong.stderr) == (2, True)
 
 
 def test_an_export_reports_damage(tmp_path: Path) -> None:

@@ -286,7 +286,7 @@ def _not_accepted(settings: OpcuaSourceSettings, verdict: Verdict) -> str:
             text += f"; {error}"
         if not verdict.also_why:
             return f"{text}; compare it at the server, then run: bsfg opcua trust {facts.sha1} --pki {folder}"
-    return f'{text}; compare it at the server, then set server_certificate_sha256 = "{facts.sha256}"'
+    return f'{text}; compare it at the server, then set server_certificate_sha256 = "{facts.sha256}" (--server-sha256)'
 
 
 async def _offered(endpoints: Endpoints, pinned: CertificateFacts | None) -> list[ua.EndpointDescription] | None:
