@@ -11,6 +11,7 @@ import ctypes
 import logging
 import time
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -49,14 +50,23 @@ TIMEX_BYTES = 256  # more than struct timex has on any machine
 KEPT_TIME_NS = 60 * 1_000_000_000  # a battery clock is set at a start, and drifts
 
 
+class _Kept(NamedTuple):
+    """What the next process continues with. `changes` are not stored yet, or were when the process ended: a fact that
+    is appended again is stored once."""
+
+    memory: ClockMemory
+    changes: Sequence[ClockChange] = ()
+
+
 class NodeClock:
     """The clock of this node and what is known of it."""
 
     def __init__(self, store: FactStore, folder: Path, root: Path = Path("/")) -> None:
         """`root`: where /run and /sys are."""
         self._store, self._file, self._root = store, folder / MEMORY_FILE, root
-        self._belief = ClockBelief(self._load(), self._read(), store.recorded_unix_ms * 1_000_000)
-        self._changes: deque[ClockChange] = deque(maxlen=CHANGES_WAITING_MAX)
+        kept = self._load()
+        self._belief = ClockBelief(kept.memory, self._read(), store.recorded_unix_ms * 1_000_000)
+        self._changes: deque[ClockChange] = deque(kept.changes, maxlen=CHANGES_WAITING_MAX)
         self._saved: ClockMemory | None = None
         self._save()
         if self._belief.doubt is not None:
@@ -81,6 +91,7 @@ class NodeClock:
                     message = clock_message(self._changes[0], self._store.node)
                     await asyncio.wrap_future(self._store.appends.append_message(OPERATIONAL_STREAM, message))
                     self._changes.popleft()
+                    self._save()
             await asyncio.sleep(TICK_S)
 
     def _look(self, *, is_complete: bool = False) -> None:
@@ -110,17 +121,17 @@ class NodeClock:
                     return True
         return False
 
-    def _load(self) -> ClockMemory:
+    def _load(self) -> _Kept:
         """What the last process knew; nothing if it left no file that can be used."""
         try:
-            return ClockMemory(*msgspec.json.decode(self._file.read_bytes(), type=tuple[int, int, bool, int]))
+            return msgspec.json.decode(self._file.read_bytes(), type=_Kept)
         except (OSError, msgspec.MsgspecError):
-            return ClockMemory()
+            return _Kept(ClockMemory())
 
     def _save(self) -> None:
         self._saved = self._belief.memory
         try:
-            write_file(self._file, msgspec.json.encode(self._saved))
+            write_file(self._file, msgspec.json.encode(_Kept(self._saved, [*self._changes])))
         except OSError as error:
             log.warning("clock_not_kept", extra={"file": str(self._file), "why": str(error)})
 

@@ -99,13 +99,38 @@ async def test_a_clock_that_is_set_is_recorded_and_kept(
         assert NodeClock(store, tmp_path, tmp_path).status().doubt == "behind"
 
 
+async def test_what_no_fact_says_yet_is_recorded_by_the_next_process(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock is set twice while the store refuses facts, and the process ends. The next one records both, once also
+    if it is killed before it has noted that; the one after that has nothing to record."""
+    monkeypatch.setattr(clock_module, "TICK_S", 0.0)
+    with FactStore.open(tmp_path / "facts.db", "plant-a", settings=AT_ONCE) as store:
+        clock = NodeClock(store, tmp_path, tmp_path)
+        for _ in range(2):
+            machine.wall_ns += 3_600 * S
+            clock.doubted()
+        killed = (tmp_path / MEMORY_FILE).read_bytes()
+        for _ in range(2):
+            (tmp_path / MEMORY_FILE).write_bytes(killed)
+            waiting = NodeClock(store, tmp_path, tmp_path)
+            running = asyncio.create_task(waiting.run())
+            await wait_until_async(lambda: store.end_offset(OPERATIONAL) == 2, "the facts")
+            await wait_until_async(lambda changes=waiting._changes: not changes, "the commits")
+            running.cancel()
+            with suppress(asyncio.CancelledError):
+                await running
+            assert store.end_offset(OPERATIONAL) == 2
+        assert not NodeClock(store, tmp_path, tmp_path)._changes
+
+
 def test_what_the_machine_says_about_its_clock(machine: Machine, tmp_path: Path) -> None:
     """systemd-timesyncd's mark, and a battery clock that shows the same time. A file of the last process that cannot be
     used is none."""
     with FactStore.open(tmp_path / "facts.db", "plant-a", settings=AT_ONCE) as store:
         touched(tmp_path / MEMORY_FILE, "{}")
         assert NodeClock(store, tmp_path, tmp_path).status().doubt == ""
-        assert json.loads((tmp_path / MEMORY_FILE).read_bytes()) == [NOW, NOW - 60 * S, False, 0]
+        assert json.loads((tmp_path / MEMORY_FILE).read_bytes()) == [[NOW, NOW - 60 * S, False, 0], []]
         machine.wall_ns, machine.boot_ns = NOW + 30 * S, 40 * S
         kept = (tmp_path / MEMORY_FILE).read_bytes()
         for file, text, doubt in (
