@@ -229,6 +229,7 @@ class _Reader:
         found = self._try(row, cells, self._dialect.read_point)
         stream = self._try(row, cells, _stream)
         if found is None:
+            self._try(row, cells, lambda c: self._definition(c, "", ""))
             self._check_subject(row, cells)
             return
         point, address, data_type = found

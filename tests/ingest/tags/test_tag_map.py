@@ -239,12 +239,19 @@ def test_ways_to_count_registers(
 def test_everything_wrong_is_reported_at_once(tmp_path: Path) -> None:
     """One reading of the file is enough to mend it."""
     rows = ["a/b,nsu=urn:x;s=1", "a/b,nsu=urn:x;s=2", "a/c,nsu=urn:x;s=1", "a/d,oops", "a/e,nsu=urn:x;s=3,extra"]
+    rows += ["\u00d6fen,oops"]
     with pytest.raises(TagMapError) as caught:
         opcua(tmp_path, OPCUA_HEADER + "\n".join(rows))
     found = [(problem.row, problem.column, problem.value) for problem in caught.value.problems]
-    assert found == [(3, "tag", "a/b"), (4, "address", "nsu=urn:x;s=1"), (5, "address", "oops"), (6, "", "extra")]
-    assert "5 problems" not in str(caught.value)
-    assert "4 problems" in str(caught.value)
+    assert found == [
+        (3, "tag", "a/b"),
+        (4, "address", "nsu=urn:x;s=1"),
+        (5, "address", "oops"),
+        (6, "", "extra"),
+        (7, "address", "oops"),
+        (7, "tag", "\u00d6fen"),
+    ]
+    assert "6 problems" in str(caught.value)
 
 
 @pytest.mark.parametrize(
