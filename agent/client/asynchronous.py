@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
-from agent.client.opened import FetchedPage, TagChains, opened, parsed
+from agent.client.opened import FetchedPage, LatestValue, TagChains, opened, parsed
 from agent.errors import BsfgError
 from agent.local_socket import (
     AnyRequest,
@@ -48,7 +48,6 @@ from agent.replication.protocol.messages import (
     GetCursor,
     GetLatest,
     LatestAnswer,
-    LatestEntry,
     ListStreams,
     LogPosition,
     NewFact,
@@ -174,13 +173,13 @@ class AsyncClient:
             raise LocalError(why, "confirm what was fetched", "bad_request")
         return Position(bytes.fromhex(bounds.end_life), offset)
 
-    async def latest(self, prefix: str = "", stream: str = TELEMETRY, *, fresh_s: float = 60) -> Sequence[LatestEntry]:
+    async def latest(self, prefix: str = "", stream: str = TELEMETRY, *, fresh_s: float = 60) -> Sequence[LatestValue]:
         """The latest value of each tag of a stream whose subject begins with `prefix`, as tag:line1/."""
-        found, after = list[LatestEntry](), None
+        found, after = list[LatestValue](), None
         while True:
             request = GetLatest(stream=stream, prefix=prefix, after=after, fresh_ms=round(fresh_s * 1000))
             answer = await self._answer(request, LatestAnswer)
-            found += answer.values
+            found += map(LatestValue.of, answer.values)
             if not answer.more:
                 return found
             after = answer.last_after(after)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from agent.batch import Batch, Definitions, batch_messages, parse
 from agent.columns import BatchError
 from agent.message import Envelope, Fact, Message, TagDefinition
 from agent.pages import DefinitionChain, Hole, LackingDefinitions
 from agent.positions import Position
-from agent.replication.protocol.messages import PageAnswer
+from agent.replication.protocol.messages import LatestEntry, PageAnswer
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,18 @@ class FetchedFact:
     def value(self) -> Any:
         """The object of the fact."""
         return json.loads(self.fact.object_json)
+
+
+class LatestValue(LatestEntry, frozen=True):
+    """The latest value of a tag, decoded."""
+
+    value: Any
+
+    @classmethod
+    def of(cls, entry: LatestEntry) -> Self:
+        """Of an entry as it was sent."""
+        found = {name: getattr(entry, name) for name in entry.__struct_fields__}
+        return cls(**found | {"value": json.loads(bytes(entry.value))})
 
 
 @dataclass(frozen=True, slots=True)

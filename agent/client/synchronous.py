@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from agent.client.asynchronous import OPERATIONAL, TELEMETRY, Ask, AsyncClient
-from agent.client.opened import FetchedPage
+from agent.client.opened import FetchedPage, LatestValue
 from agent.pages import Start
 from agent.positions import Position
-from agent.replication.protocol.messages import AppendedEntry, AppendFact, BoundsAnswer, LatestEntry, StreamEntry
+from agent.replication.protocol.messages import AppendedEntry, AppendFact, BoundsAnswer, StreamEntry
 
 
 class Client:
@@ -51,7 +51,7 @@ class Client:
         """As `AsyncClient.position`."""
         return asyncio.run(self._node.position(consumer, offset))
 
-    def latest(self, prefix: str = "", stream: str = TELEMETRY, *, fresh_s: float = 60) -> Sequence[LatestEntry]:
+    def latest(self, prefix: str = "", stream: str = TELEMETRY, *, fresh_s: float = 60) -> Sequence[LatestValue]:
         """As `AsyncClient.latest`."""
         return asyncio.run(self._node.latest(prefix, stream, fresh_s=fresh_s))
 
