@@ -42,7 +42,9 @@ DIFFERENCES_SHOWN = 20
     help="The node's configuration, written if it does not exist.  [default: /etc/bsfg/ZONE.toml]",
 )
 @click.option(
-    "--answers", type=click.Path(path_type=Path, exists=True), help="A TOML file with the answers: nothing is asked."
+    "--answers",
+    type=click.Path(path_type=Path, exists=True),
+    help="A TOML file with the answers; only trust and passphrases are asked for.",
 )
 @click.option(
     "--exclude",
