@@ -153,8 +153,8 @@ async def test_facts_of_two_plants_lead_around_the_holes(tmp_path: Path) -> None
 
 
 async def test_new_tags_are_known_when_their_facts_come(tmp_path: Path) -> None:
-    """The definitions of a zone grow while a program reads; latest values are of each tag, page by page of names, and need no
-    decoding."""
+    """The definitions of a zone grow while a program reads; latest values are of each tag, page by page of names, and
+    need no decoding."""
     with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
         async with served(store, tmp_path) as node:
             after: Position | None = None
