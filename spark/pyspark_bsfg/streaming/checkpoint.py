@@ -44,9 +44,11 @@ class Binding:
 
 
 def bind(folder: Path, store: str, stream: str, consumer: str) -> Binding:
-    """The binding of a checkpoint, made if there is none. Raises JobRefused if it belongs to something else."""
+    """The binding of a checkpoint, made if there is none. Raises JobRefused if it belongs to something else: a query
+    that never began, because its options were refused, has read nothing and had no lease."""
     found = read_binding(folder)
-    if found is None:
+    has_begun = found is not None and (found.start is not None or found.lease != 0)
+    if found is None or (not has_begun and (found.store, found.stream, found.consumer) != (store, stream, consumer)):
         made = Binding(uuid.uuid4().hex, store, stream, consumer)
         write_binding(folder, made)
         return made

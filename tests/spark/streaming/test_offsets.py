@@ -3,6 +3,7 @@
 import json
 import traceback
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -213,16 +214,26 @@ def test_a_binding_is_kept(tmp_path: Path) -> None:
     """The id is made once; start and names are read back; a damaged file is refused, not replaced."""
     made = bind(tmp_path / "new", "enterprise", "facts.telemetry", "local.lake")
     assert bind(tmp_path / "new", "enterprise", "facts.telemetry", "local.lake") == made
-    for wrong in (("idmz", "facts.telemetry", "local.lake"), ("enterprise", "facts.operational", "local.lake")):
-        with pytest.raises(JobRefused, match="belongs to"):
-            bind(tmp_path / "new", *wrong)
     started = type(made)(made.app, made.store, made.stream, made.consumer, StreamOffset(LIFE, 7))
     write_binding(tmp_path / "new", started)
     assert read_binding(tmp_path / "new") == started
+    for wrong in (("idmz", "facts.telemetry", "local.lake"), ("enterprise", "facts.operational", "local.lake")):
+        with pytest.raises(JobRefused, match="belongs to"):
+            bind(tmp_path / "new", *wrong)
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["bsfg.json"]
     (tmp_path / "new" / "bsfg.json").write_text("{")
     with pytest.raises(JobRefused, match="is damaged"):
         read_binding(tmp_path / "new")
+
+
+def test_a_query_that_never_began_binds_nothing(tmp_path: Path) -> None:
+    """A misspelt consumer, which the node refuses, is corrected in the options; one that has a lease is bound."""
+    refused = bind(tmp_path, "enterprise", "facts.telemetry", "lake")
+    made = bind(tmp_path, "enterprise", "facts.telemetry", "local.lake")
+    assert (read_binding(tmp_path), made.app == refused.app) == (made, False)
+    write_binding(tmp_path, replace(made, lease=3))
+    with pytest.raises(JobRefused, match=r"belongs to consumer local\.lake"):
+        bind(tmp_path, "enterprise", "facts.telemetry", "local.pond")
 
 
 def test_a_binding_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
