@@ -273,7 +273,9 @@ class PlantNode(Node):
             )
 
         ports = PairPorts(
-            *(world.check.watch_lead(self), self.ingest, peers.get),  # type: ignore[arg-type]
+            world.check.watch_lead(self),
+            self.ingest,
+            peers.get,  # type: ignore[arg-type]
             accepts=lambda: not store.refuses_appends,
             lacks=lacks,
             unseen_s=lambda: max(pull.unseen_s() for pull in of_partner),

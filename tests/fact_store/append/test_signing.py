@@ -146,7 +146,7 @@ def put(store: FactStore, origin: Signed, first: int, last: int, *verified: int)
     position = Position(origin.origin.life, 5 * (last + 1))
     some, places = parsed(origin.sealed[first : last + 1]), {number - first for number in verified}
     signers = [SignerCertificate(origin.key.key_id, b"certificate", is_trusted=False, zone="mill")]
-    putting = put_page(store, *("mill", TELEMETRY, some, origin.received(), position), verified=places, signers=signers)
+    putting = put_page(store, "mill", TELEMETRY, some, origin.received(), position, verified=places, signers=signers)
     done(putting)
 
 

@@ -111,7 +111,8 @@ def main() -> None:
     for _ in range(2):
         try:
             store = FactStore.open(
-                *(Path(path), "plant"),
+                Path(path),
+                "plant",
                 settings=AT_ONCE,
                 streams=STREAMS,
                 connect_to=connect_with(pragmas),

@@ -120,7 +120,11 @@ class Stage:
         self.unseen_s = 0.0
         peers: dict[str, Any] = {"idmz": self.witness, "plant-a-2": self.partner}
         ports = PairPorts(
-            *(self.box, self.box, peers.get, lambda: self.accepts, lambda: self.lacks),
+            self.box,
+            self.box,
+            peers.get,
+            lambda: self.accepts,
+            lambda: self.lacks,
             unseen_s=lambda: self.unseen_s,
         )
         name = store_name_of("plant-a", "plant-a", bytes(16))

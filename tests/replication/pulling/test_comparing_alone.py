@@ -114,7 +114,10 @@ async def comparing(
     """The comparison of idmz with plant-a, which may send its own facts."""
     peer = Peer(plant)
     settings = AntiEntropySettings(
-        *(peer_node, (STREAM,), what.get("origins", frozenset({"plant-a"})), begun_late),
+        peer_node,
+        (STREAM,),
+        what.get("origins", frozenset({"plant-a"})),
+        begun_late,
         pair_zones=what.get("pair_zones", frozenset()),
     )
     async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as group:
@@ -499,7 +502,12 @@ async def test_what_is_proven_only_by_later_facts_is_fetched_at_once(
             link = life.link
         judged = PageJudge(idmz, policy).judge("plant-a", STREAM, page(parsed(lives[2].sealed)), [made.der])
         put_page(
-            *(idmz, "plant-a", STREAM, judged.batches, lives[2].received(), level(plant)),
+            idmz,
+            "plant-a",
+            STREAM,
+            judged.batches,
+            lives[2].received(),
+            level(plant),
             verified=judged.verified,
             signers=judged.signers,
         ).result()

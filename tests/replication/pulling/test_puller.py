@@ -162,7 +162,7 @@ class Scene:
         self.store, self.peer = store, HandPeer()
         asker: Any = self.peer
         port: Any = store
-        self.puller = Puller(*(asker, port, PULL), chance=lambda: 0.0, bandwidth=bandwidth)
+        self.puller = Puller(asker, port, PULL, chance=lambda: 0.0, bandwidth=bandwidth)
 
     async def answer(self, payload: bytes, number: int = -1, *, is_proven: bool = True) -> None:
         """Answer a request, by default the newest."""

@@ -28,7 +28,18 @@ def chain(sizes: Iterable[int], mark: bytes = b"", after: Sequence[Batch] = ()) 
         last = found[-1] if found else None
         first, before = (last.header.last_sequence + 1, last.digest) if last else (1, bytes(DIGEST_BYTES))
         header = Header(
-            *(STREAM, ORIGIN, Kind.SAMPLES, Codec.RAW, False, first, size, 0, 0, before, Definitions(), 0),
+            STREAM,
+            ORIGIN,
+            Kind.SAMPLES,
+            Codec.RAW,
+            False,
+            first,
+            size,
+            0,
+            0,
+            before,
+            Definitions(),
+            0,
         )
         digest = blake2b(before + mark + bytes([size]), digest_size=DIGEST_BYTES).digest()
         found.append(Batch(header, bytes(100), digest, 0))

@@ -45,8 +45,18 @@ class Registered:
 def stored(first: int, last: int, size: int = 100, origin: Origin | None = None) -> StoredBatch:
     """A batch of `size` zero bytes at these offsets, by default of zone plant-a: for what only counts bytes."""
     header = Header(
-        *("facts", origin or Origin("plant-a", bytes(16)), Kind.SAMPLES, Codec.RAW),
-        *(False, first, last - first + 1, 0, 0, bytes(DIGEST_BYTES), Definitions(), 0),
+        "facts",
+        origin or Origin("plant-a", bytes(16)),
+        Kind.SAMPLES,
+        Codec.RAW,
+        False,
+        first,
+        last - first + 1,
+        0,
+        0,
+        bytes(DIGEST_BYTES),
+        Definitions(),
+        0,
     )
     return StoredBatch(first, Batch(header, bytes(size), bytes(DIGEST_BYTES), 0))
 

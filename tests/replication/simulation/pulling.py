@@ -62,14 +62,20 @@ class Pull:
         nodes = [zone for zone in sorted(world.zones) if zone_of(zone) == zone_of(self.peer.zone)]
         shared = () if len(nodes) == 1 else (*nodes, zone_of(self.peer.zone))
         settings = PullSettings(
-            *(self.peer.zone, self.stream, self._consumer_name, world.origins),
+            self.peer.zone,
+            self.stream,
+            self._consumer_name,
+            world.origins,
             receiver=replace(world.settings, page_bytes_max=PAGE_BYTES_MAX, repeated_ms=REPEATED_MS if shared else 0),
             shared_zones=shared,
         )
         store: Any = _WatchedStore(self)
         requester: Any = PeerRequester(self)
         self._runner = PullRunner(
-            *(store, settings, requester, self._check),
+            store,
+            settings,
+            requester,
+            self._check,
             make_receiver=world.receiver,
             judge=self.node.judge,
         )

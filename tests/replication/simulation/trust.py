@@ -61,7 +61,10 @@ def judge_of(store: FactStore, nodes: Iterable[str]) -> PageJudge:
             pins[zone] = pins.get(zone, frozenset()) | {hashlib.sha256(certificate).digest()}
     own = signer_of(store.node)
     policy = TrustPolicy(
-        *(SignerTrust(pins=pins), dict.fromkeys(pins, "required"), store.zone),  # type: ignore[arg-type]
-        *((own.certificate, own.message_certificate), store.node),
+        SignerTrust(pins=pins),
+        dict.fromkeys(pins, "required"),
+        store.zone,  # type: ignore[arg-type]
+        (own.certificate, own.message_certificate),
+        store.node,
     )
     return PageJudge(store, policy)
