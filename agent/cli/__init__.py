@@ -9,10 +9,11 @@ decides nothing.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,18 @@ FILE_OR_STDOUT = click.Path(path_type=Path, dir_okay=False, allow_dash=True)
 FOLDER = click.Path(path_type=Path, file_okay=False)
 WRITABLE_FOLDER = click.Path(path_type=Path, file_okay=False, exists=True, writable=True)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+
+
+@contextlib.contextmanager
+def writing(file: Path) -> Iterator[None]:
+    """A block that writes a file for the operator. Raises ClickException, with the system's reason."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise click.ClickException(
+            f"{file} cannot be written: {why}; look at the rights of its folder, and at the free space"
+        ) from error
 
 
 def print_json(value: object) -> None:

@@ -186,6 +186,24 @@ def test_a_command_that_a_gateway_cannot_run(bsfg: Bsfg, monkeypatch: pytest.Mon
         bsfg("demo")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("init", "--zone", "plant-b", "--config", "full/b/node.toml"),
+        ("diag", "--yes", "--out", "full/diag.tar.gz"),
+        ("tags", "import", "--from", "kepware", "list.csv", "--out", "full/tags.csv"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_named(node: Bsfg, tmp_path: Path, words: tuple[str, ...]) -> None:
+    """With the system's reason and what to look at, whatever the command writes; here the folder is a file."""
+    (tmp_path / "full").touch()
+    (tmp_path / "list.csv").write_text("Tag Name,Address,Data Type\nt,40001,Word\n")
+    done = node(*words)
+    assert done.returncode == 1
+    assert f"{words[-1]} cannot be written: " in done.stderr
+    assert done.stderr.endswith("look at the rights of its folder, and at the free space\n")
+
+
 def test_what_was_meant_is_named(node: Bsfg) -> None:
     """A command of another group or a misspelt one; what a name looks like, in words."""
     for word, meant in (("export", "'store export'"), ("latst", "'latest'"), ("scan", "'modbus scan'")):

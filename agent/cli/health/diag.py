@@ -21,7 +21,7 @@ from pathlib import Path
 import click
 
 from agent import __version__
-from agent.cli import FILE, config_option
+from agent.cli import FILE, config_option, writing
 from agent.cli.local_node import load_settings
 
 COMMAND_S = 60.0
@@ -61,7 +61,7 @@ def diag(config_file: Path, out: Path | None, yes: bool) -> None:
     if not is_wanted:
         sys.exit(1)
     file = out or Path(f"bsfg-diag-{node}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.tar.gz")
-    with tarfile.open(file, "x:gz") as tar:
+    with writing(file), tarfile.open(file, "x:gz") as tar:
         for name, (_, read) in parts.items():
             data = read().encode(errors="replace")
             entry = tarfile.TarInfo(f"bsfg-diag/{name}")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from agent.cli import FILE_OR_STDOUT, json_option, print_json
+from agent.cli import FILE_OR_STDOUT, json_option, print_json, writing
 from agent.cli.opcua.options import Connection, connection_of, connection_options
 from agent.cli.terminal import Progress
 from agent.escaping import printable
@@ -71,8 +71,9 @@ def browse(csv_file: Path | None, force: bool, as_json: bool, **options: Any) ->
         if csv_file == STDOUT:
             click.echo(data, nl=False)
         else:
-            csv_file.parent.mkdir(parents=True, exist_ok=True)
-            csv_file.write_bytes(data)
+            with writing(csv_file):
+                csv_file.parent.mkdir(parents=True, exist_ok=True)
+                csv_file.write_bytes(data)
             click.echo(f"wrote {len(found):,} tags to {csv_file}")
     elif as_json:
         for variable, row in found:

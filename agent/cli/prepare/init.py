@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from agent.cli import PATH
+from agent.cli import PATH, writing
 from agent.cli.node_choice import DEFAULT_CONFIG
 from agent.cli.prepare import unit
 from agent.message import ZONE
@@ -36,8 +36,9 @@ def node_toml(zone: str, state_dir: Path | None = None, name: str = "") -> str:
 
 def write_node_toml(config_file: Path, text: str) -> None:
     """Write the file. In /etc/bsfg, the group of the folder, which is the node's, may read it."""
-    config_file.parent.mkdir(parents=True, exist_ok=True)
-    config_file.write_text(text, encoding="utf-8")
+    with writing(config_file):
+        config_file.parent.mkdir(parents=True, exist_ok=True)
+        config_file.write_text(text, encoding="utf-8")
     if os.geteuid() == 0 and unit.is_of_unit(config_file):
         os.chown(config_file, -1, config_file.parent.stat().st_gid)
         config_file.chmod(0o640)
@@ -62,7 +63,9 @@ def init(zone: str, name: str, config_file: Path, state_dir: Path | None, force:
     for option, given in (("--zone", zone), ("--name", name or zone)):
         if not ZONE.fullmatch(given):
             raise click.UsageError(f"{option} {given!r}: a name is 1 to 32 of a-z, 0-9 and -")
-    if config_file.exists() and not force:
+    with writing(config_file):  # a folder above may be a file, or closed
+        is_there = config_file.exists()
+    if is_there and not force:
         raise click.ClickException(f"{config_file} exists; name another file with --config, or give --force")
     if state_dir is None and unit.is_of_unit(config_file):
         state_dir = unit.state_dir_of(config_file)

@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 
+from agent.cli import writing
 from agent.cli.opcua import PINNED, SECTION_BEGINS, SECTION_ENDS
 from agent.cli.prepare.setup_files import NodeFile
 from agent.cli.prepare.steps import SetupFailed, Steps
@@ -80,10 +81,12 @@ class SourceSteps:
         """One attempt. A certificate that was confirmed is pinned in `source`. Raises SetupFailed and TagMapError."""
         config = self._file.path
         tags_file = config.parent / "tags.d" / f"{name}.csv"
-        tags_file.parent.mkdir(exist_ok=True)
+        with writing(tags_file):
+            tags_file.parent.mkdir(exist_ok=True)
         with self._undone_if_failed(kind, name, tags_file):
             if "tags" in source:
-                tags_file.write_text(str(source["tags"]), encoding="utf-8")
+                with writing(tags_file):
+                    tags_file.write_text(str(source["tags"]), encoding="utf-8")
             if not self._file.has(kind, "name", name):  # it has been added if an earlier run was killed
                 found = self._found_by_test(source) if kind == "opcua" else {}
                 settings = {key: value for key, value in source.items() if key not in OWN}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from agent.cli import FILE, FILE_OR_STDOUT
+from agent.cli import FILE, FILE_OR_STDOUT, writing
 from agent.cli.tags.commands import PROTOCOLS, temporary_source
 from agent.ingest import TagMapError
 from agent.ingest.tags.file import dialect_of
@@ -77,7 +77,8 @@ def import_list(
     if out is None:
         click.echo(data, nl=False)
     else:
-        out.write_bytes(data)
+        with writing(out):
+            out.write_bytes(data)
     _report(found, file, f"{len(found.rows)} tags{'' if out is None else f' written to {out}'}", protocol, base)
     sys.exit(1 if found.refused else 0)
 

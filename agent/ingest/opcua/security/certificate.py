@@ -213,7 +213,7 @@ def read_file(file: Path) -> bytes:
         return file.read_bytes()
     except PermissionError as error:
         user = pwd.getpwuid(os.geteuid()).pw_name
-        remedy = f"let this user read it: chown {user} {file}"
+        remedy = f"run as the node's user, or let this user read it: chown {user} {file}"
         raise SourceRefused(f"{file} cannot be read: {error.strerror}; {remedy}") from error
     except OSError as error:
         raise SourceRefused(f"{file} cannot be read: {error.strerror}") from error
