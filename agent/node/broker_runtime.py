@@ -29,7 +29,7 @@ from agent.replication.pulling import (
     ReceiverSettings,
     ThrottledRequester,
 )
-from agent.replication.serving import Rights, Server, Turns
+from agent.replication.serving import PeerRights, Server, Turns
 from agent.settings.node import NodeSettings
 from agent.settings.peers import BrokerSettings
 from agent.telemetry import Telemetry
@@ -149,10 +149,10 @@ class BrokerRuntime:
             claim_lead=shared.lead_desk.answer,
         )
 
-    def _rights(self) -> dict[str, Rights]:
+    def _rights(self) -> dict[str, PeerRights]:
         """Of the peers that may ask anything here."""
         return {
-            peer.node: Rights(frozenset(peer.exports), frozenset(peer.appends), peer.own_zones, peer.limits)
+            peer.node: PeerRights(frozenset(peer.exports), frozenset(peer.appends), peer.own_zones, peer.limits)
             for peer in self._peers
             if peer.exports or peer.appends or peer.node in self._shared.lead_desk.claimants
         }

@@ -27,7 +27,7 @@ from agent.message import Sample
 from agent.replication.mqtt import Access, Link, Requester
 from agent.replication.pki import client_context
 from agent.replication.pulling import PageJudge, Puller, PullSettings, TrustPolicy
-from agent.replication.serving import Rights, Server
+from agent.replication.serving import PeerRights, Server
 from agent.settings.signing import OriginSettings, SigningSettings
 from agent.settings.store import StoreSettings
 from agent.signing.files import load_identity, load_trust
@@ -188,7 +188,7 @@ async def serve_while(
     link = Link(access(broker_access(options)))
     _watch_confirmations(store, on_confirmed)
     await asyncio.wrap_future(store.set_signer(load_identity(_signing(options), SERVING)))
-    server = Server(link, store, {options["asking"]: Rights(frozenset(streams))})
+    server = Server(link, store, {options["asking"]: PeerRights(frozenset(streams))})
     async with running(link.run(), server.run()) as stopped:
         await link.wait_up()
         await asyncio.to_thread(work, stopped)

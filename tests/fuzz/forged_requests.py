@@ -23,7 +23,7 @@ from agent.replication.mqtt import Link
 from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.protocol.codec import decode_answer
 from agent.replication.protocol.messages import FetchAnswer
-from agent.replication.serving.admission import Rights
+from agent.replication.serving.admission import PeerRights
 from agent.replication.serving.server import Server
 from agent.settings.store import StreamSettings
 from agent.signing.messages import REQUEST_MARK, split_answer
@@ -185,7 +185,7 @@ async def serve_forged(folder: Path, cases: int, seed: int) -> Counter[str]:
     with FactStore.open(folder / "facts.db", OWN, settings=IN_MEMORY, streams=STREAMS, unattended=True) as store:
         look_up = latest_lookup(store.reader, lambda _: 0, lambda *_: [])
         both = frozenset({OPERATIONAL, TELEMETRY})
-        server = Server(link, store, {EVIL: Rights(both, both), HONEST: Rights(both)}, look_up=look_up)
+        server = Server(link, store, {EVIL: PeerRights(both, both), HONEST: PeerRights(both)}, look_up=look_up)
         link.connection = served  # type: ignore[assignment]
         running, life = asyncio.create_task(server.run()), store.life
         forger, sent = Forger(random.Random(seed), OWN, life.hex(), store.end_offset), 0

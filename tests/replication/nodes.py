@@ -28,7 +28,7 @@ from agent.replication.protocol.pacing import BYTES_MAX
 from agent.replication.protocol.token_bucket import TokenBucket
 from agent.replication.pulling import EvidenceFolder, PageJudge, Puller, PullSettings, TrustPolicy
 from agent.replication.pulling.receiving.pull_events import ReceiverSettings
-from agent.replication.serving.admission import Rights
+from agent.replication.serving.admission import PeerRights
 from agent.replication.serving.server import Server
 from agent.settings.peers import BrokerSettings
 from agent.settings.store import StoreSettings, StreamSettings
@@ -104,7 +104,7 @@ class Node:
         values received from peers; `settings`: of the server."""
         appends = appends or {}
         peers = {
-            zone: Rights(frozenset(exports.get(zone, ())), frozenset(appends.get(zone, ())))
+            zone: PeerRights(frozenset(exports.get(zone, ())), frozenset(appends.get(zone, ())))
             for zone in exports | appends
         }
         look_up = latest_lookup(self.store.reader, lambda _: 0, partial(peer_latest, peer_latest_in))

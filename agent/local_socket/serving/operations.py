@@ -14,7 +14,7 @@ from agent.local_socket.client import Reply
 from agent.local_socket.transport import ANSWER_BYTES_MAX
 from agent.message import LOCAL_ZONE
 from agent.replication.protocol.messages import FetchFacts, Request
-from agent.replication.serving import Caller, Consumers, Context, Drop, LookUp, Refuse, Rights, handlers
+from agent.replication.serving import Caller, Consumers, Context, Drop, LookUp, PeerRights, Refuse, handlers
 from agent.settings.peers import PeerLimits
 
 LIMITS = PeerLimits(consumers_max=10_000, requests_per_second_max=1_000_000)
@@ -59,7 +59,7 @@ class LocalOperations:
     def __init__(self, store: FactStore, look_up: LookUp | None = None) -> None:
         every = EveryStream(store)
         self._store = store
-        self._context = Context(_Socket(), store, {LOCAL_ZONE: Rights(every, every, limits=LIMITS)})
+        self._context = Context(_Socket(), store, {LOCAL_ZONE: PeerRights(every, every, limits=LIMITS)})
         self._consumers = Consumers(self._context)
         self._handlers = handlers(self._context, self._consumers, look_up)
 

@@ -26,7 +26,7 @@ CORRELATION_BYTES_MIN, CORRELATION_BYTES_MAX = 8, 32
 
 
 @dataclass(frozen=True, slots=True)
-class Rights:
+class PeerRights:
     """What one peer may do, by default nothing: the streams that it may read and append to, the zones for which it
     records (empty: only that of its own name), and its limits."""
 

@@ -28,7 +28,7 @@ from agent.replication.protocol.errors import ERRORS, MalformedMessage, Transpor
 from agent.replication.protocol.messages import CHANGING, WRITING, Request, operation_of
 from agent.replication.protocol.ports import ServingStore
 from agent.replication.protocol.topics import request_topic
-from agent.replication.serving.admission import Caller, Rights, check_arrival
+from agent.replication.serving.admission import Caller, PeerRights, check_arrival
 from agent.replication.serving.latest_page import LookUp
 from agent.replication.serving.limits import READS_MAX
 from agent.replication.serving.link_turns import Arrival, Arrivals
@@ -68,7 +68,7 @@ class Server:
         self,
         link: Link,
         store: ServingStore,
-        peers: Mapping[str, Rights],
+        peers: Mapping[str, PeerRights],
         *,
         look_up: LookUp | None = None,
         telemetry: Telemetry | None = None,

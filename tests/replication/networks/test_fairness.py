@@ -19,7 +19,7 @@ from agent.replication.protocol.errors import TransportError
 from agent.replication.protocol.messages import FetchFacts, FetchRange, GetLatest, LatestAnswer, Request
 from agent.replication.protocol.topics import request_topic, response_topic, subscription_to
 from agent.replication.serving import LatestValues
-from agent.replication.serving.admission import Rights
+from agent.replication.serving.admission import PeerRights
 from agent.replication.serving.limits import READS_MAX, REQUESTS_OPEN_MAX, SEARCHES_WAITING_MAX
 from agent.replication.serving.server import Server
 from agent.settings.peers import PeerLimits
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.system
 
 FLOOD = request_topic("plant-a", "evil")
 FLOOD_TO = response_topic("plant-a", "evil", "flood")
-RIGHTS = dict.fromkeys(("idmz", "evil"), Rights({STREAM}))
+RIGHTS = dict.fromkeys(("idmz", "evil"), PeerRights({STREAM}))
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +127,7 @@ def test_pages_of_one_zone_do_not_delay_those_of_another(
     async def scenario() -> None:
         settings = StoreSettings(batch_facts_target=10_000)
         plant, idmz = Node.open(shared, "plant-a", tmp_path, settings), Node.open(shared, "idmz", tmp_path)
-        rights = Rights({STREAM}, limits=PeerLimits(requests_per_second_max=100_000))
+        rights = PeerRights({STREAM}, limits=PeerLimits(requests_per_second_max=100_000))
         plant.server = Server(plant.link, plant.store, {"evil": rights, "idmz": rights})
         await plant.append(0, 400_000)
         asker = idmz.requester("plant-a")

@@ -51,7 +51,7 @@ from agent.replication.pulling.comparing.repair import HOLE_PAGES_MAX
 from agent.replication.pulling.page_check import PageRefused
 from agent.replication.pulling.page_judge import PageJudge, TrustPolicy
 from agent.replication.pulling.throttled_requester import ThrottledRequester
-from agent.replication.serving.admission import Rights
+from agent.replication.serving.admission import PeerRights
 from agent.replication.serving.server import Server
 from agent.settings.store import StreamSettings
 from agent.signing.certificates import SignerTrust
@@ -76,7 +76,7 @@ class Peer:
     def __init__(self, store: FactStore) -> None:
         self.link = Link(Access("b", "plant-a", "host", 1, lambda: None))  # type: ignore[arg-type, return-value]
         self.link.connection = self  # type: ignore[assignment]
-        self.server = Server(self.link, store, {"idmz": Rights({STREAM})})  # type: ignore[arg-type]
+        self.server = Server(self.link, store, {"idmz": PeerRights({STREAM})})  # type: ignore[arg-type]
         self.answers = dict[bytes, bytes]()
         self.spoil: Callable[[Request], Request] = lambda request: request
 

@@ -20,7 +20,7 @@ from agent.replication.mqtt.link import Link
 from agent.replication.protocol.codec import decode_answer, encode_request
 from agent.replication.protocol.messages import ErrorAnswer, ErrorBody, NewFact, NewMessage, Request
 from agent.replication.protocol.topics import request_topic, response_topic
-from agent.replication.serving.admission import Rights
+from agent.replication.serving.admission import PeerRights
 from agent.replication.serving.server import Server
 from agent.settings.store import StreamSettings
 from agent.signing.keys import ZoneSigner
@@ -111,7 +111,9 @@ async def serving(
     """A server of plant-a that exports its telemetry to idmz and its orders to another zone, and accepts appends. It
     looks for latest values in its own store, as a node does."""
     peer, exports, appends = Peer(), {"idmz": {STREAM}, "enterprise": {ORDERS}}, appends or {}
-    peers = {node: Rights(exports.get(node, frozenset()), appends.get(node, frozenset())) for node in exports | appends}
+    peers = {
+        node: PeerRights(exports.get(node, frozenset()), appends.get(node, frozenset())) for node in exports | appends
+    }
     with FactStore.open(folder / "facts.db", "plant-a", streams=streams, signer=signer) as store:
         settings = {"look_up": latest_lookup(store.reader, lambda _: 0, lambda *_: []), **settings}
         server = Server(peer.link, store, peers, **settings)  # type: ignore[arg-type]

@@ -34,7 +34,7 @@ from agent.replication.protocol.messages import (
 )
 from agent.replication.protocol.pacing import HEARTBEAT_MS
 from agent.replication.protocol.token_bucket import SAVED_MS_MAX
-from agent.replication.serving.admission import Caller, Rights
+from agent.replication.serving.admission import Caller, PeerRights
 from agent.replication.serving.limits import CONFIRM_COMMITS_PER_SECOND
 from agent.replication.serving.operations.consumers import Consumers
 from agent.replication.serving.operations.context import Context
@@ -174,7 +174,7 @@ async def play() -> AsyncIterator[tuple[Store, Consumers]]:
     """Run a scenario with a store and the shell above it."""
     store = Store()
     link: Any = SimpleNamespace(require=lambda: SimpleNamespace(packet_bytes_max=1_000_000))
-    context = Context(link, store, {"idmz": Rights({STREAM})})  # type: ignore[arg-type]
+    context = Context(link, store, {"idmz": PeerRights({STREAM})})  # type: ignore[arg-type]
     async with asyncio.timeout(LIMIT_S):
         yield store, Consumers(context)
 

@@ -20,7 +20,7 @@ from agent.query.scan.scanner import Scanner
 from agent.replication.protocol.codec import decode_answer
 from agent.replication.protocol.errors import MalformedMessage
 from agent.replication.protocol.messages import CLAIM_MAX, GetLatest, LatestAnswer, LatestEntry, TagKey
-from agent.replication.serving.admission import Caller, Rights
+from agent.replication.serving.admission import Caller, PeerRights
 from agent.replication.serving.latest_page import (
     KEPT_MS,
     KEPT_OF_ZONE_MAX,
@@ -134,7 +134,7 @@ def empty_context(packet_bytes_max: int = 1_000_000) -> Context:
     """The context of a server with an empty store, without a connection."""
     link: Any = SimpleNamespace(require=lambda: SimpleNamespace(packet_bytes_max=packet_bytes_max))
     store: Any = SimpleNamespace(zone="plant-a", node="plant-a", life=bytes(16), signer=None, end_offset=lambda _: 0)
-    return Context(link, store, {"idmz": Rights({STREAM})})
+    return Context(link, store, {"idmz": PeerRights({STREAM})})
 
 
 async def test_what_was_found_does_not_wait_without_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:

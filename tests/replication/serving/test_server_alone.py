@@ -34,7 +34,7 @@ from agent.replication.protocol.messages import (
     operation_of,
 )
 from agent.replication.serving import link_turns
-from agent.replication.serving.admission import Caller, Rights
+from agent.replication.serving.admission import Caller, PeerRights
 from agent.replication.serving.limits import CHANGES_PER_SECOND_MAX, READS_OF_NODE_MAX, REQUESTS_OPEN_MAX, STARTS_MAX
 from agent.replication.serving.reading import INLINE_FACTS_MAX
 from agent.replication.serving.server import Server
@@ -150,7 +150,7 @@ async def test_a_server_that_has_stopped_takes_no_request(tmp_path: Path) -> Non
     """Its link may outlive it by a moment: what arrives then is dropped. The store has nothing left to call."""
     peer = Peer()
     with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
-        server = Server(peer.link, store, {"idmz": Rights({STREAM})})  # type: ignore[arg-type]
+        server = Server(peer.link, store, {"idmz": PeerRights({STREAM})})  # type: ignore[arg-type]
         before = dict(store._writer._subscribers)
         running = asyncio.create_task(server.run())
         await wait_until_async(lambda: server._group is not None, "the server")

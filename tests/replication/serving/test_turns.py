@@ -14,7 +14,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from agent.replication.protocol.token_bucket import SAVED_MS_MAX
-from agent.replication.serving.admission import Rights
+from agent.replication.serving.admission import PeerRights
 from agent.replication.serving.limits import READ_MS_PER_SECOND, SHARED_MS
 from agent.replication.serving.operations.context import Context, Turns
 from agent.replication.serving.turns import Dispatcher, FairQueue, ReadTurns
@@ -269,7 +269,7 @@ async def test_the_zones_of_all_links_share_the_places() -> None:
     not asked for long, evil has two again."""
     turns, may_end = Turns(), asyncio.Event()
     nothing: Any = SimpleNamespace()
-    evils, honest = (Clocked(nothing, nothing, {zone: Rights()}, turns=turns) for zone in ("evil", "idmz"))
+    evils, honest = (Clocked(nothing, nothing, {zone: PeerRights()}, turns=turns) for zone in ("evil", "idmz"))
     async with asyncio.TaskGroup() as group:
         reading = group.create_task(read(honest, "idmz", may_end))
         first = group.create_task(read(evils, "evil", may_end))
@@ -305,7 +305,7 @@ class Calls:
 def context_of() -> Context:
     """The context of a server without a link."""
     nothing: Any = SimpleNamespace(signer=None)
-    return Context(nothing, nothing, {"idmz": Rights()})
+    return Context(nothing, nothing, {"idmz": PeerRights()})
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -340,7 +340,7 @@ async def test_an_answer_is_paid_by_its_bytes(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(Context, "now_ms", lambda _: now_ms)
     connection = SimpleNamespace(outgoing_bytes=0, publish_answer=lambda *_: None)
     link: Any = SimpleNamespace(require=lambda: connection)
-    rights = Rights(limits=PeerLimits(answer_bytes_per_second_max=100_000))
+    rights = PeerRights(limits=PeerLimits(answer_bytes_per_second_max=100_000))
     context = Context(link, context_of().store, {"idmz": rights, "erp": rights})
     context.send("idmz", "topic", bytes(1_000_000), b"c" * 16)
     reading = asyncio.create_task(context.in_turn("idmz", lambda: "a page"))

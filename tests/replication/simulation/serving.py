@@ -23,7 +23,7 @@ from agent.replication.protocol.errors import MalformedMessage
 from agent.replication.protocol.messages import FetchAnswer, FetchFacts, Request
 from agent.replication.protocol.topics import request_topic, response_topic
 from agent.replication.serving import server
-from agent.replication.serving.admission import Rights
+from agent.replication.serving.admission import PeerRights
 from agent.replication.serving.operations.context import Context
 from agent.signing.messages import split_answer
 from tests.replication.simulation.checkers import STREAM
@@ -113,7 +113,7 @@ class Serving:
         self._arrived: dict[str, Callable[[Incoming], None]] = {}
         self._asked = self.now
         exports = frozenset(node.world.streams)
-        peers = {zone: Rights(exports, zones=frozenset({zone, zone_of(zone)})) for zone in node.world.zones}
+        peers = {zone: PeerRights(exports, zones=frozenset({zone, zone_of(zone)})) for zone in node.world.zones}
         carrier: Any = SimpleNamespace(node=node, route=self._arrived.__setitem__, require=lambda: self)
         store: Any = WatchedStore(self)
         self.server = server.Server(carrier, store, peers)

@@ -17,7 +17,7 @@ from typing import TypeVar
 from agent.positions import Position, Resolved
 from agent.replication.protocol.messages import LogPosition
 from agent.replication.protocol.ports import ServingStore
-from agent.replication.serving.admission import Rights
+from agent.replication.serving.admission import PeerRights
 from agent.replication.serving.link_turns import AnswerQueue, Carrier
 from agent.replication.serving.outcomes import Refuse, StoreName, store_name_of
 from agent.replication.serving.page import HeldThere
@@ -66,7 +66,7 @@ class Context:
 
     link: InitVar[Carrier]
     store: ServingStore
-    peers: Mapping[str, Rights]
+    peers: Mapping[str, PeerRights]
     readers: Executor | None = None  # while the server runs
     turns: Turns = field(default_factory=Turns)
     """Shared by all links of a node: each pair of nodes may have a broker of its own."""
