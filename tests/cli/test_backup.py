@@ -36,6 +36,11 @@ name = "meter"
 host = "127.0.0.1"
 device = "pac"
 tags_file = "tags.d/meter.csv"
+[[modbus]]
+name = "pump"
+host = "127.0.0.2"
+address_base = 0
+tags_file = "tags.d/pump.csv"
 [[opcua]]
 name = "press"
 url = "opc.tcp://127.0.0.1:1"
@@ -52,6 +57,7 @@ FILES = {
     "pki/signers/plant-a.pem": "signer",
     "devices.d/pac.toml": 'description = "PAC"\naddress_base = 0\n',
     "tags.d/meter.csv": "tag,unit_id,address,type\nf/a,1,0,int16\n",
+    "tags.d/pump.csv": "tag,table,register,type\nf/c,holding,1,int16\n",
     "tags.d/press.csv": "tag,address\nf/b,i=2258\n",
     "press.password": "secret",
     "state/opcua/own.der": "own",

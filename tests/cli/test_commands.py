@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from agent.cli.facts.fetch import tail
 from agent.cli.terminal import PrintableStream
 from agent.fact_store import FactStore, StoreReader
-from tests.cli.conftest import Bsfg
+from tests.cli.conftest import Bsfg, typed
 from tests.support import command
 from tests.support.page import shown
 
@@ -242,13 +242,21 @@ def test_an_interpreter_without_asserts_is_refused(tmp_path: Path) -> None:
     assert "-O" in done.stderr
 
 
-def test_hardware_check_answers_in_hours(bsfg: Bsfg) -> None:
-    """A profile and a rate give hours and years; an impossible rate is a bad result that says why."""
+def test_hardware_check_answers_in_hours() -> None:
+    """A profile and a rate give hours and years, which depend on each option; an impossible rate is a bad result that
+    says why."""
     profile = "siemens-iot2050-advanced"
-    fits = json.loads(bsfg("hardware", "check", profile, "--facts-per-s", "1000", "--json").stdout)
-    assert fits["hours_that_fit"] > 0
-    done = bsfg("hardware", "check", profile, "--facts-per-s", "10000000")
-    assert done.returncode == 1
+
+    def figures(*options: str) -> tuple[float, float]:
+        found = json.loads(typed("hardware", "check", profile, "--facts-per-s", "1000", *options, "--json").stdout)
+        return found["hours_that_fit"], found["flash_years"]
+
+    fits = figures()
+    assert min(fits) > 0
+    for option in ("bytes-per-fact", "commit-interval-ms", "erase-cycles", "write-amplification"):
+        assert figures(f"--{option}", "7") != fits
+    done = typed("hardware", "check", profile, "--facts-per-s", "10000000")
+    assert done.exit_code == 1
     assert "!" in done.stdout
 
 

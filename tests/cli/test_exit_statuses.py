@@ -1,7 +1,8 @@
 """The exit status when one of three is bad: whichever place it has, the status is 1, and with none it is 0."""
 
+import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -10,6 +11,7 @@ import pytest
 
 from agent import local_socket
 from agent.cli import broker, peer
+from agent.cli.modbus import read as modbus_read
 from agent.cli.modbus import scan as modbus_scan
 from agent.cli.opcua import probe as opcua_probe
 from agent.cli.source import commands as source_commands
@@ -19,6 +21,8 @@ from agent.cli.store.store_file import report_holes
 from agent.client import asynchronous
 from agent.fact_store import FactStore
 from agent.ingest import ProbeStep
+from agent.ingest.modbus.address import Register
+from agent.ingest.modbus.explore.device import RegisterAnswer
 from agent.ingest.probe_result import Outcome
 from agent.message import Sample
 from agent.pages import Hole
@@ -87,6 +91,20 @@ def test_registers_in_one_of_some_tables(place: int | None, monkeypatch: pytest.
     monkeypatch.setattr(modbus_scan, "_scan", scanned)
     monkeypatch.setattr(modbus_scan, "_lines", lambda *_: ())
     assert run("modbus", "scan", "tcp://meter", "--base", "0", "7").exit_code == (place is None)
+
+
+@places
+def test_a_register_without_a_value(place: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is printed, and one that the device refuses is a bad result."""
+
+    async def answers(_: object, __: object, registers: Sequence[Register]) -> list[RegisterAnswer]:
+        whys = ["no such register" if number == place else "" for number in range(3)]
+        return [RegisterAnswer(register, (7,), 7, why=why) for register, why in zip(registers, whys, strict=True)]
+
+    monkeypatch.setattr(modbus_read, "open_device", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(modbus_read, "read_registers", answers)
+    found = run("modbus", "read", "tcp://meter", "--base", "0", "holding:7-9", "--json")
+    assert (found.exit_code, len(found.output.splitlines())) == (place is not None, 3)
 
 
 @places

@@ -50,9 +50,10 @@ def waits(store: FactStore, future: Future[AppendOutcome]) -> bool:
     return not future.done()
 
 
-def test_timeout_answers_queued_and_keeps_the_fact(tmp_path: Path) -> None:
+def test_timeout_answers_queued_and_keeps_the_fact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a consumer the timeout answers queued; the fact is stored and can be read, and a later confirmation
-    covers it."""
+    covers it. What was answered waits no more: there is room for the next."""
+    monkeypatch.setattr(ack_waiters, "WAITING_MAX", 1)
     with plant(tmp_path, SOON, consumers=["a"]) as store:
         outcome = done(store.appends.append_message(OPERATIONAL, message("m1")))
         assert outcome.outcome == "queued"
@@ -64,6 +65,7 @@ def test_timeout_answers_queued_and_keeps_the_fact(tmp_path: Path) -> None:
         assert done(store.appends.append_message(OPERATIONAL, message("m1"))) == AppendOutcome(
             1, "noop_already_applied"
         )
+        assert "missing: a;" in done(store.appends.append_message(OPERATIONAL, message("m2"))).warning
 
 
 def test_write_class_queued_answers_at_once(tmp_path: Path) -> None:

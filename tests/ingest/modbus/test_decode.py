@@ -68,6 +68,7 @@ def test_known_values(name: str, order: str, words: list[int], value: object) ->
         (0.1, 0, 174, 17.4),  # not 17.400000000000002
         (0.01, 0, 2300, 23.0),
         (10, 0, 7, 70),
+        (10.0, 0, 7, 70.0),  # a type of its own, although 10 equals 10.0
         (1, -40, 65, 25),
         (0.5, 100, 3, 101.5),
         (2.5, 0, 3, 7.5),

@@ -4,7 +4,7 @@ import pytest
 
 from agent.ingest.errors import Problem
 from agent.ingest.sampling import SamplingRule
-from agent.ingest.tags.change import admit
+from agent.ingest.tags.change import admit, difference
 from agent.ingest.tags.tag_map import Tag, TagMap
 from agent.message import TagDefinition
 
@@ -65,3 +65,11 @@ def test_a_refusal_names_row_and_owner() -> None:
     assert found.problems == {"b": (Problem("b.csv", 3, "tag", "y", more),)}
     found = admit({"a": A, "b": B}, {"a": tags("a.csv", "x", "y", "z")})
     assert found.problems == {"a": (Problem("a.csv", 4, "tag", "z", why.format("b.csv row 2", "b", "a/z")),)}
+
+
+@pytest.mark.parametrize("after", [tag("x", address="i=2"), tag("x", stream="facts.alarms"), tag("x", deadband=1.0)])
+def test_a_row_that_differs_in_any_part_is_a_change(after: Tag) -> None:
+    """One that only moved in the file is none, and one of another name is another tag."""
+    found = difference(tags("a.csv", "old", "x", "y"), tags("a.csv", "y", "new", after))
+    parts = (found.added, found.removed, found.changed, found.kept)
+    assert [names(part) for part in parts] == [["new"], ["old"], ["x"], ["y"]]

@@ -64,13 +64,14 @@ def test_the_same_in_toml_and_for_opcua(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "base, register, plus, expected",
     [
-        (1, "100", 2, "unit 1 input 102 (base 1) ABCD"),
-        (40001, "30009", 2, "unit 1 input 30011 (base 40001) ABCD"),
-        (40001, "39999", 2, "unit 1 input 310001 (base 40001) ABCD"),  # not 40001, which is a holding register
-        (40001, "300009", 2, "unit 1 input 300011 (base 40001) ABCD"),
+        (1, "100", "2", "unit 1 input 102 (base 1) ABCD"),
+        (1, "100", "2 + 30+4", "unit 1 input 136 (base 1) ABCD"),
+        (40001, "30009", "2", "unit 1 input 30011 (base 40001) ABCD"),
+        (40001, "39999", "2", "unit 1 input 310001 (base 40001) ABCD"),  # not 40001, which is a holding register
+        (40001, "300009", "2", "unit 1 input 300011 (base 40001) ABCD"),
     ],
 )
-def test_a_sum_stays_in_its_table(tmp_path: Path, base: int, register: str, plus: int, expected: str) -> None:
+def test_a_sum_stays_in_its_table(tmp_path: Path, base: int, register: str, plus: str, expected: str) -> None:
     """Also in the notation whose first digit is the table."""
     table = "" if base == 40001 else "input"
     rows = f"m,,{{tag}}/x,,{table},{{register}}+{plus},float32,,\n,m,a/b,,,{register},,,\n"

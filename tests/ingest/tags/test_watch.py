@@ -4,6 +4,7 @@ happened."""
 import asyncio
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Self
 
 import pytest
@@ -201,22 +202,21 @@ async def test_the_ways_of_saving(file: Path, tmp_path: Path) -> None:
     assert watch.told == []
 
 
-async def test_a_file_that_vanishes(file: Path) -> None:
-    """Away for a moment: nothing is said. Away for longer: a problem, the map stays; back: gone, and nothing to take
-    over."""
-    async with Watching(file) as watch:
-        text = rows("a")
+async def test_a_file_that_vanishes(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Away for a moment, twice: nothing is said, and it is looked for soon. Away for longer: a problem, the map stays;
+    back: gone, and nothing to take over."""
+    watching, now_s = Watching(file), 0.0
+    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: now_s))
+    for away_s in (0.5, 0.5, 1.0):
+        assert watching.told == []
         remove(file)
-        await wait_until_async(lambda: watch.looks >= 2, "a look at nothing")
-        write(file, text)
-        await wait_until_async(lambda: watch.looks >= 3, "a look at the file")
-        assert watch.told == []
-        remove(file)
-        await wait_until_async(lambda: watch.told, "a problem")
-        write(file, text)
-        await wait_until_async(lambda: len(watch.told) == 2, "no problem")
-        assert watch.told == [("does not exist; it should hold the tags of source plc",), ()]
-        assert watch.taken == []
+        for _ in range(2):
+            assert await watching._watch._check() == SWIFT.missing_s
+            now_s += away_s
+        write(file, rows("a"))
+        assert await watching._watch._check() == SWIFT.reread_s
+    assert watching.told == [("does not exist; it should hold the tags of source plc",), ()]
+    assert watching.taken == []
 
 
 async def test_a_change_between_start_and_watch_is_seen(file: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agent.fact_store import FactStore, StoreReader
@@ -123,6 +123,8 @@ def wheres(draw: st.DrawFn) -> str:
     return draw(st.sampled_from([" and ", " or "])).join(parts)
 
 
+@example("offset > 10.5 and offset < 11.5 or offset >= 12.5 and offset <= 13.5", "")
+@example("offset < 11.5", "")
 @given(wheres(), st.sampled_from(["", " order by offset desc", " order by stream, offset", " order by stream desc, offset desc",
                                   " order by source_time, stream, offset", " order by stream, offset limit 7"]))  # fmt: skip
 def test_a_where_clause_equals_a_filter(file: Path, where: str, order: str) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import shutil
 import socket
 import ssl
@@ -21,7 +22,14 @@ from agent.replication import pki
 from agent.replication.broker.config import CRL_NAME, BrokerPlan, PeerLink, parse_config
 from agent.replication.broker.diagnosis import Diagnostic, Outcome
 from agent.replication.broker.folder import deny_nodes, write_broker
-from agent.replication.broker.reload import check_broker_files, check_config, end_broker, find_brokers, reload_broker
+from agent.replication.broker.reload import (
+    _unreadable,
+    check_broker_files,
+    check_config,
+    end_broker,
+    find_brokers,
+    reload_broker,
+)
 from agent.replication.protocol.errors import NotAuthorized
 from agent.replication.protocol.messages import ListStreams
 from tests.replication.broker.zones import own_user
@@ -214,6 +222,15 @@ def test_nothing_is_sent_when_a_file_is_wrong(
     assert found[-1] == "no signal was sent to the broker"
     assert broker.log_text().count("Reloading config.") == reloads
     assert bad(reload(broker)) == []
+
+
+def test_each_group_of_the_brokers_user_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Debian gives keys to a group such as ssl-cert, which is not the user's own."""
+    with tempfile.NamedTemporaryFile() as key:  # other users may enter its folder, unlike pytest's own
+        Path(key.name).chmod(0o640)
+        for groups, count in (([65534], 1), ([65534, Path(key.name).stat().st_gid], 0)):
+            monkeypatch.setattr(os, "getgrouplist", lambda *_, groups=groups: groups)
+            assert len(bad(list(_unreadable([Path(key.name)], "nobody")))) == count
 
 
 @pytest.mark.system

@@ -151,10 +151,11 @@ def test_a_peer_that_gives_less_than_asked_for_is_asked_for_less() -> None:
     assert len(peer.asked) <= len(BLOB) // 100_000 + CHUNKS_AHEAD_MAX
 
 
-def test_an_artifact_that_takes_long_is_named_meanwhile(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("blob", [BLOB, BLOB[:-1] + b"?"], ids=["right", "wrong"])
+def test_an_artifact_that_takes_long_is_named_meanwhile(blob: bytes, caplog: pytest.LogCaptureFixture) -> None:
     """A peer that needs six seconds for a chunk: after the second, the status says for what the facts wait and how far
-    it is, the log says so once, and when it is here nothing more is said."""
-    peer, seen, now_s = Peer(), list[str](), 0.0
+    it is, the log says so once, and when it is here, or is known to be wrong, nothing more is said."""
+    peer, seen, now_s = Peer(blob), list[str](), 0.0
 
     def put_chunk(*arguments: Any) -> Any:
         nonlocal now_s

@@ -175,23 +175,25 @@ def test_a_value_that_is_no_json_is_refused_and_the_others_stay(
 
 async def test_values_are_asked_for_until_they_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not before the peer has registered the consumer; then ever more rarely, while the peer refuses or the disk is
-    full. They count as of the moment before they were asked for, and values of other zones are left out."""
+    full. They count as of the moment before they were asked for, in however many pages they come, and values of other
+    zones are left out."""
     failures, asked, kept, now_s = list[int](), list[float](), list[PeerLatest](), 10.0
     own = {"store_zone": "plant-a", "life": "0" * 32, "stream": STREAM, "end_offset": 3}
-    sent = [value(1), odd(2, zone="mill")]
-    answer = LatestAnswer(**own, queue_depth=0, depth_facts=1, values=sent)  # type: ignore[arg-type]
+    pages = [value(1), odd(2, zone="mill")], [value(3)]
 
     def backoff_ms(_least_ms: int, _most_ms: int, count: int, _chance: float) -> int:
         failures.append(count)
         return 0
 
-    async def ask(_request: GetLatest, _timeout_s: float) -> Reply:
+    async def ask(request: GetLatest, _timeout_s: float) -> Reply:
         nonlocal now_s
         asked.append(now_s)
         now_s += 5.0
         if len(asked) == 1:
             raise PeerRefused("plant-a", "busy", "later", "", retryable=True)
-        return Reply(answer, [])
+        is_first = request.after is None
+        more: dict[str, Any] = {**own, "queue_depth": 0, "depth_facts": 1, "more": is_first}
+        return Reply(LatestAnswer(values=pages[not is_first], **more), [])
 
     def keep(latest: PeerLatest) -> None:
         kept.append(latest)
@@ -208,9 +210,9 @@ async def test_values_are_asked_for_until_they_are_kept(monkeypatch: pytest.Monk
     begun.set()
     async with asyncio.timeout(LIMIT_S):
         await seeding
-    assert (asked, failures) == ([10.0, 15.0, 20.0], [0, 1])
-    assert [seed.asked_unix_ms for seed in kept] == [15_000, 20_000]
-    assert [entry.subject for entry in kept[-1].values] == ["tag:001"]
+    assert (asked, failures) == ([10.0, 15.0, 20.0, 25.0, 30.0], [0, 1])
+    assert [seed.asked_unix_ms for seed in kept] == [15_000, 25_000]
+    assert [entry.subject for entry in kept[-1].values] == ["tag:001", "tag:003"]
 
 
 async def test_the_values_kept_of_a_peer_are_bounded_in_bytes() -> None:

@@ -103,6 +103,13 @@ def test_a_certificate_of_a_page_that_was_lost_is_stored_with_the_next(store: Fa
     assert store.reader.signers([KEY.key_id]) == [PLANT.der]
 
 
+def test_what_is_verified_is_told_by_its_place_among_the_accepted(store: FactStore) -> None:
+    """Behind a declined batch, too: the store would otherwise call another fact proven."""
+    run = [*chain(1, life=b"e" * 16), *chain(2, key=KEY)]
+    judged = judge_of(store).judge("idmz", STREAM, page(run), [PLANT.der])
+    assert (judged.batches, judged.verified) == (run[1:], {1})
+
+
 def test_bad_certificates_of_a_good_key_do_not_hide_the_good_one(store: FactStore) -> None:
     """A relay first sends certificates of the plant's key by another authority and for another zone: the good one among
     them counts, and without it nothing is trusted."""
