@@ -241,6 +241,7 @@ def newest_of(facts: list[tuple[Arrival, int]]) -> set[tuple[int, int] | None]:
     return {(arrival[1], arrival[0].offset) for arrival in since if rank(arrival) == newest} or {None}
 
 
+@example([[(3, 0, False)], [(1, 1, False)]], [(0, {"a"}, 9), (1, {"b"}, 9), (1, {"a", "b"}, 9)], [0, 0])
 @given(
     rounds,
     st.lists(st.tuples(st.integers(0, 12), st.sets(st.sampled_from("abcd"), min_size=1), st.integers(1, 40))),

@@ -822,9 +822,9 @@ async def test_the_ranges_kept_of_a_peer_are_bounded(tmp_path: Path, monkeypatch
         with pytest.raises(PageRefused, match="more than 4000 ranges"):
             await peer.compared(idmz)
         assert len(peer.asked) == 4_000 // 2000 + 1
-        other = Inventor([*invented(4_001, "north"), *invented(1)], lambda _: {})
+        other = Inventor([*invented(2), *invented(4_001, "west")], lambda _: {})  # each zone on a page of its own
         found = await other.compared(idmz)
-        assert (len(found.missing), len(other.asked)) == (1, 4), "lives of the other zone are not even listed"
+        assert (len(found.missing), len(other.asked)) == (2, 7), "lives of the other zone are not even listed"
         monkeypatch.setattr(differences, "ZONES_MAX", 1)
         with pytest.raises(PageRefused, match="more than 1 zones"):
             await other.compared(idmz)
