@@ -1,7 +1,7 @@
 """What tasks write and tables take, without a JVM: each fact once, and everything that is missing has a row."""
 
 import json
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import deltalake
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -253,6 +254,16 @@ def test_what_is_there_is_left_out(tmp_path: Path, two_plants: Path) -> None:
     known = tables.identities((str(tmp_path / "rest" / file.path) for file in rest.files), Identities())
     found = written(tmp_path / "new", batches, known=Identities.of(known.to_json()))
     assert (found.rows, found.seen, found.known) == (30, [OffsetRange(1, 41)], 11)
+
+
+def test_streams_and_lives_of_one_file_are_told_apart(tmp_path: Path) -> None:
+    """Two jobs land two streams of a node in one table, and small files are merged."""
+    file = tmp_path / "zone=plant-a" / "part.parquet"
+    file.parent.mkdir()
+    pq.write_table(pa.table({"stream": list("sst"), "life": list("efe"), "sequence": [1, 2, 3]}), file)
+    known = tables.identities([str(file)], Identities())
+    asked = list(product("st", ["plant-a"], "ef", [1, 2, 3]))
+    assert [place for place, held in enumerate(known.has(*zip(*asked, strict=True))) if held] == [0, 4, 8]
 
 
 def test_losses_are_found_by_their_offsets(tmp_path: Path) -> None:
