@@ -133,14 +133,20 @@ def test_a_changed_configuration_is_printed_as_the_page_shows_it() -> None:
     assert "\n".join(lines) in (Path(__file__).parents[2] / "docs/operate/peers.md").read_text("utf-8")
 
 
-def test_consequences_stand_beneath_their_cause_in_lines_of_a_terminal() -> None:
-    """The cause with what to do, what follows from it beneath, and no line beyond 120 columns that can be broken."""
+@pytest.mark.parametrize("columns", [80, 300])
+def test_consequences_stand_beneath_their_cause_in_lines_of_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    """The cause with what to do, what follows from it beneath, and no line beyond 120 columns that can be broken, or
+    the terminal's."""
+    monkeypatch.setenv("COLUMNS", str(columns))
     broker = BrokerStatus("site", False, trouble="broker site (10.0.0.1:8883): " + "cannot be reached " * 12)
     peer = PeerStatus("plant-a", "facts.telemetry", False, 1, 9, 900.0, 900.0, broker="site")
     lines = told(replace(NODE, brokers=(broker,), peers=(peer,))).splitlines()
     assert lines[0].startswith("plant: broken: broker site: not connected: 10.0.0.1:8883: cannot be reached")
     marked = [line for line in lines if line.startswith(("  ! ", "      -> ", "      so "))]
     assert [line[:19].strip() for line in marked] == ["! broker site: no", "-> start the", "so peer plant"]
+    assert max(map(len, marked)) <= min(columns, 120)
     assert max(map(len, lines)) <= 120
 
 

@@ -6,6 +6,7 @@ It prints what the page and a monitoring system show. The exit status is 1 if th
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from agent.config import ConfigError, load_sections
 from agent.escaping import printable
 from agent.health.problems import Level, duration
 
-WIDTH = 120
+WIDTH, WIDTH_MIN = 120, 40
 everything_option = click.option("--all", "everything", is_flag=True, help="Print all, not only the worst ten.")
 LATE = 3  # so that monitoring tells a bad sensor from a dead source
 READ_MARKS = range(123, 128)  # https://www.sqlite.org/walformat.html, "WAL Locks": WAL_READ_LOCK(0) to (4)
@@ -124,10 +125,12 @@ def reason_lines(reason: dict[str, Any], *, is_hinted: bool) -> list[str]:
 
 
 def _wrapped(text: str, mark: str) -> list[str]:
-    """A line of at most WIDTH columns, and more of them for a text that is longer."""
+    """A line of at most WIDTH columns, or the terminal's if that has fewer, and more of them for a text that is
+    longer."""
+    columns = shutil.get_terminal_size((WIDTH, 24)).columns
     return wrap(
         text,
-        WIDTH,
+        max(WIDTH_MIN, min(WIDTH, columns)),
         initial_indent=mark,
         subsequent_indent=" " * len(mark),
         break_long_words=False,
