@@ -24,6 +24,10 @@ from agent.health.verdict import HEARD_MS, PAIR
 SWITCH_MS_MAX = 60_000  # to read no more, to commit, to be pulled, and for the other node to begin
 
 
+SAID = {"releases": "follows, leaves the lead to this node"}
+"""What the other one says of itself, where that is a word of the protocol."""
+
+
 class NoPair(BsfgError):
     """No other node records for the zone of this one."""
 
@@ -84,7 +88,7 @@ def _lines(found: dict[str, Any]) -> list[str]:
         lines.append(f"  term      {found['term']}")
     heard_ms = found["partner_heard_ms"]
     said = "" if heard_ms is not None and heard_ms < HEARD_MS else "last said "
-    state = f", {said}{found['partner_state']}" if found["partner_state"] else ""
+    state = f", {said}{SAID.get(found['partner_state'], found['partner_state'])}" if found["partner_state"] else ""
     lines.append(f"  partner   {found['partner']}{state}, {_heard(heard_ms)}")
     if found["witness"]:
         lines.append(f"  witness   {found['witness']}, {_heard(found['witness_heard_ms'])}")

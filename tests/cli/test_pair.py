@@ -57,6 +57,7 @@ def test_status(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert done.exit_code == status, done.output
     assert f"{pair.leader or 'no node'} leads" in done.output
     assert "plant-a-2" in done.output
+    assert ("plant-a-2, follows, leaves the lead to this node, heard" in done.output) is (case == "none")
     assert "30" in done.output
     assert done.output.splitlines()[-2:] == ["  ! pair: it says no [pair_refused]", "      -> write it there"]
     done = run(monkeypatch, tmp_path, pair, "status", "--json")
