@@ -53,6 +53,7 @@ BROUGHT = (UnreferencedStatus("evil", 9_500_000), UnreferencedStatus("plant-a", 
 QUOTA = replace(ARTIFACTS, artifact_unreferenced=BROUGHT, artifact_unreferenced_bytes_max=10**7)
 LINES: list[tuple[str, Any, str]] = [
     ("streams", STREAM, "offsets 1 to 12, 2.0 MB"),
+    ("streams", replace(STREAM, first_offset=13, end_offset=12, bytes=0), "no facts, 0.0 MB"),
     ("streams", LIMITED, "2.0 MB of 10.0 MB, 1.5 kB/s, full in 5.5 h without confirmations, first loss in 90.0 h"),
     ("streams", replace(LIMITED, hours_until_full=0.0, hours_until_ttl_loss=0.0), "full in 0.0 h without confirmations, first loss in 0.0 h"),
     ("consumers", CONSUMER, "online, confirmed to 12, 0 behind"),

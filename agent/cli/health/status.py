@@ -68,10 +68,10 @@ def text(found: dict[str, Any]) -> str:
         lines += _wrapped(f"the write-ahead log is held by process {', '.join(readers)}", "      ")
     lines += _pair(found["pair"], found["taken_unix_ms"])
     for stream in found["streams"]:
-        lines.append(
-            f"  stream    {stream['name']:<24} offsets {stream['first_offset']:,} to {stream['end_offset']:,}, "
-            f"{stream['bytes'] / 1e6:.1f} MB{_room(stream)}"
-        )
+        held = f"offsets {stream['first_offset']:,} to {stream['end_offset']:,}"
+        if stream["first_offset"] > stream["end_offset"]:
+            held = "no facts"
+        lines.append(f"  stream    {stream['name']:<24} {held}, {stream['bytes'] / 1e6:.1f} MB{_room(stream)}")
     lines += _more(found, "streams")
     lines += _artifacts(found["store"])
     lines += [f"  clock     {change['zone']:<24} {change['text']}" for change in found["clock_changes"]]

@@ -157,7 +157,12 @@ def judge_streams(node: str, answer: StreamsAnswer, pulls: Collection[str]) -> D
         hint = f"add it to the exports for this node in the node.toml of {node}, or remove it from pulls here"
         return bad(what, hint, step="streams", figures=figures)
     unused = sorted(set(exported) - set(pulls))
-    held = ", ".join(f"{entry.name} ({entry.first_offset:,} to {entry.end_offset:,})" for entry in answer.streams)
+    held = ", ".join(
+        f"{entry.name} ({entry.first_offset:,} to {entry.end_offset:,})"
+        if entry.first_offset <= entry.end_offset
+        else f"{entry.name} (no facts)"
+        for entry in answer.streams
+    )
     what = f"{node} exports {held or 'nothing'}" + (f"; not pulled: {', '.join(unused)}" if unused else "")
     return Diagnostic(Outcome.NOTE if unused else Outcome.GOOD, what, step="streams", figures=figures)
 

@@ -58,6 +58,9 @@ def config_files(path: Path) -> list[Path]:
         return [path]
     if found := sorted(path.glob(f"*/{CONFIG_NAME}")) or sorted(path.glob(CONFIG_NAME)):
         return found
+    folders = [path, *(part for part in path.iterdir() if part.is_dir())] if os.access(path, os.R_OK) else [path]
+    if closed := next((folder for folder in folders if not os.access(folder, os.R_OK | os.X_OK)), None):
+        raise pki.PkiError(f"{closed} cannot be read by this user", "run as root")
     raise pki.PkiError(f"there is no {CONFIG_NAME} in {path} or its subfolders", "write it with bsfg broker config")
 
 

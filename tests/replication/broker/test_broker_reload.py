@@ -26,6 +26,7 @@ from agent.replication.broker.reload import (
     _unreadable,
     check_broker_files,
     check_config,
+    config_files,
     end_broker,
     find_brokers,
     reload_broker,
@@ -378,3 +379,13 @@ def test_commands(broker: Mosquitto, tmp_path: Path) -> None:
         for file in kept.iterdir():
             shutil.copy2(file, broker.files.folder / file.name)
         reload(broker)
+
+
+def test_a_folder_that_is_closed_to_this_user_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not that there is no configuration: an operator would write a second one."""
+    (tmp_path / "idmz").mkdir()
+    with pytest.raises(pki.PkiError, match=r"there is no mosquitto\.conf"):
+        config_files(tmp_path)
+    monkeypatch.setattr(os, "access", lambda path, _: path != tmp_path / "idmz")
+    with pytest.raises(pki.PkiError, match="idmz cannot be read by this user"):
+        config_files(tmp_path)
