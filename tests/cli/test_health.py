@@ -4,12 +4,14 @@ each problem is in tests/page/test_alarms.py."""
 import json
 import os
 import sqlite3
+import sys
 import tarfile
 import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from click.testing import CliRunner
@@ -141,6 +143,7 @@ def test_consequences_stand_beneath_their_cause_in_lines_of_a_terminal(
     """The cause with what to do, what follows from it beneath, and no line beyond 120 columns that can be broken, or
     the terminal's."""
     monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(sys, "stdout", Mock(isatty=lambda: True))
     broker = BrokerStatus("site", False, trouble="broker site (10.0.0.1:8883): " + "cannot be reached " * 12)
     peer = PeerStatus("plant-a", "facts.telemetry", False, 1, 9, 900.0, 900.0, broker="site")
     lines = told(replace(NODE, brokers=(broker,), peers=(peer,))).splitlines()

@@ -127,7 +127,7 @@ def reason_lines(reason: dict[str, Any], *, is_hinted: bool) -> list[str]:
 def _wrapped(text: str, mark: str) -> list[str]:
     """A line of at most WIDTH columns, or the terminal's if that has fewer, and more of them for a text that is
     longer."""
-    columns = shutil.get_terminal_size((WIDTH, 24)).columns
+    columns = shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else WIDTH
     return wrap(
         text,
         max(WIDTH_MIN, min(WIDTH, columns)),
