@@ -195,6 +195,17 @@ def test_a_page_that_others_reach_needs_tls_and_readers(bsfg: Bsfg, tmp_path: Pa
         assert (found.returncode, found.stdout.count("page.")) == (min(count, 1), count), found.stdout
 
 
+def test_a_page_without_users_is_a_note(bsfg: Bsfg, tmp_path: Path) -> None:
+    """It would refuse everybody, without a word: the command that adds the first one is told."""
+    lines = 'cert_file = "p.pem"\nkey_file = "p.key"\nusers_file = "users"\n'
+    (tmp_path / "node.toml").write_text(f"{NODE}[page]\n{lines}")
+    found = bsfg("check")
+    assert found.returncode == 0
+    assert f"nobody can log in to the page: bsfg page --add-user NAME >>{tmp_path}/users" in found.stdout
+    (tmp_path / "users").write_text("ann:00:00\n")
+    assert "nobody can log in" not in bsfg("check").stdout
+
+
 def test_a_certificate_that_ends_soon_is_a_note(bsfg: Bsfg, tmp_path: Path) -> None:
     """Which file, in how many days, and the command that renews it; once for two brokers with one file, also for the
     file of a third one, and not in its first months."""

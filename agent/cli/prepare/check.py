@@ -250,6 +250,15 @@ def check_pair(sections: Sections) -> Iterator[Finding]:
         yield Finding(note, is_problem=False)
 
 
+def check_page(sections: Sections) -> Iterator[Finding]:
+    """A page that would refuse everybody."""
+    file = sections.settings.page.users_file if sections.settings is not None else None
+    with suppress(OSError):  # only the page's user may look into the folder
+        if file is not None and (not file.exists() or not file.stat().st_size):
+            text = f"{file} has no user: nobody can log in to the page: bsfg page --add-user NAME >>{file}"
+            yield Finding(text, is_problem=False)
+
+
 STATIC_CHECKS: tuple[Check, ...] = (
     check_state,
     check_identities,
@@ -257,6 +266,7 @@ STATIC_CHECKS: tuple[Check, ...] = (
     check_tag_files,
     check_certificates,
     check_pair,
+    check_page,
     check_unit,
 )
 """The conditions that `run` needs at its start, in the order of its steps. They are checked without a connection."""
