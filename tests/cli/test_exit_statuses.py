@@ -23,6 +23,7 @@ from agent.fact_store import FactStore
 from agent.ingest import ProbeStep
 from agent.ingest.modbus.address import Register
 from agent.ingest.modbus.explore.device import RegisterAnswer
+from agent.ingest.modbus.explore.register_scan import RegisterScan
 from agent.ingest.probe_result import Outcome
 from agent.message import Sample
 from agent.pages import Hole
@@ -91,6 +92,22 @@ def test_registers_in_one_of_some_tables(place: int | None, monkeypatch: pytest.
     monkeypatch.setattr(modbus_scan, "_scan", scanned)
     monkeypatch.setattr(modbus_scan, "_lines", lambda *_: ())
     assert run("modbus", "scan", "tcp://meter", "--base", "0", "7").exit_code == (place is None)
+
+
+def test_two_tables_share_the_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a table two are scanned, with no more reads than asked for, and what was not looked at is named; a scan
+    that found nothing is a bad result."""
+
+    async def refused(_: object, __: int, ___: object, scan: RegisterScan, ____: object) -> None:
+        while scan.next_range() is not None:
+            scan.refused("no such register")
+
+    monkeypatch.setattr(modbus_scan, "open_device", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(modbus_scan, "scan_registers", refused)
+    done = run("modbus", "scan", "tcp://meter", "--base", "0", "0-9", "--reads-max", "7", "--json")
+    found = [json.loads(line) for line in done.output.splitlines()]
+    assert (done.exit_code, [place["reads"] for place in found]) == (1, [7, 0])
+    assert found[1]["unknown"] == [{"address": 0, "count": 10}]
 
 
 @places

@@ -108,14 +108,16 @@ def _units(target: Target, unit_ids: Sequence[int], *, as_json: bool) -> None:
 async def _scan(
     target: Target, places: Sequence[RegisterRange], reads_max: int
 ) -> list[tuple[RegisterRange, RegisterScan]]:
-    """Scan each place over one connection. What was found before the connection broke is kept."""
+    """Scan each place over one connection, all of them with `reads_max` reads. What was found before the connection
+    broke is kept."""
     progress = Progress()
-    scans = []
+    scans = list[tuple[RegisterRange, RegisterScan]]()
     settings = target.settings
     async with open_device(settings) as line:
         for place in places:
             count_max = BITS_PER_READ if place.table.is_bits else settings.registers_per_read_max
-            scan = RegisterScan(place.address, place.address + place.count, count_max, reads_max)
+            reads_left = reads_max - sum(done.reads_total for _, done in scans)
+            scan = RegisterScan(place.address, place.address + place.count, count_max, reads_left)
             scans.append((place, scan))
             try:
                 await scan_registers(line, settings.unit_id, place.table, scan, progress)

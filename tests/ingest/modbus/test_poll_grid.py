@@ -30,9 +30,9 @@ def test_a_new_interval_begins_with_its_next_slot() -> None:
     """Nothing is missed by an interval that was not asked for; the others go on as they were."""
     grid = PollGrid([1_000], 0)
     grid.take_slot(1_000 * MS)
-    grid.keep([1_000, 300], 1_500 * MS)
-    assert grid.next_ns() == 1_800 * MS
-    assert grid.take_slot(1_800 * MS).missed == ()
+    grid.keep([1_000, 300], 2_600 * MS)
+    assert grid.next_ns() == 2_000 * MS
+    assert grid.take_slot(2_700 * MS) == Slot(frozenset({300}), 0, (Missed(1_000, 1, 2_000 * MS, 2_000 * MS),))
 
 
 @given(st.sets(st.integers(10, 5_000), min_size=1, max_size=3), st.lists(st.integers(0, 20_000), max_size=30))

@@ -41,7 +41,7 @@ class RegisterScan:
     def __init__(self, first: int, end: int, count_max: int, reads_max: int) -> None:
         assert first < end, "the range is not empty"
         assert count_max >= 1, "a read has at least one entry"
-        assert reads_max >= 1, "a scan makes at least one read"
+        assert reads_max >= 0, "it cannot take back reads"
         self._reads_max = reads_max
         self.count_max = count_max  # of one read; it shrinks if the device accepts less
         self._answered_max = 0  # the longest read
