@@ -215,40 +215,33 @@ async def test_values_are_asked_for_until_they_are_kept(monkeypatch: pytest.Monk
     assert [entry.subject for entry in kept[-1].values] == ["tag:001", "tag:003"]
 
 
-async def test_the_values_kept_of_a_peer_are_bounded_in_bytes() -> None:
-    """A peer sends few values in answers of the largest size, and says `more` endlessly: refused, before they fill the
-    memory."""
-    own = {"store_zone": "plant-a", "life": "0" * 32, "stream": STREAM}
-    answers = list[LatestAnswer]()
-
-    async def ask(_request: GetLatest, _timeout_s: float) -> Reply:
-        values = [odd(0, subject=f"tag:{len(answers):03}")]
-        answers.append(LatestAnswer(**own, end_offset=3, queue_depth=0, depth_facts=1, values=values, more=True))
-        return Reply(answers[-1], [], HEADER_BYTES_MAX)
-
-    requester: Any = SimpleNamespace(ask=ask, peer_node="plant-a", page_bytes=lambda size: size)
-    seed = LatestSeed(requester, STREAM, frozenset({"plant-a"}), asyncio.Event(), lambda _: None)
-    with pytest.raises(MalformedMessage, match="more than 32 MiB of last values"):
-        await seed._ask()
-    assert len(answers) == ANSWERS_BYTES_MAX // HEADER_BYTES_MAX + 1
-
-
-async def test_values_of_zones_that_a_peer_may_not_send_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are not kept, but a peer that sends small answers with them without end is refused."""
-    monkeypatch.setattr(latest_seed, "VALUES_KEPT_MAX", 10)
-    own = {"store_zone": "plant-a", "life": "0" * 32, "stream": STREAM}
+@pytest.mark.parametrize(
+    "zone, size, values_max, why, answers",
+    [
+        ("plant-a", HEADER_BYTES_MAX, 100_000, "32 MiB of", ANSWERS_BYTES_MAX // HEADER_BYTES_MAX + 1),
+        ("north", 300, 10, "10", 11),  # which the peer may not send
+    ],
+)
+async def test_the_values_of_a_peer_are_bounded(
+    zone: str, size: int, values_max: int, why: str, answers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A peer sends few values in answers of the largest size, or small answers with values that are not kept, and says
+    `more` endlessly: refused, before they fill the memory or the time."""
+    monkeypatch.setattr(latest_seed, "VALUES_KEPT_MAX", values_max)
+    own: dict[str, Any] = {"store_zone": "plant-a", "life": "0" * 32, "stream": STREAM, "more": True}
     asked = list[GetLatest]()
 
     async def ask(request: GetLatest, _timeout_s: float) -> Reply:
         asked.append(request)
-        assert len(asked) <= 11, "it is asked without end"
-        values = [odd(0, subject=f"tag:{len(asked):03}", zone="north")]
-        return Reply(LatestAnswer(**own, end_offset=3, queue_depth=0, depth_facts=1, values=values, more=True), [], 300)
+        assert len(asked) <= answers, "it is asked without end"
+        values = [odd(0, subject=f"tag:{len(asked):03}", zone=zone)]
+        return Reply(LatestAnswer(**own, end_offset=3, queue_depth=0, depth_facts=1, values=values), [], size)
 
     requester: Any = SimpleNamespace(ask=ask, peer_node="plant-a", page_bytes=lambda size: size)
     seed = LatestSeed(requester, STREAM, frozenset({"plant-a"}), asyncio.Event(), lambda _: None)
-    with pytest.raises(MalformedMessage, match="more than 10 last values"):
+    with pytest.raises(MalformedMessage, match=f"more than {why} last values"):
         await seed._ask()
+    assert len(asked) == answers
 
 
 def test_a_file_with_a_value_that_is_no_json_counts_as_missing(tmp_path: Path) -> None:
