@@ -10,6 +10,7 @@ import itertools
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -174,7 +175,7 @@ async def play() -> AsyncIterator[tuple[Store, Consumers]]:
     """Run a scenario with a store and the shell above it."""
     store = Store()
     link: Any = SimpleNamespace(require=lambda: SimpleNamespace(packet_bytes_max=1_000_000))
-    context = Context(link, store, {"idmz": PeerRights({STREAM})})  # type: ignore[arg-type]
+    context = Context(link, store, dict.fromkeys(("idmz", "mill"), PeerRights({STREAM})))  # type: ignore[arg-type]
     async with asyncio.timeout(LIMIT_S):
         yield store, Consumers(context)
 
@@ -210,18 +211,20 @@ async def test_a_removed_consumer_leaves_no_fetch_parked() -> None:
 
 
 async def test_a_position_of_another_log_ends_a_fetch() -> None:
-    """An incident names the peer, once while it repeats the position; a position that may have another digest here is
+    """An incident names each peer, once while it repeats the position; a position that may have another digest here is
     looked up in a thread."""
     async with play() as (store, consumers):
-        for _ in range(2):
-            outcome = await consumers.fetch(ONE, fetch(confirm=CONFIRM, after=at(10, "bb" * 16)))
+        for node in ("mill", "idmz", "idmz"):
+            store.held = Registered(node, STREAM, 10, Lease(3, "one"))
+            request = fetch(consumer_name=f"{node}.{STREAM}", confirm=CONFIRM, after=at(10, "bb" * 16))
+            outcome = await consumers.fetch(replace(ONE, node=node), request)
             assert isinstance(outcome, Refuse)
             assert outcome.code == "life_unknown"
-        assert store.names() == ["peer_reads_more"]
+        assert [asked[:2] for asked in store.asked] == [("peer_reads_more", "mill"), ("peer_reads_more", "idmz")]
         named = LogPosition(offset=5, life=LIFE, digest="d1" * 16)
         await consumers.fetch(ONE, fetch(after=named))
         assert [thread is threading.current_thread() for name, thread in store.disk_reads if name == "resolve"] == [
-            *(True, True, False)
+            *(True, True, True, False)
         ]
 
 
