@@ -91,3 +91,49 @@ async def test_a_stop_right_after_the_clock_was_set_declares_the_time_as_it_was(
         await is_set.wait()
     assert reasons(store) == ["clock_set_back"]
     assert gaps(store)[0][0].startswith("1970-01-01T01:00:00")
+
+
+async def test_a_source_that_has_returned_is_complete_up_to_later(played: PlayedSource) -> None:
+    """From its first good value on, what it has recorded is stored as complete: a later stop declares no gap that
+    begins with an outage which is over."""
+
+    async def life(source: ModbusSource, on_up: Callable[[], None]) -> None:
+        on_up()
+        await deliver(source, 5 * 10**9)
+        while True:
+            await source._delivery.note_complete({"": Stored(5 * 10**9)})
+            await source._delivery.deliver_due(source.clock.now_ns())
+            await asyncio.sleep(0.01)
+
+    played.lives(life)
+    async with played.ingesting(stored=BEFORE) as run:
+        await wait_until_async(lambda: run.store.complete, "the stored time")
+        assert run.store.complete == {("meter", ""): Stored(5 * 10**9)}
+
+
+async def test_a_clock_that_is_set_during_a_loss_is_declared_twice(played: PlayedSource) -> None:
+    """In its times as it is now, and as it was: a value of the loss may have either. A stop after the return declares
+    nothing more."""
+    readings = [3_600 * 10**9, 10**9]
+
+    async def life(source: ModbusSource, on_up: Callable[[], None]) -> None:
+        is_first = len(readings) == 2
+        if readings:
+            source.clock.note_reading(readings.pop(0), source.clock.least_ns())
+        if is_first:
+            source.complete = source.clock.now()
+            on_up()
+            await deliver(source, source.clock.now_ns())
+            raise SourceLost("gone")
+        on_up()
+        await deliver(source, source.clock.now_ns())
+        source.complete = source.clock.now()
+        await asyncio.Event().wait()
+
+    played.lives(life)
+    store = FakeStore()
+    async with played.ingesting(store=store) as run:
+        await wait_until_async(lambda: len(reasons(run.store)) == 2, "the gaps")
+    assert sorted(reasons(store)) == ["clock_set_back", "source_lost"]
+    (as_it_was,) = (gap for gap, why in zip(gaps(store), reasons(store), strict=True) if why == "clock_set_back")
+    assert as_it_was[0].startswith("1970-01-01T01:00:00")
