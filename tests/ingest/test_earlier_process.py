@@ -103,7 +103,7 @@ async def test_a_source_that_has_returned_is_complete_up_to_later(played: Played
         while True:
             await source._delivery.note_complete({"": Stored(5 * 10**9)})
             await source._delivery.deliver_due(source.clock.now_ns())
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0)
 
     played.lives(life)
     async with played.ingesting(stored=BEFORE) as run:

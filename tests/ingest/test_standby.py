@@ -486,3 +486,25 @@ async def test_sources_that_begin_together_search_together() -> None:
         may_answer.release(2)
     assert calls == [{0}, {1, 2, 3}, {1, 2, 3}]
     assert [list(await asked[number]) for number in (0, 2, 3)] == [[0], [2], [3]]
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+async def test_the_first_value_after_a_takeover_is_recorded_as_it_is(played: PlayedSource, *, is_alone: bool) -> None:
+    """It is that of the newest sample here. What the other gateway recorded after that may still come, and would stay
+    the latest value; a gateway that records alone need not say it again."""
+    was_delivered = asyncio.Event()
+
+    async def life(source: ModbusSource, on_up: Callable[[], None]) -> None:
+        on_up()
+        await deliver(source, 5 * S, 1.0)
+        was_delivered.set()
+        await asyncio.Event().wait()
+
+    played.lives(life)
+    store = FakeStore()
+    changing = played.settings("tag,table,register,type,deadband\nplant/x,holding,1,int16,0\n")
+    async with ingesting(changing, store=store, stored=before(S), is_recording=is_alone) as run:
+        if not is_alone:
+            run.ingest.begin_recording(2 * S)
+        await was_delivered.wait()
+    assert [sample.source_time_ns for sample in store.good("plant/x")] == ([] if is_alone else [5 * S])
