@@ -277,6 +277,28 @@ def test_counters_and_infinite_values_of_the_field(spark: SparkSession) -> None:
     assert (level["count"], level.value_count, level.mean, level.min, level.max) == (4, 2, 2, 1, 3)
 
 
+def test_facts_of_two_predicates_are_not_one(spark: SparkSession) -> None:
+    """At one time of one tag: what both gateways have sampled is that of the later leader; what only the earlier one
+    said besides, and what another zone or another moment has, stays."""
+    places = [
+        ("plant-a", "value_sampled", "1", NOON_NS),
+        ("plant-a", "value_sampled", "2", NOON_NS),
+        ("plant-a", "setpoint_changed", "1", NOON_NS),
+        ("plant-b", "value_sampled", "1", NOON_NS),
+        ("plant-a", "value_sampled", "1", NOON_NS + 1),
+    ]
+    schema = StructType([StructField(field.name, field.dataType) for field in clean.LANDED.fields])
+    same = dict.fromkeys(schema.names) | {"stream": "facts.telemetry", "tag": PRESSURE, "value_type": "double"}
+    facts = [
+        same
+        | {"zone": zone, "predicate": predicate, "life": life, "sequence": number, "offset": number}
+        | {"source_time_ns": time_ns, "value": 1.0, "quality": 0}
+        for number, (zone, predicate, life, time_ns) in enumerate(places)
+    ]
+    found = clean.cleaned(spark.createDataFrame([tuple(fact.values()) for fact in facts], schema))
+    assert sorted(row["sequence"] for row in found.collect()) == [1, 2, 3, 4]
+
+
 def instant(second: int) -> Sample:
     """A good pressure, that many seconds after noon."""
     return Sample(1, NOON_NS + second * SECOND_NS, 5.0)
