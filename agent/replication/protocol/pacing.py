@@ -76,6 +76,7 @@ class Alarm:
     def cancel(self) -> None:
         """Do not call back."""
         self._cancel()
+        self._at_ms = None
 
     def _ring(self) -> None:
         self._at_ms = None
