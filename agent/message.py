@@ -31,6 +31,8 @@ from agent.errors import BsfgError
 ZONE = re.compile(r"[a-z0-9-]{1,32}")
 STREAM = re.compile(r"[a-z0-9._-]{1,64}")
 CONSUMER = re.compile(r"[a-z0-9._-]{1,64}")
+OPERATIONAL_STREAM = "facts.operational"
+"""What a node says of its sources, its store and its clock; messages of applications, unless they name another."""
 HEALTH_STREAM, HEALTH_SOURCE, HEALTH_PREFIX = "health", "bsfg", "tag:bsfg/"
 """Reserved: each node records its own health as samples of this source, with such subjects, in this stream."""
 LOCAL_ZONE = "local"

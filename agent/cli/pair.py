@@ -22,8 +22,6 @@ from agent.health.snapshot import RECORDING
 from agent.health.verdict import HEARD_MS, PAIR
 
 SWITCH_MS_MAX = 60_000  # to read no more, to commit, to be pulled, and for the other node to begin
-
-
 SAID = {"releases": "follows, leaves the lead to this node"}
 """What the other one says of itself, where that is a word of the protocol."""
 

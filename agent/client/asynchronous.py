@@ -28,7 +28,7 @@ from agent.local_socket import (
     accepted,
     ask,
 )
-from agent.message import Envelope, canonical_json
+from agent.message import OPERATIONAL_STREAM, Envelope, canonical_json
 from agent.pages import Hole, Start
 from agent.positions import Position
 from agent.replication.protocol.definition_fetch import DefinitionFetch
@@ -59,7 +59,7 @@ from agent.replication.protocol.messages import (
 )
 from agent.settings.store import Acks
 
-OPERATIONAL, TELEMETRY = "facts.operational", "facts.telemetry"
+OPERATIONAL, TELEMETRY = OPERATIONAL_STREAM, "facts.telemetry"
 PAGE_BYTES = 4 * 1024 * 1024
 ACKS_WAIT_MS = 60_000
 """For how much longer than usual an append may take to be answered: its stream's acks_timeout_ms, 60 s at most."""

@@ -25,11 +25,10 @@ from agent.ingest.completeness import Stored
 from agent.ingest.gap import GAP_INTERVAL_S, GAP_PREDICATE, OUTAGE_REASONS, STORE_REJECTED, Gap, GapLog, gap_message
 from agent.ingest.ports import StorePort
 from agent.ingest.quality import is_bad
-from agent.message import Message, TagDefinition
+from agent.message import OPERATIONAL_STREAM, Message, TagDefinition
 
 ResultT = TypeVar("ResultT")
 
-OPERATIONAL_STREAM = "facts.operational"
 IN_FLIGHT_SAMPLES_MAX = 100_000  # some seconds of a fast source, 10 MB at 100 bytes each; beyond it the source waits
 REFUSED_WAIT_S = 0.05  # first pause after a refusal; a group commit takes about this long
 REFUSED_WAIT_MAX_S = 2.0  # between attempts at a store that is full for hours

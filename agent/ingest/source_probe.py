@@ -1,6 +1,6 @@
 """Test a configured source, or read its tags once, over a connection of its own: the same for both protocols.
 
-The adapters are imported when they are needed, as in `supervision.make_source`.
+The adapters are imported when they are needed, as in `supervision.source_making`.
 """
 
 from __future__ import annotations

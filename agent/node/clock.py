@@ -34,13 +34,13 @@ from agent.ingest import (
     Span,
     clock_message,
 )
+from agent.message import OPERATIONAL_STREAM
 from agent.query.scan import Bounds, NumbersOnly, Scanner, parse_time_ns
 
 log = logging.getLogger(__name__)
 
 MEMORY_FILE = "clock.json"
 TICK_S = 1.0
-OPERATIONAL_STREAM = "facts.operational"
 CHANGES_WAITING_MAX = 100  # while the store refuses facts
 CHANGES_DEPTH_FACTS = 20_000  # at a start: operational facts are few
 CHANGES_SHOWN_NS = 24 * 3_600 * 1_000_000_000

@@ -18,13 +18,12 @@ from agent.batch import Kind
 from agent.errors import StoreError
 from agent.fact_store import StoreReader
 from agent.ingest import FILL_PREDICATE, GAP_PREDICATE, OUTAGE_REASONS, Newest, Stored, StoredUnreadable
-from agent.message import TagDefinition
+from agent.message import OPERATIONAL_STREAM, TagDefinition
 from agent.node.zone_samples import NewestSearch, ZoneSamples, is_forward
 from agent.query.scan import Bounds, parse_time_ns
 
 log = logging.getLogger(__name__)
 
-OPERATIONAL_STREAM = "facts.operational"
 NEWEST_DEPTH_FACTS = 1_000_000  # some 0.3 s of reading; at 1,000 facts a second a quarter of an hour
 OUTAGE_DEPTH_FACTS = 200_000  # operational facts are few: months of them
 

@@ -234,8 +234,8 @@ def deaf(node: str, role: str, term: int = 8, heard_ms: int | None = 54_000, **c
 
 def test_a_gateway_that_its_partner_does_not_hear_is_silent() -> None:
     """At once, though its last health says that it is good and leads: the one that lives speaks for the plant, also
-    before it records. Newer health of the gateway outweighs that: only the way between both is cut. Nobody but the
-    partner is believed."""
+    before it records. Newer health of the gateway outweighs that: only the way between both is cut. Only the partner
+    is believed."""
     silent = ("plant-a", "silent", False, Level.LATE, "no answer to plant-a-2 for 59 s", None)
     for partner in (
         deaf("plant-a-2", "leads"),

@@ -32,12 +32,12 @@ from agent.ingest.modbus import source as modbus_source
 from agent.ingest.supervision import supervisor
 from agent.ingest.tags import watch
 from agent.ingest.tags.file import load_tag_maps
-from agent.message import Envelope, Fact, Message
+from agent.message import OPERATIONAL_STREAM, Envelope, Fact, Message
 from agent.node.health_recorder import RecordedHealth
 from agent.node.node import _zone_term
 from agent.node.pairing import LeadDesk, PairPorts, PairRunner, partner_lacks
 from agent.node.pairing.runner import ZONE_PART, SwitchRefused
-from agent.node.stored_samples import OPERATIONAL_STREAM, StoredSamples
+from agent.node.stored_samples import StoredSamples
 from agent.pair import Role
 from agent.replication.mqtt import Reply
 from agent.replication.protocol.codec import decode_request, encode_request

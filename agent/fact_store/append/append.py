@@ -22,7 +22,6 @@ from agent.fact_store.append.group_commit import batch_sizes
 from agent.fact_store.append.message_plan import digest, plan_messages
 from agent.fact_store.append.queue import AppendMessages, AppendSamples
 from agent.fact_store.core import (
-    OPERATIONAL_STREAM,
     Appended,
     Branch,
     FactsRefused,
@@ -34,7 +33,7 @@ from agent.fact_store.core import (
     operational_fact,
 )
 from agent.fact_store.sqlite import Transaction
-from agent.message import Message
+from agent.message import OPERATIONAL_STREAM, Message
 from agent.pages import HeldRange
 
 Seal = Callable[[Link, Any], Batch]  # a slice of samples or messages

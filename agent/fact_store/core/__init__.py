@@ -65,7 +65,7 @@ from agent.fact_store.core.held_ranges import (
     is_followed,
 )
 from agent.fact_store.core.lifecycle import ACTIVE_STATES, TRANSITIONS, Event, Lifecycle, next_state, next_timeout
-from agent.fact_store.core.operational_facts import OPERATIONAL_STREAM, operational_fact
+from agent.fact_store.core.operational_facts import operational_fact
 from agent.fact_store.core.page_assembly import PageAssembly, PageRow, parse_row
 from agent.fact_store.core.records import (
     Appended,

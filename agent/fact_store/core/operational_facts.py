@@ -25,7 +25,6 @@ from collections.abc import Mapping
 
 from agent.message import JSON_INTEGER_MAX, Envelope, Fact, Message, canonical_json
 
-OPERATIONAL_STREAM = "facts.operational"  # for facts about the store as a whole
 ALL_ZONES = "*"
 
 

@@ -22,7 +22,7 @@ from agent.replication.protocol.pacing import (
     [(0, 0.0, 500), (0, 1.0, 1_000), (1, 0.0, 1_000), (3, 0.5, 6_000), (4, 0.0, 5_000), (10**9, 1.0, 10_000)],
 )
 def test_the_wait_doubles_up_to_its_longest(tries: int, chance: float, wait_ms: int) -> None:
-    """From 1 s to 10 s, half of it by chance; a number of failures that nobody counts makes no number of that size."""
+    """From 1 s to 10 s, half of it by chance; after 10^9 failures the wait is the longest, too."""
     assert backoff_ms(1_000, 10_000, tries, chance) == wait_ms
     assert backoff_ms(2, 2**40, tries, 1.0) == 2 << min(tries, DOUBLINGS_MAX)
 
