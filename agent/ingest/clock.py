@@ -43,6 +43,7 @@ class ClockReading(NamedTuple):
     boot_ns: int
     is_synchronised: bool = False
     has_kept_time: bool = False
+    boot_id: str = ""  # of this start of the machine; empty if it is not known
 
     @property
     def offset_ns(self) -> int:
@@ -50,14 +51,23 @@ class ClockReading(NamedTuple):
         return self.wall_ns - self.boot_ns
 
 
+class ClockSeen(NamedTuple):
+    """The clock as a process saw it last: in which start of the machine, its offset, and since when it was not
+    believed; None if it was."""
+
+    boot_id: str = ""
+    offset_ns: int = 0
+    doubted_since_ns: int | None = None
+
+
 class ClockMemory(NamedTuple):
     """What is kept across restarts: the newest time that was believed, the offset of that clock, whether a time server
-    has ever set it, and the offset of the clock that is not believed now."""
+    has ever set it, and the clock as it was seen last."""
 
     newest_ns: int = 0
     offset_ns: int = 0
     has_server: bool = False
-    doubted_ns: int = 0
+    seen: ClockSeen = ClockSeen()
 
 
 class ClockChange(NamedTuple):
@@ -96,8 +106,10 @@ class ClockBelief:
         if doubt is None:
             self._believe(now)
         else:
-            self.memory = self.memory._replace(doubted_ns=now.offset_ns)
             self._open = _Doubted(doubt, now.offset_ns if has_started else now.wall_ns, now.boot_ns)
+        self.set_meanwhile = _set_meanwhile(memory.seen, now, doubt)
+        """What to record if the clock was set while no process ran."""
+        self._see(now)
 
     @property
     def doubt(self) -> Doubt | None:
@@ -137,6 +149,7 @@ class ClockBelief:
             self._believe(now)
         elif now.is_synchronised:
             self.memory = self.memory._replace(has_server=True)
+        self._see(now)
         if not has_changed:
             return None
         is_known = is_set or now.is_synchronised
@@ -146,6 +159,10 @@ class ClockBelief:
     def _believe(self, now: ClockReading) -> None:
         """The newest time becomes earlier if a time server, or a day without a correction, shows that it was wrong."""
         self.memory = ClockMemory(now.wall_ns, self._offset_ns, self.memory.has_server or now.is_synchronised)
+
+    def _see(self, now: ClockReading) -> None:
+        since_ns = None if self._open is None else self._open.first_ns
+        self.memory = self.memory._replace(seen=ClockSeen(now.boot_id, self._offset_ns, since_ns))
 
     def _doubt_of(self, now: ClockReading, *, may_be_unconfirmed: bool, behind_ns: int) -> Doubt | None:
         if now.wall_ns < BUILT_NS:
@@ -160,10 +177,19 @@ class ClockBelief:
         """Whether a clock that did not run while the machine was off would look like this one: a time server set it
         before; or the machine seems to have started earlier than the last time, or when the last facts were
         recorded. That a clock was never set by a time server proves nothing: there may be none."""
-        newest_ns, offset_ns, has_server, doubted_ns = self.memory
+        newest_ns, offset_ns, has_server, seen = self.memory
         begins_at_stop = now.boot_ns < STARTING_NS_MAX and now.offset_ns < newest_ns + BEHIND_NS
-        is_same = abs(now.offset_ns - doubted_ns) < JUMP_NS  # only the process has been restarted
-        return bool(offset_ns) and (has_server or now.offset_ns < offset_ns or begins_at_stop or is_same)
+        is_same = abs(now.offset_ns - seen.offset_ns) < JUMP_NS  # only the process has been restarted
+        was_doubted = seen.doubted_since_ns is not None and is_same
+        return bool(offset_ns) and (has_server or now.offset_ns < offset_ns or begins_at_stop or was_doubted)
+
+
+def _set_meanwhile(seen: ClockSeen, now: ClockReading, doubt: Doubt | None) -> ClockChange | None:
+    """The change since the last process; None also if the machine was started, after which nothing tells it."""
+    jump_ns = now.offset_ns - seen.offset_ns
+    if not now.boot_id or now.boot_id != seen.boot_id or abs(jump_ns) < JUMP_NS:
+        return None
+    return ClockChange(seen.doubted_since_ns, now.boot_ns + seen.offset_ns, now.wall_ns, jump_ns, doubt)
 
 
 def _is_over(doubted: _Doubted, now: ClockReading) -> bool:

@@ -62,12 +62,14 @@ class NodeClock:
     """The clock of this node and what is known of it."""
 
     def __init__(self, store: FactStore, folder: Path, root: Path = Path("/")) -> None:
-        """`root`: where /run and /sys are."""
+        """`root`: where /proc, /run and /sys are."""
         self._store, self._file, self._root = store, folder / MEMORY_FILE, root
         kept = self._load()
         self._belief = ClockBelief(kept.memory, self._read(), store.recorded_unix_ms * 1_000_000)
         self._changes: deque[ClockChange] = deque(kept.changes, maxlen=CHANGES_WAITING_MAX)
         self._saved: ClockMemory | None = None
+        if self._belief.set_meanwhile is not None:
+            self._note(self._belief.set_meanwhile)
         self._save()
         if self._belief.doubt is not None:
             log.warning("clock_not_believed", extra={"reason": self._belief.doubt.value})
@@ -100,19 +102,26 @@ class NodeClock:
             return
         change = self._belief.take_reading(self._read())
         if change is not None:
-            self._changes.append(change)
-            doubt, offset_ns = change.doubt, change.offset_ns
-            offset_ms = None if offset_ns is None else offset_ns // 1_000_000
-            log.warning(
-                "clock_set", extra={"offset_ms": offset_ms, "reason": "believed" if doubt is None else doubt.value}
-            )
+            self._note(change)
         if change is not None or self._saved is None or self._belief.memory[1:] != self._saved[1:]:
             self._save()
+
+    def _note(self, change: ClockChange) -> None:
+        self._changes.append(change)
+        offset_ms = None if change.offset_ns is None else change.offset_ns // 1_000_000
+        reason = "believed" if change.doubt is None else change.doubt.value
+        log.warning("clock_set", extra={"offset_ms": offset_ms, "reason": reason})
 
     def _read(self) -> ClockReading:
         wall_ns = time.time_ns()
         is_synchronised = (self._root / "run/systemd/timesync/synchronized").exists() or _is_kernel_synchronised()
-        return ClockReading(wall_ns, _boot_ns(), is_synchronised, self._has_kept_time(wall_ns))
+        return ClockReading(wall_ns, _boot_ns(), is_synchronised, self._has_kept_time(wall_ns), self._boot_id())
+
+    def _boot_id(self) -> str:
+        try:
+            return (self._root / "proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+        except (OSError, ValueError):
+            return ""
 
     def _has_kept_time(self, wall_ns: int) -> bool:
         for file in (self._root / "sys/class/rtc").glob("rtc*/since_epoch"):

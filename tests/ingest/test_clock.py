@@ -18,6 +18,7 @@ from agent.ingest.clock import (
     ClockChange,
     ClockMemory,
     ClockReading,
+    ClockSeen,
     Doubt,
     clock_message,
     mark_doubted,
@@ -87,7 +88,8 @@ def test_a_doubt_about_a_start_ends() -> None:
         change = found.take_reading(ClockReading(wall_ns, boot_ns, is_synchronised))
         assert change == ClockChange(NOW - 55 * S, wall_ns - moved_ns, wall_ns, offset_ns, None)
         assert found.spans(boot_ns) == [(NOW - 55 * S, wall_ns - moved_ns)]
-        assert found.memory == ClockMemory(wall_ns, wall_ns - boot_ns, has_server=True)
+        seen = ClockSeen("", wall_ns - boot_ns)
+        assert found.memory == ClockMemory(wall_ns, wall_ns - boot_ns, has_server=True, seen=seen)
     behind = belief(wall_ns=NOW - HOUR, boot_ns=60 * S, memory=known)
     assert behind.take_reading(ClockReading(NOW - 1, 60 * S + HOUR - 1)) is None
     assert behind.take_reading(ClockReading(NOW, 60 * S + HOUR)) is not None
@@ -132,6 +134,28 @@ def test_a_restart_before_the_time_arrives_keeps_what_was_believed() -> None:
     first = belief(wall_ns=NOW + S, boot_ns=S, memory=KNOWN)
     late_ns = STARTING_NS_MAX + HOUR
     assert belief(wall_ns=NOW + late_ns, boot_ns=late_ns, memory=first.memory).doubt is Doubt.UNCONFIRMED
+
+
+def test_a_clock_that_is_set_between_two_processes_is_one_change() -> None:
+    """It says by how much, and since when the clock was not believed before. Not if the machine was started, nor where
+    its starts are not known; the process after that has nothing to say."""
+
+    def started(memory: ClockMemory, wall_ns: int, boot_ns: int, boot_id: str) -> ClockBelief:
+        return ClockBelief(memory, ClockReading(wall_ns, boot_ns, boot_id=boot_id), 0)
+
+    for wall_ns, since_ns in ((NOW, None), (RUN + 40 * S, 40 * S)):
+        first = started(UNKNOWN, wall_ns, RUN, "a")
+        assert first.set_meanwhile is None
+        for boot_id in ("b", ""):
+            assert started(first.memory, wall_ns + HOUR, RUN + S, boot_id).set_meanwhile is None
+        assert started(first.memory, wall_ns + 2 * S, RUN + S, "a").set_meanwhile is None
+        first.take_reading(ClockReading(wall_ns + S, RUN + S, boot_id="a"))
+        second = started(first.memory, NOW + HOUR, RUN + 2 * S, "a")
+        was_ns = wall_ns + 2 * S
+        assert second.set_meanwhile == ClockChange(since_ns, was_ns, NOW + HOUR, NOW + HOUR - was_ns, None)
+        back = started(second.memory, NOW, RUN + 3 * S, "a")
+        assert back.set_meanwhile == ClockChange(None, NOW + HOUR + S, NOW, -HOUR - S, Doubt.BEHIND)
+        assert started(back.memory, NOW + S, RUN + 4 * S, "a").set_meanwhile is None
 
 
 SECONDS = st.integers(0, 3_000)

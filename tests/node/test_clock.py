@@ -102,25 +102,27 @@ async def test_a_clock_that_is_set_is_recorded_and_kept(
 async def test_what_no_fact_says_yet_is_recorded_by_the_next_process(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The clock is set twice while the store refuses facts, and the process ends. The next one records both, once also
-    if it is killed before it has noted that; the one after that has nothing to record."""
+    """The clock is set twice while the store refuses facts, the process ends, and it is set again. The next one records
+    all three, once also if it is killed before it has noted that; the one after that has nothing to record."""
     monkeypatch.setattr(clock_module, "TICK_S", 0.0)
+    touched(tmp_path / "proc/sys/kernel/random/boot_id", "1f2e\n")
     with FactStore.open(tmp_path / "facts.db", "plant-a", settings=AT_ONCE) as store:
         clock = NodeClock(store, tmp_path, tmp_path)
         for _ in range(2):
             machine.wall_ns += 3_600 * S
             clock.doubted()
+        machine.wall_ns += 7_200 * S
         killed = (tmp_path / MEMORY_FILE).read_bytes()
         for _ in range(2):
             (tmp_path / MEMORY_FILE).write_bytes(killed)
             waiting = NodeClock(store, tmp_path, tmp_path)
             running = asyncio.create_task(waiting.run())
-            await wait_until_async(lambda: store.end_offset(OPERATIONAL) == 2, "the facts")
+            await wait_until_async(lambda: store.end_offset(OPERATIONAL) == 3, "the facts")
             await wait_until_async(lambda changes=waiting._changes: not changes, "the commits")
             running.cancel()
             with suppress(asyncio.CancelledError):
                 await running
-            assert store.end_offset(OPERATIONAL) == 2
+            assert store.end_offset(OPERATIONAL) == 3
         assert not NodeClock(store, tmp_path, tmp_path)._changes
 
 
@@ -130,7 +132,10 @@ def test_what_the_machine_says_about_its_clock(machine: Machine, tmp_path: Path)
     with FactStore.open(tmp_path / "facts.db", "plant-a", settings=AT_ONCE) as store:
         touched(tmp_path / MEMORY_FILE, "{}")
         assert NodeClock(store, tmp_path, tmp_path).status().doubt == ""
-        assert json.loads((tmp_path / MEMORY_FILE).read_bytes()) == [[NOW, NOW - 60 * S, False, 0], []]
+        assert json.loads((tmp_path / MEMORY_FILE).read_bytes()) == [
+            [NOW, NOW - 60 * S, False, ["", NOW - 60 * S, None]],
+            [],
+        ]
         machine.wall_ns, machine.boot_ns = NOW + 30 * S, 40 * S
         kept = (tmp_path / MEMORY_FILE).read_bytes()
         for file, text, doubt in (
