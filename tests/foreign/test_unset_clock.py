@@ -86,8 +86,8 @@ def zones(server: ForeignServer, clock: WallClock, tmp_path: Path) -> Iterator[t
 
 def test_values_of_1970_are_not_good_in_the_zone_above(zones: tuple[Zone, Zone], clock: WallClock) -> None:
     """The samples of the Modbus device are uncertain there until the time of the gateway arrives, and good from then
-    on; those of the OPC UA server have its times and are good. Both nodes show what happened to the clock; the gateway
-    names it as the cause while its broker is refused."""
+    on; those of the OPC UA server have its times and are good. Both nodes show what happened to the clock, also while
+    the gateway's node did not run; the gateway names it as the cause while its broker is refused."""
     plant, above = zones
     clock.set(100 - int(time.time()))
     plant.node.start()
@@ -105,3 +105,7 @@ def test_values_of_1970_are_not_good_in_the_zone_above(zones: tuple[Zone, Zone],
         assert all((sample["quality"] == 0) == (sample["source_time_ns"] > 10**18) for sample in found)
         assert {sample["quality"] for sample in zone.samples(OPCUA)} == {0}
         wait_until(lambda zone=zone: "plant-a                  set forward by " in zone.bsfg("status"), "it", LIMIT_S)
+    plant.node.stop()
+    clock.set(7_200)
+    plant.node.start()
+    wait_until(lambda: "plant-a                  set forward by 2 h at " in above.bsfg("status"), "the second", LIMIT_S)
