@@ -34,6 +34,10 @@ def counts_of(snapshot: NodeSnapshot) -> dict[str, int]:
     }
 
 
+OPTIONAL = ("pair", "zones_accepted")
+"""Values of a node that a brief status has no line for if they are absent."""
+
+
 def worst_of(snapshot: NodeSnapshot, verdict: Verdict, shown_max: int = SHOWN_MAX) -> NodeSnapshot:
     """The snapshot with the worst parts of each kind only: those with the first reasons, then those most behind."""
     levels = (level.value for level in Level)
@@ -70,6 +74,7 @@ def worst_of(snapshot: NodeSnapshot, verdict: Verdict, shown_max: int = SHOWN_MA
         clock_changes=snapshot.clock_changes[:shown_max],
         history=snapshot.history[:shown_max],
         since={key: since for key, since in snapshot.since.items() if key in listed},
+        zones_accepted=None,
     )
 
 
@@ -100,7 +105,7 @@ def encode_brief(snapshot: NodeSnapshot, verdict: Verdict) -> bytes:
     each value of the node itself."""
     judged = _judged(snapshot, verdict, everything=False)
     reasons = [msgspec.json.encode(reason) for reason in judged.pop("reasons")]
-    values = {name: value for name, value in _values(snapshot).items() if value is not None or name != "pair"}
+    values = {n: value for n, value in _values(snapshot).items() if value is not None or n not in OPTIONAL}
     judged |= {
         name: value for name, value in values.items() if isinstance(value, str | int | float | None | PairSnapshot)
     }

@@ -708,6 +708,8 @@ class NodeSnapshot:
     """Its name, if it is not that of its zone."""
     pair: PairSnapshot | None = None
     """None if no other gateway records for its zone."""
+    zones_accepted: tuple[str, ...] | None = None
+    """The zones whose facts peers may bring; None if that is not known."""
 
     @property
     def name(self) -> str:

@@ -214,6 +214,7 @@ class StatusCollector:
             config_not_in_force=tuple(_status(NotInForceStatus, part) for part in self._reloader.not_in_force),
             config_waits=self._reloader.needs_restart,
             since=self._since,
+            zones_accepted=self._zones_accepted(),
             integrity=_status(IntegrityStatus, damage, set_aside_bytes=sum(size for _, size in damage.quarantined)),
         )
 
@@ -302,6 +303,10 @@ class StatusCollector:
         settings = self._reloader.settings
         shared = settings.pair_zones - {settings.node.zone}
         return {peer.node: peer.zone for peer in settings.peer if peer.zone in shared} if shared else {}
+
+    def _zones_accepted(self) -> tuple[str, ...]:
+        pulled = (peer.origins for peer in self._reloader.settings.peer if peer.pulls)
+        return tuple(sorted(frozenset[str]().union(*pulled)))
 
     def _source(self, source: SourceStatistics) -> SourceStatus:
         events = source.events

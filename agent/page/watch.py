@@ -39,6 +39,7 @@ class Watch:
         self.silent, self.unreadable = "", ""
         self.looked_unix_ms = 0
         self._dead_since_ms: int | None = None
+        self._accepted: frozenset[str] | None = None  # as the node said last
         self._rows: list[ZoneRow] | None = None  # of the last look, for all visitors
         self._news = asyncio.Event()
 
@@ -71,6 +72,7 @@ class Watch:
         else:
             self.silent, self._dead_since_ms = "", None
             self.snapshot, self.verdict = snapshot, assess(snapshot)
+            self._accepted = None if snapshot.zones_accepted is None else frozenset(snapshot.zones_accepted)
             self.zones[self.node.name] = own_health(snapshot, self.verdict)
         self._rows = None
 
@@ -84,10 +86,11 @@ class Watch:
         await self._news.wait()
 
     def rows(self) -> list[ZoneRow]:
-        """The fleet as of the last look, this node included."""
+        """The fleet as of the last look, this node included. A zone that no peer brings any more is not part of it."""
         if self._rows is None:
             own = self._health(self.node.name)
-            zones = self.zones | ({own.zone: own} if own else {})
+            zones = {n: found for n, found in self.zones.items() if self._accepted is None or n in self._accepted}
+            zones |= {own.zone: own} if own else {}
             self._rows = fleet_rows(zones.values(), _now_ms(), [self._node_row(own)] if own else [])
         return self._rows
 

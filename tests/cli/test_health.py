@@ -164,7 +164,7 @@ def test_a_thousand_peers_fit_a_screen() -> None:
     peers[600] = replace(peers[600], end_offset=50, lag_seconds=20.0)
     zones = tuple(peer.zone for peer in peers)
     broker = BrokerStatus("site", connected=True, zones=zones)
-    node = replace(NODE, peers=tuple(peers), brokers=(broker,))
+    node = replace(NODE, peers=tuple(peers), brokers=(broker,), zones_accepted=zones)
     said = told(node).splitlines()
     assert len(said) < 30
     worst = [line.split()[1] for line in said if line.startswith("  peer ")]

@@ -74,12 +74,15 @@ async def test_each_peer_has_its_own_rights(store: FactStore) -> None:
 
 async def test_two_nodes_of_one_zone_are_two_peers(store: FactStore) -> None:
     """Each is asked, served and compared with under its own name. Both may bring the facts of the zone and what either
-    says about itself; requests name what is held of these. Nothing of the kind is asked of another peer."""
+    says about itself; requests name what is held of these. Nothing of the kind is asked of another peer. The status
+    names every zone that any of them may bring."""
     pair = [peer_of("plant-a", "site", node=node, pulls=(TELEMETRY,)) for node in ("plant-a", "plant-a-2")]
     other = peer_of("plant-b", "site", pulls=(TELEMETRY,), relays=("cell",))
-    runtime = made(store, *pair, other)._runtimes["site"]
+    node_made = made(store, *pair, other, peer_of("reader", "site", exports=(TELEMETRY,)))
+    assert node_made._collector.snapshot().zones_accepted == ("cell", "plant-a", "plant-a-2", "plant-b")
+    runtime = node_made._runtimes["site"]
     found = {puller._runner.settings.peer_node: puller._runner.settings for puller in runtime.pullers}
-    assert [*found] == [*runtime.nodes] == [*runtime.comparers] == ["plant-a", "plant-a-2", "plant-b"]
+    assert [*found] == [*runtime.comparers] == [*runtime.nodes[:-1]] == ["plant-a", "plant-a-2", "plant-b"]
     both = frozenset({"plant-a", "plant-a-2"})
     for node in both:
         assert (found[node].origins, {*found[node].shared_zones}) == (both, both)
