@@ -18,6 +18,9 @@ from agent.health.verdict import Verdict
 SHOWN_MAX = 10
 """Parts of a kind, and reasons. What is wrong with more of them usually has one cause, which comes first."""
 
+OPTIONAL = ("pair", "zones_accepted")
+"""Values of a node that a brief status has no line for if they are absent."""
+
 _T = TypeVar("_T")
 
 
@@ -32,10 +35,6 @@ def counts_of(snapshot: NodeSnapshot) -> dict[str, int]:
         "sources": len(snapshot.sources),
         "sources_connected": sum(source.connected for source in snapshot.sources),
     }
-
-
-OPTIONAL = ("pair", "zones_accepted")
-"""Values of a node that a brief status has no line for if they are absent."""
 
 
 def worst_of(snapshot: NodeSnapshot, verdict: Verdict, shown_max: int = SHOWN_MAX) -> NodeSnapshot:

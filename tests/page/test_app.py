@@ -123,6 +123,19 @@ async def test_a_zone_below_is_shown_with_its_age(site: Site) -> None:
     assert (await site.get("/zone/nowhere"))[0] == 404
 
 
+async def test_a_zone_that_no_peer_brings_any_more_is_gone(site: Site) -> None:
+    """Once the node says which zones may come, the others are neither in the fleet nor pages; also while the node is
+    dead. This node itself stays."""
+    assert site.snapshot is not None
+    for snapshot in (replace(site.snapshot, zones_accepted=("mill", "plant")), None):
+        site.snapshot = snapshot
+        await site.watch.look()
+        site.watch.zones |= {name: ZoneHealth(name, NOW_MS, {"verdict": 0}) for name in ("cell", "mill", "plant")}
+        site.watch._rows = None
+        assert {row.zone for row in site.watch.rows()} == {"idmz", "mill", "plant"}
+        assert [(await site.get(f"/zone/{name}"))[0] for name in ("plant", "cell")] == [200, 404]
+
+
 async def test_a_trend_goes_on_unless_its_end_is_given(site: Site) -> None:
     """The links to other spans keep a fixed end, and lead to the present from there; the shown one is marked."""
     status, _, body = await site.get("/tag?zone=idmz&tag=tag:x&span=600000")
