@@ -346,6 +346,25 @@ def test_tags_in_a_stream_of_their_own_are_exchanged(tmp_path: Path) -> None:
     assert not any("facts.energy" in note for note in notes)
 
 
+def test_an_export_that_is_nearly_a_stream_is_a_note(tmp_path: Path) -> None:
+    """Nearly the stream of tags, of a pull or of the store. A stream that may begin later, and is like no other one, is
+    none."""
+    (tmp_path / "meter.csv").write_text("tag,unit_id,table,register,type,stream\nm/a,1,holding,1,uint16,facts.energy\n")
+    (tmp_path / "state").mkdir()
+    with FactStore.open(tmp_path / "state/facts.db", "plant-a", settings=AT_ONCE) as store:
+        done(store.appends.append_message("orders.line", message("m1")))
+    exports = ["facts.telemetry", "facts.enrgy", "facts.telemetri", "orders.lines", "batches", "health"]
+    peer = f'[[peer]]\nzone = "idmz"\nbroker = "pair"\nexports = {json.dumps(exports)}\n'
+    node = f'{PAIR_NODE}state_dir = "state"\n{BROKER.format("pair")}{peer}'
+    _, notes = check_pair(tmp_path, node + SOURCE.format("meter"))
+    said = "exports of peer idmz: nothing here has a stream {!r}; is {!r} meant?"
+    assert [note for note in notes if "meant?" in note] == [
+        said.format("facts.enrgy", "facts.energy"),
+        said.format("facts.telemetri", "facts.telemetry"),
+        said.format("orders.lines", "orders.line"),
+    ]
+
+
 def test_a_signing_gateway_trusts_the_key_of_the_other_one(tmp_path: Path) -> None:
     """Once this node has signed, facts of its zone count with a signature only: without a trusted key of the other
     node they would be declined. Our own certificate is not the other one's."""

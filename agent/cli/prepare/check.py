@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,8 @@ from agent.health.problems import Problem
 from agent.ingest import TagMapError, load_tag_maps
 from agent.ingest.opcua.security.file_check import FileFinding as Finding
 from agent.ingest.opcua.security.file_check import check_source_files
+from agent.ingest.tags.tag_map import DEFAULT_STREAM
+from agent.message import HEALTH_STREAM, OPERATIONAL_STREAM
 from agent.replication.pki import WARN_DAYS, check_identity, describe, load_certificates
 from agent.settings.node import IdentitySettings, NodeSettings
 from agent.settings.store import StoreSettings
@@ -50,6 +53,8 @@ Check = Callable[[Sections], Iterator[Finding]]
 
 SIGNER_WARN_DAYS = 60
 """A certificate of five years is renewed rarely, and each receiver that pins it must be reconfigured."""
+NEARLY = 0.9
+"""How alike two names are of which one is misspelt: one letter of ten differs."""
 KEYS_HINT = "let both nodes sign, each with a key that the other one trusts, or neither"
 
 
@@ -250,6 +255,23 @@ def check_pair(sections: Sections) -> Iterator[Finding]:
         yield Finding(note, is_problem=False)
 
 
+def check_exports(sections: Sections) -> Iterator[Finding]:
+    """Find exported streams that nothing here brings, and whose name is nearly that of another one."""
+    if (settings := sections.settings) is None:
+        return
+    known = {OPERATIONAL_STREAM, HEALTH_STREAM, DEFAULT_STREAM, *(stream.name for stream in settings.stream)}
+    known |= {stream for peer in settings.peer for stream in (*peer.pulls, *peer.appends)}
+    with suppress(TagMapError):
+        known |= {tag.stream for found in load_tag_maps(sections.sources).values() for tag in found.tags}
+    with suppress(StoreError), closing(StoreReader(settings.node.store_file)) as reader:
+        known |= {stream.name for stream in reader.streams()}
+    for peer in settings.peer:
+        for stream in sorted(set(peer.exports) - known):
+            if meant := get_close_matches(stream, sorted(known), 1, NEARLY):
+                text = f"exports of peer {peer.node}: nothing here has a stream {stream!r}; is {meant[0]!r} meant?"
+                yield Finding(text, is_problem=False)
+
+
 def check_page(sections: Sections) -> Iterator[Finding]:
     """A page that would refuse everybody."""
     file = sections.settings.page.users_file if sections.settings is not None else None
@@ -266,6 +288,7 @@ STATIC_CHECKS: tuple[Check, ...] = (
     check_tag_files,
     check_certificates,
     check_pair,
+    check_exports,
     check_page,
     check_unit,
 )
