@@ -19,26 +19,36 @@ class Clock:
         return self.now_ns
 
 
-def only(telemetry: Telemetry) -> SpanStatistics:
-    """The counts of the one step that has any."""
-    (counted,) = telemetry.statistics()
+def of_step(telemetry: Telemetry, step: tuple[Span, str]) -> SpanStatistics:
+    """The counts of a step."""
+    (counted,) = (counted for counted in telemetry.statistics() if counted.step == step)
     return counted
 
 
 def test_ends_of_spans_are_counted_separately_and_only_stops_are_timed() -> None:
-    """Each start ends in its own column or is still open; a duration without its waits is counted in its bucket."""
+    """Each start ends in its own column or is still open; a duration without its waits is counted in its bucket. Sides
+    and operations are counted separately, in the order of their first use."""
     clock = Clock()
     telemetry = Telemetry(clock)
+    others = [(Span.SERVE, "GetLatest"), (Span.ASK, ""), (Span.SERVE, "")]
+    for step in others[:2]:
+        telemetry.start(*step)
     spans = [telemetry.start(Span.ASK, "GetLatest") for _ in range(5)]
+    telemetry.start(*others[2])
     clock.now_ns += 300 * MS
     telemetry.stop(spans[0])
     telemetry.stop(spans[1], waited_ns=297 * MS)
     telemetry.fail(spans[2], "busy")
     telemetry.discard(spans[3], "too late")
-    asked = only(telemetry)
+    asked = of_step(telemetry, (Span.ASK, "GetLatest"))
     assert (asked.started, asked.stopped, asked.failed, asked.discarded) == (5, 2, 1, 1)
     assert {BOUNDS_S[at]: count for at, count in enumerate(asked.counts) if count} == {0.5: 1, 0.005: 1}
     assert asked.sum_s == pytest.approx(0.303)
+    assert asked.step.span.side == "asking"
+    assert [counted.step for counted in telemetry.statistics()] == [*others[:2], asked.step, others[2]]
+    for step in others:
+        other = of_step(telemetry, step)
+        assert (other.started, other.stopped, other.failed, other.discarded, other.sum_s) == (1, 0, 0, 0, 0)
 
 
 def test_a_duration_beyond_every_bound_is_counted() -> None:
@@ -48,7 +58,7 @@ def test_a_duration_beyond_every_bound_is_counted() -> None:
     started = telemetry.start(Span.SERVE, "GetObject")
     clock.now_ns += 3_600_000 * MS
     telemetry.stop(started)
-    assert only(telemetry).counts[-1] == 1
+    assert of_step(telemetry, (Span.SERVE, "GetObject")).counts[-1] == 1
 
 
 def test_the_log_has_each_event_at_debug_only(caplog: pytest.LogCaptureFixture) -> None:
@@ -84,16 +94,3 @@ def test_the_log_has_each_event_at_debug_only(caplog: pytest.LogCaptureFixture) 
         tuple(record.__dict__[name] for name in ("span", "side", "operation", "peer")) for record in caplog.records
     }
     assert named == {("serve", "serving", "GetLatest", "idmz")}
-
-
-def test_sides_and_operations_are_counted_separately() -> None:
-    """Each from its first use, in that order."""
-    telemetry = Telemetry()
-    for step in ((Span.SERVE, "GetLatest"), (Span.ASK, "GetLatest"), (Span.SERVE, ""), (Span.SERVE, "GetLatest")):
-        telemetry.stop(telemetry.start(*step))
-    counted = [(counted.step, counted.step.span.side, counted.stopped) for counted in telemetry.statistics()]
-    assert counted == [
-        (("serve", "GetLatest"), "serving", 2),
-        (("ask", "GetLatest"), "asking", 1),
-        (("serve", ""), "serving", 1),
-    ]

@@ -219,12 +219,15 @@ def test_a_pull_that_loses_its_peer_while_catching_up_is_an_alert(healthy: NodeS
 
 
 def test_a_silent_zone_is_one_problem(healthy: NodeSnapshot) -> None:
-    """Of a zone that does not answer, all streams are named together, with the greatest lag and one trouble that
+    """Of a zone that does not answer, all streams are named together, with the greatest lag and the first trouble that
     nothing else says."""
     peer = replace(healthy.peers[0], connected=False, lag_seconds=None, trouble="broker site (host): no answer")
-    peers = (peer, replace(peer, stream="health", lag_seconds=40.0, trouble="busy."), replace(peer, zone="other"))
+    troubles = {"events": ("", 2.0), "health": ("busy.", 40.0), "alarms": ("slow", 3.0), "facts": ("no answer.", None)}
+    pulls = [replace(peer, stream=name, trouble=why, lag_seconds=lag) for name, (why, lag) in troubles.items()]
+    peers = (peer, *pulls, replace(peer, zone="other"))
     first, second = assess(replace(healthy, peers=peers)).reasons
-    assert (first.subject, first.text) == ("peer plant", "no answer for facts.telemetry, health, 40.0 s behind: busy")
+    text = f"no answer for facts.telemetry, {', '.join(troubles)}, 40.0 s behind: busy"
+    assert (first.subject, first.text) == ("peer plant", text)
     assert (second.subject, second.text) == ("peer other", "no answer yet for facts.telemetry")
     assert (first.alert, second.alert) == (True, False)
 

@@ -5,9 +5,9 @@ import pytest
 from agent.columns import SampleColumns
 from agent.ingest.sampling import SamplingRule, Tally
 from agent.message import Sample
-from tests.ingest.test_sampling import BAD, TAG, S, fed, sampler_of
+from tests.ingest.test_sampling import BAD, TAG, S, fed, made, sampler_of
 
-OTHER = 2  # the number of an edited tag
+OTHER, KEPT = 2, 3  # the number of an edited tag, and of one that was not edited
 
 
 @pytest.mark.parametrize("rule", [SamplingRule(), SamplingRule(deadband=0)])
@@ -34,12 +34,16 @@ def test_a_lost_tag_is_lost_under_another_number_too() -> None:
 
 
 def test_a_tag_whose_clock_is_behind_goes_on_under_another_number() -> None:
-    """Its standing value is seen again on its own clock."""
-    sampler = sampler_of()
+    """Its standing value is seen again on its own clock. A tag that keeps its number is not concerned."""
+    rule = SamplingRule()
+    sampler = made([(TAG, rule), (KEPT, rule)])
     for at in (1, 2):
-        sampler.select([Sample(TAG, at * 1_000 * S, float(at))], (at * 1_000 + 3_600) * S)
-    sampler.adopt({OTHER: SamplingRule()}, {TAG: OTHER})
-    assert sampler.select([Sample(OTHER, 2_000 * S, 2.0)], 5_700 * S) == [Sample(OTHER, 2_100 * S, 2.0)]
+        samples = [Sample(tag, at * 1_000 * S, float(at)) for tag in (TAG, KEPT)]
+        sampler.select(samples, (at * 1_000 + 3_600) * S)
+    sampler.adopt({KEPT: rule, OTHER: rule}, {TAG: OTHER})
+    sampler.lose(BAD, 5_650 * S, [KEPT])
+    returned = [Sample(tag, 2_000 * S, 2.0) for tag in (KEPT, OTHER)]
+    assert sampler.select(returned, 5_700 * S) == [Sample(tag, 2_100 * S, 2.0) for tag in (KEPT, OTHER)]
 
 
 def test_an_earlier_process_is_continued() -> None:

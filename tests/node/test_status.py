@@ -77,11 +77,16 @@ async def not_carried_out(*_: object) -> None:
 
 
 def with_a_consumer_behind(folder: Path) -> FactStore:
-    """A store with one message that a consumer has not confirmed."""
+    """A store with one message that a consumer has not confirmed, and another stream with three, whose consumer has
+    nothing to confirm."""
     store = FactStore.open(folder / "facts.db", "plant-a")
-    envelope = Envelope("m1", "plant-a", "*", 1_700_000_000_000)
-    store.appends.append_message(STREAM, Message(envelope, Fact("batch:B-1", "done", b"1"))).result()
-    store.consumers.register("mes", "plant-a", STREAM, "oldest").result()
+    for stream, consumer, start, count in ((STREAM, "mes", "oldest", 1), ("quality", "lab", "end", 3)):
+        messages = [
+            Message(Envelope(f"m{n}", "plant-a", "*", 1_700_000_000_000), Fact("batch:B-1", "done", b"1"))
+            for n in range(1, count + 1)
+        ]
+        store.appends.append_messages(stream, messages).result()
+        store.consumers.register(consumer, "plant-a", stream, start).result()  # type: ignore[arg-type]
     return store
 
 
@@ -113,9 +118,10 @@ def test_the_read_rate_of_a_consumer(tmp_path: Path) -> None:
         store.consumers.confirm("mes", 5).result()
         now_s = 102.0
         collector._sample_consumers()
-        (consumer,) = collector.snapshot().consumers
-        assert (consumer.facts_per_s, consumer.behind_facts) == (2.5, 6)
-        assert consumer.seconds_left is None, "it has more before it than at the first look"
+        behind, level = collector.snapshot().consumers
+        assert (behind.name, behind.facts_per_s, behind.behind_facts) == ("mes", 2.5, 6)
+        assert behind.seconds_left is None, "it has more before it than at the first look"
+        assert (level.name, level.facts_per_s, level.behind_facts) == ("lab", None, 0)
 
 
 def test_space_that_cannot_be_read_does_not_end_the_node(
@@ -132,7 +138,8 @@ def test_space_that_cannot_be_read_does_not_end_the_node(
         for _ in range(3):
             assert collector._read_from_disk() is None
         snapshot = collector.snapshot()
-        assert (snapshot.store_fill_percent, snapshot.streams[0].end_offset) == (None, 1)
+        assert snapshot.store_fill_percent is None
+        assert [(stream.name, stream.end_offset) for stream in snapshot.streams] == [(STREAM, 1), ("quality", 3)]
         assert [record.message for record in caplog.records] == ["status_unreadable"]
         with monkeypatch.context() as well:
             well.setattr(store, "space", lambda: StoreSpace(0, None, None, None, (), ()))
@@ -143,22 +150,27 @@ def test_space_that_cannot_be_read_does_not_end_the_node(
 
 def test_space_of_streams_and_consumers(tmp_path: Path) -> None:
     """Space, fill level and hours come from the store's own limits and the stream's own time to live."""
-    limits = [StreamSettings(STREAM, keep_hours=1.0, ttl_hours=10.0, bytes_max=1024 * 1024)]
+    limits = [
+        StreamSettings(STREAM, keep_hours=1.0, ttl_hours=10.0, bytes_max=1024 * 1024),
+        StreamSettings("quality", keep_hours=1.0, ttl_hours=20.0, bytes_max=2 * 1024 * 1024),
+    ]
     with with_a_consumer_behind(tmp_path) as store:
         collector = collector_of(store, tmp_path)
         collector._read_from_disk()
-        (stream,) = collector.snapshot().streams
-        assert stream.own_end == f"{store.zone}:{store.life.hex()}:{store.end_offset(STREAM)}"
+        for stream in collector.snapshot().streams:
+            assert stream.own_end == f"{store.zone}:{store.life.hex()}:{store.end_offset(stream.name)}"
     settings = StoreSettings(disk_free_bytes_min=0, ballast_bytes=0)
     with FactStore.open(tmp_path / "facts.db", "plant-a", settings=settings, streams=limits) as store:
         collector = collector_of(store, tmp_path)
         collector._from_disk.space = collector._read_from_disk()
         snapshot = collector.snapshot()
-        (stream,), (consumer,) = snapshot.streams, snapshot.consumers
+        (stream, other), (level, consumer) = snapshot.streams, snapshot.consumers
         assert (stream.bytes_max, stream.ttl_hours) == (1024 * 1024, 10.0)
         assert stream.fill_percent == pytest.approx(100 * stream.bytes / 1024 / 1024)
+        assert (other.bytes_max, other.ttl_hours, other.fill_percent) == (2 * 1024 * 1024, 20.0, 0.0)
         assert snapshot.store_fill_percent is not None
         assert snapshot.store_fill_percent >= stream.fill_percent
+        assert (level.bytes_held, level.hours_held, level.hours_until_ttl_loss) == (0, 0.0, None)
         assert consumer.bytes_held == stream.bytes > 0
         assert consumer.hours_held is not None
         assert consumer.hours_until_ttl_loss == pytest.approx(10.0 - consumer.hours_held)
@@ -244,19 +256,32 @@ def test_what_may_be_missing_of_a_peer(store: FactStore, tmp_path: Path) -> None
 
 
 def test_counters_of_pulls_and_comparisons_reach_the_status(store: FactStore, tmp_path: Path) -> None:
-    """Counts of the pull, its catching up and its comparisons reach the status, each under its own name."""
+    """Counts of each pull, its catching up and its comparisons reach the status, each under its own name; pulls of two
+    streams from a peer, and through two brokers, are kept apart."""
     counters = {"pages": 3, "pages_late": 4, "pages_dropped": 5, "timeouts": 6, "restarts": 7, "unproven": 8}
     counters |= {"facts_stored": 1, "facts_duplicate": 2}
     comparisons = {"comparisons": 1, "failures": 2, "divergent_ranges": 3, "repaired_ranges": 4, "repaired_facts": 5}
-    compared = AntiEntropyStatistics("plant-b", STREAM, **comparisons, last_unix_ms=6, is_equal=False)
     where = {"offset": 30, "peer_end_offset": 50, "catch_up": CatchUp(10, 30, 50, 5.0, 4.0)}
-    pull = pull_statistics(pacing=None, lease=8, counters=ReceiverCounters(**counters), **where)
-    status = collector_of(store, tmp_path)._peer(pull, compared)
-    assert (status.zone, status.position, status.end_offset) == ("plant-b", 30, 50)
-    assert {name: getattr(status, f"{name}_total") for name in counters} == counters
-    assert status.lease == 8
-    assert status.catch_up == CatchUpStatus(10, 50.0, 5.0, 4.0)
-    assert status.compared == ComparisonStatus(1, 2, 3, 4, 5, 6, is_equal=False)
+    runtimes = dict[str, BrokerRuntime]()
+    pulled = [("site", "plant-b", STREAM), ("site", "plant-b", "health"), ("line", "plant-c", STREAM)]
+    for n, (broker, peer, stream) in enumerate(pulled):
+        counted = ReceiverCounters(**{name: count + 10 * n for name, count in counters.items()})
+        pull = pull_statistics(peer_node=peer, stream=stream, pacing=None, lease=8 + n, counters=counted, **where)
+        found = {name: count + 20 * n for name, count in comparisons.items()}
+        compared = AntiEntropyStatistics(peer, stream, **found, last_unix_ms=6, is_equal=n == 1)
+        runtime = runtimes.setdefault(broker, broker_runtime(Counted(0), broker))
+        runtime.pullers.append(Mock(statistics=lambda pull=pull: pull))
+        runtime.comparers[stream] = Mock(statistics=lambda compared=compared: [compared])
+    collector = collector_of(store, tmp_path)
+    collector._runtimes = runtimes
+    peers = collector.snapshot().peers
+    assert [(peer.broker, peer.zone, peer.stream) for peer in peers] == pulled
+    for n, peer in enumerate(peers):
+        assert {name: getattr(peer, f"{name}_total") - 10 * n for name in counters} == counters
+        assert (peer.position, peer.end_offset, peer.lease) == (30, 50, 8 + n)
+        assert peer.catch_up == CatchUpStatus(10, 50.0, 5.0, 4.0)
+        counts = (count + 20 * n for count in comparisons.values())
+        assert peer.compared == ComparisonStatus(*counts, last_unix_ms=6, is_equal=n == 1)
 
 
 @pytest.mark.parametrize("asking", Asking)
@@ -269,7 +294,7 @@ def test_how_a_pull_is_asking(store: FactStore, tmp_path: Path, asking: Asking) 
 
 
 def test_counts_of_a_source(store: FactStore, tmp_path: Path) -> None:
-    """Every count that a supervisor keeps reaches the status under its own name."""
+    """Every count that the supervisor of each source keeps reaches the status under its own name."""
     counted = {
         "tags": 40,
         "tags_bad": 3,
@@ -283,8 +308,10 @@ def test_counts_of_a_source(store: FactStore, tmp_path: Path) -> None:
     others = {"dropped_total": 10, "state": State.CONNECTED, "events": EventStatistics(11, 12, 13, 14)}
     source = SourceStatistics(**(dict.fromkeys(names, "") | counted | others))  # type: ignore[arg-type]
     collector = collector_of(store, tmp_path)
-    collector._ingest.statistics = lambda: [source]  # type: ignore[method-assign]
-    (found,) = collector.snapshot().sources
+    other = replace(source, name="other", tags=41, state=State.WAITING, events=None)
+    collector._ingest.statistics = lambda: [source, other]  # type: ignore[method-assign]
+    found, second = collector.snapshot().sources
+    assert (second.name, second.tags, second.connected, second.events) == ("other", 41, False, None)
     assert {name: getattr(found, name) for name in counted} == counted
     assert found.lost_total == 10
     assert found.events == EventStatus(11, 12, 14, last_event_unix_ms=13)
@@ -363,10 +390,10 @@ class Counted:
         return self._counted
 
 
-def serving_only(server: Counted) -> BrokerRuntime:
-    """The parts of a broker, of which this test uses only the server."""
+def broker_runtime(server: Counted, name: str) -> BrokerRuntime:
+    """The parts of a broker: this server, and no pulls."""
     runtime = Mock(server=server, comparers={}, pullers=[])
-    runtime.broker.name, runtime.link.statistics.return_value = "site", LinkStatistics(False, 0, 0, 0, None)
+    runtime.broker.name, runtime.link.statistics.return_value = name, LinkStatistics(False, 0, 0, 0, None)
     return runtime
 
 
@@ -374,8 +401,9 @@ def test_the_servers_of_all_brokers_are_counted_together(store: FactStore, tmp_p
     """Fetches, facts and refusals of a node with two brokers are sums; other requests are not fetches."""
     collector = collector_of(store, tmp_path)
     counted = {"first": Counted(5, FetchFacts=3, GetBounds=7), "second": Counted(2, FetchFacts=4)}
-    collector._runtimes = {name: serving_only(counts) for name, counts in counted.items()}
+    collector._runtimes = {name: broker_runtime(counts, name) for name, counts in counted.items()}
     snapshot = collector.snapshot()
+    assert [broker.name for broker in snapshot.brokers] == [*counted]
     assert snapshot.requests.fetches_total == 7
     assert snapshot.serving.requests == {"FetchFacts": 7, "GetBounds": 7}
     assert (snapshot.serving.refusals, snapshot.serving.drops) == ({"fenced": 2}, {})

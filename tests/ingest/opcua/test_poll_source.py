@@ -188,21 +188,24 @@ async def test_the_clock_of_a_server_is_compared_with_what_an_earlier_process_sa
         assert (source.clock.ahead_ns is not None) == continued
 
 
-async def test_a_poll_is_of_the_tags_of_now_and_history_runs_beside_it() -> None:
-    """A tag that has left the map is read no more. History has the session and is told of gaps."""
+async def test_a_poll_is_of_the_tags_of_now_and_history_runs_beside_it(caplog: pytest.LogCaptureFixture) -> None:
+    """A tag that has left the map is read no more, and one that stays without a value is not logged again. History has
+    the session and is told of gaps."""
     told = list[object]()
 
     async def run(session: object) -> None:
         told.append(session)
         await asyncio.Event().wait()
 
-    plain, store = await polled("a", "b")
+    plain, store = await polled("a", "b", "c", "d")
     source = OpcuaPollSource(plain._settings, plain._delivery, SimpleNamespace(run=run, note_gap=told.append))  # type: ignore[arg-type]
-    async with living(source, values={("a", ""): good(1.0, 10 * S), ("b", ""): good(1.0, 10 * S)}) as session:
+    values = {(name, ""): good(1.0, 10 * S) for name in "ab"} | {(name, ""): (None, 0x808C_0000, 0, 0) for name in "cd"}
+    async with living(source, values=values) as session:
         await wait_until_async(lambda: store.good("a/b"), "values")
-        source._delivery.offer_map([source._delivery.tags[1]], [1])
-        await wait_until_async(lambda: session.reads[-3:] == [1, 1, 1], "polls of one tag")
+        source._delivery.offer_map([source._delivery.tags[number] for number in (1, 3, 4)], [1, 3, 4])
+        await wait_until_async(lambda: session.reads[-4:] == [1, 3, 1, 3], "polls of three tags")
         source._delivery.add_gap("reason", 1, 2, 0, [1], exact=False)
+    assert [record.tags for record in caplog.records if hasattr(record, "tags")] == ["a/c (row 3, ), a/d (row 4, )"]
     assert told == [session, TagGap("reason", 1, 2, (1,))]
     assert [sample.quality for sample in store.of("a/b")] == [0, TAG_REMOVED]
 

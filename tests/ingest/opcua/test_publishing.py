@@ -118,7 +118,8 @@ def test_what_was_not_handed_on_is_left_over() -> None:
     sequencer = Sequencer()
     sequencer.sent()
     sequencer.answered(sequencer.sent()[0], data(1), "a")
-    sequencer.answered(sequencer.sent()[0], data(3), "c")
+    for number, content in ((3, "c"), (4, "d")):
+        sequencer.answered(sequencer.sent()[0], data(number), content)
     step = sequencer.next()
     assert isinstance(step, Arrived)
     sequencer.done(step)
@@ -129,7 +130,7 @@ def test_what_was_not_handed_on_is_left_over() -> None:
     sequencer.resume()
     assert sequencer.next() == Missing(1, 2, 2), "no open request will bring it in another session"
     sequencer.settle(data(2), "b")
-    assert [rest.content for rest in sequencer.take_rest()] == ["b", "c"]
+    assert [rest.content for rest in sequencer.take_rest()] == ["b", "c", "d"]
     assert sequencer.take_rest() == []
 
 

@@ -233,9 +233,12 @@ async def test_a_clock_that_differs_is_measured(ahead_ms: int, tmp_path: Path) -
         assert abs((stage.runner.snapshot().partner_clock_ahead_ms or 0) - ahead_ms) <= 2
 
 
-async def test_a_node_that_hears_nobody_records(tmp_path: Path) -> None:
-    """Both peers are silent: after its patience the node records alone, though each question takes its time-out."""
+@pytest.mark.parametrize("partner", [None, lends("")], ids=["silent", "without a claim"])
+async def test_a_node_that_hears_nobody_records(partner: Says | None, tmp_path: Path) -> None:
+    """Both peers are silent, or the partner answers and claims nothing: after its patience the node records alone,
+    though each question takes its time-out."""
     async with running(tmp_path) as stage:
+        stage.partner.says = partner
         await stage.wait(lambda: stage.role == "alone", "recording alone")
         assert stage.box.done == ["took the lead", "records"]
 

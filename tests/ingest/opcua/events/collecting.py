@@ -44,6 +44,7 @@ class Server:
         self.reader = ValueReader(NAMESPACES)
         self.routes: dict[int, Route] = {}
         self.asked: list[tuple[int, list[str]]] = []  # (handle, fields) of each item that was asked for
+        self.types: list[list[int]] = []  # of the events that its filter lets through, of each such item
         self.item_statuses: list[int] = []  # of the next items; then they are good
         self.bad_fields: set[str] = set()
         self.item_error: Exception | None = None
@@ -87,6 +88,8 @@ class Server:
             raise self.item_error
         (item,) = parameters.ItemsToCreate
         clauses = item.RequestedParameters.Filter.SelectClauses
+        where = item.RequestedParameters.Filter.WhereClause.Elements
+        self.types.append([kind.Value.Value.Identifier for element in where for kind in element.FilterOperands[1:]])
         names = [".".join(str(step.Name) for step in clause.BrowsePath) for clause in clauses]
         self.asked.append((item.RequestedParameters.ClientHandle, names))
         status = self.item_statuses.pop(0) if self.item_statuses else 0

@@ -14,6 +14,7 @@ from agent.ingest.opcua.events.event_fields import (
     ALL_FIELDS,
     BASE_FIELDS,
     REFRESH_END,
+    REFRESH_REQUIRED,
     REFRESH_START,
     Event,
 )
@@ -232,12 +233,16 @@ async def test_an_event_whose_type_is_being_asked_for_is_recorded(monkeypatch: p
 
 
 async def test_the_server_object_is_watched_for_refreshes_alone() -> None:
-    """Where only an area is asked for: its item has a filter on the type, and whatever else comes of it is dropped."""
+    """Where only an area is asked for: its item has a filter on the type, and whatever else comes of it is dropped.
+    A server that says so is asked for all conditions again."""
     run = Collecting(events=("nsu=urn:x;s=Area",))
     async with run.collecting():
         assert [handle for handle, _ in run.server.asked] == [1, 2]
+        assert run.server.types == [[], [REFRESH_START, REFRESH_END, REFRESH_REQUIRED]]
         await run.server.publish(of(event(handle=2, message="other area"), event(handle=1, message="ours")))
         await wait_until_async(run.said, "the event")
+        await run.server.publish(of(event(REFRESH_REQUIRED, handle=2)))
+        await wait_until_async(lambda: run.collector._refresh.is_due(1e12), "the wish for a refresh")
     assert run.said() == ["ours"]
 
 

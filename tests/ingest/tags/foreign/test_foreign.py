@@ -255,15 +255,16 @@ def test_kinds_of_ignitions_registers(item: str, kind: str, address: int) -> Non
 
 
 def test_ignition_csv() -> None:
-    """The export of 7.x says the same in numbers."""
+    """The export of 7.x says the same in numbers. A setting of the scaling that it lacks has the product's default."""
     found, tags = translated("ignition", "ignition79.csv")
     assert points(tags) == {
         "Boiler/Pressure": ("holding", 0, 1, "int16", "AB", 0.025, 0),
+        "Boiler/Level": ("holding", 4, 1, "int16", "AB", 0.5, 5),
         "Boiler/Flow": ("holding", 10, 2, "float32", "ABCD", 1, 0),
     }
     assert (tags.tags[0].rule.deadband, tags.tags[0].rule.deadband_is_percent) == (1, True)
-    assert tags.tags[1].rule.deadband is None  # the negligible default of the product
-    assert set(refused(found)) == {5, 6}
+    assert tags.tags[2].rule.deadband is None  # the negligible default of the product
+    assert set(refused(found)) == {6, 7}
 
 
 def test_opcua_namespaces_are_named() -> None:
