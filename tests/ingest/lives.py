@@ -19,17 +19,17 @@ from agent.settings.sources import ModbusSourceSettings
 from tests.ingest.fakes import FakeStore
 from tests.ingest.plant import Running, ingesting, modbus
 
-TAG = "tag,table,register,type\nplant/x,holding,1,int16\n"
+TAGS = "tag,table,register,type\nplant/x,holding,1,int16\nplant/y,holding,2,int16\n"
 Life = Callable[[ModbusSource, Callable[[], None]], Awaitable[None]]
 
 
 class PlayedSource:
-    """A source with one tag. Made by the fixture `played`."""
+    """A source with two tags that fare alike (see `ingesting`). Made by the fixture `played`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         self._monkeypatch, self._folder = monkeypatch, folder
 
-    def settings(self, tags: str = TAG, **changed: object) -> ModbusSourceSettings:
+    def settings(self, tags: str = TAGS, **changed: object) -> ModbusSourceSettings:
         """Its settings, with this tag file."""
         return modbus(**{"port": 1, "folder": self._folder, "tags": tags, **changed})
 
@@ -64,10 +64,10 @@ class PlayedSource:
 
 
 async def deliver(source: ModbusSource, at_ns: int, value: float | None = None) -> None:
-    """A value of its tag; without one it is another than before."""
-    (tag,) = source._delivery.points
-    sample = Sample(tag, at_ns, float(at_ns) if value is None else value)
-    await source._delivery.deliver(SampleColumns.of([sample]), at_ns)
+    """A value of each tag; without one it is another than before."""
+    value = float(at_ns) if value is None else value
+    samples = [Sample(tag, at_ns, value) for tag in source._delivery.points]
+    await source._delivery.deliver(SampleColumns.of(samples), at_ns)
 
 
 def gaps(store: FakeStore) -> list[tuple[str, str, int, bool]]:

@@ -85,7 +85,8 @@ async def ingesting(
     find_removed: FindRemoved | None = None,
     is_recording: bool = True,
 ) -> AsyncIterator[Running]:
-    """Ingest of these sources into a fake store for the length of a block; stopped in order at its end."""
+    """Ingest of these sources into a fake store for the length of a block; stopped in order at its end. What it has
+    recorded of a tag `y` it has recorded at the same times of the tag `x` before it."""
     kept = store or FakeStore()
     ports = IngestPorts(kept, stored, find_removed)
     ingest = Ingest("plant-a", sources, load_tag_maps(sources), ports, watch_times=times, is_recording=is_recording)
@@ -96,3 +97,10 @@ async def ingesting(
         finally:
             ingest.stop()
     assert {found.state for found in ingest.statistics()} == {State.STOPPED}
+    for tag in {definition.subject.removeprefix("tag:") for definition in kept.definitions}:
+        if tag.endswith("/y"):
+            first, second = (
+                [(sample.source_time_ns, sample.quality) for sample in kept.of(name)]
+                for name in (tag.removesuffix("y") + "x", tag)
+            )
+            assert second == first, tag

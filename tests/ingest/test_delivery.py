@@ -174,7 +174,7 @@ async def test_removed_tags_end_with_a_fact(played: PlayedSource) -> None:
         await wait_until_async(lambda: store.refusing, "the search")
         store.refusing = False
         await wait_until_async(lambda: store.of("plant/old") and store.of("plant/older"), "the samples")
-    assert asked == [{"tag:plant/x"}]
+    assert asked == [{"tag:plant/x", "tag:plant/y"}]
     assert store.of("plant/old") == [Sample(1, now_ns + 1, None, TAG_REMOVED)]
     (older,) = store.of("plant/older")
     assert (older.quality, older.value, older.source_time_ns > 5) == (TAG_REMOVED, None, True)

@@ -28,7 +28,7 @@ from agent.ingest.tags.tag_map import TagMap
 from agent.message import Message
 from agent.settings.sources import SourceSettings
 from tests.ingest.fakes import FakeStore, Program, running
-from tests.ingest.lives import TAG, Before, PlayedSource, before, deliver, gaps, reasons
+from tests.ingest.lives import TAGS, Before, PlayedSource, before, deliver, gaps, reasons
 from tests.ingest.modbus.field import field_device
 from tests.ingest.plant import Running, ingesting, modbus, opcua
 from tests.waiting import wait_until_async
@@ -123,7 +123,7 @@ async def test_an_idle_line_is_kept_open(
     monkeypatch.setattr(modbus_source.Line, "keep_open", noted)
     with field_device("tcp,idle=0.1") as port:
         # No time-out: a busy machine may take longer than usual for a connection, which is no loss either.
-        source = modbus(port, tmp_path, TAG, connections_max=connections_max, poll_interval_ms=50, timeout_ms=20_000)
+        source = modbus(port, tmp_path, TAGS, connections_max=connections_max, poll_interval_ms=50, timeout_ms=20_000)
         async with ingesting(source, is_recording=False) as run:
             await stands_by(run, 30)
             if connections_max > 1:
@@ -212,7 +212,7 @@ async def test_a_leader_stores_its_gap_before_its_first_value(
         assert not run.ingest.gaps_stored()
         run.ingest.begin_recording(since_ns)
         await has_read.wait()
-        assert (len(store.samples), run.ingest.gaps_stored()) == ((0, False) if gaps_first else (1, True))
+        assert (len(store.samples), run.ingest.gaps_stored()) == ((0, False) if gaps_first else (2, True))
         may_come_up.set()
         await run.wait_good("plant/x", 1)
         await wait_until_async(run.ingest.gaps_stored, "the gap")
@@ -385,7 +385,7 @@ async def test_a_source_that_is_changed_before_its_first_value_keeps_its_gap(
     would have begun without the reload. A source that the reload adds begins where this node was complete."""
     played.lives(obedient)
     store, stored, changed = FakeStore(), before(2 * S, 3 * S), [played.settings(timeout_ms=301)]
-    (tmp_path / "new.csv").write_text(TAG.replace("plant/x", "plant/y"))
+    (tmp_path / "new.csv").write_text(TAGS.replace("plant/", "press/"))
     changed.append(replace(changed[0], name="new", tags_file=tmp_path / "new.csv"))
     async with played.ingesting(store=store, stored=stored, is_recording=False) as run:
         run.ingest.begin_recording(7 * S)
@@ -452,9 +452,9 @@ async def test_tags_that_are_removed_in_standby_are_recorded_by_the_other_gatewa
         store=store, is_recording=False, find_removed=lambda _: searches.append(1) or []
     ) as run:
         await stands_by(run)
-        source = played.settings(TAG.replace("plant/x", "plant/y"))
+        source = played.settings(TAGS.replace("plant/", "press/"))
         run.ingest._offer("meter", load_tag_maps([source])["meter"])
-        await wait_until_async(lambda: len(store.definitions) == 2, "the new tag")
+        await wait_until_async(lambda: len(store.definitions) == 4, "the new tags")
         await stands_by(run, 2)
         assert (store.samples, searches) == ([], [])
         run.ingest.begin_recording(None)
@@ -502,7 +502,9 @@ async def test_the_first_value_after_a_takeover_is_recorded_as_it_is(played: Pla
 
     played.lives(life)
     store = FakeStore()
-    changing = played.settings("tag,table,register,type,deadband\nplant/x,holding,1,int16,0\n")
+    changing = played.settings(
+        "tag,table,register,type,deadband\nplant/x,holding,1,int16,0\nplant/y,holding,2,int16,0\n"
+    )
     async with ingesting(changing, store=store, stored=before(S), is_recording=is_alone) as run:
         if not is_alone:
             run.ingest.begin_recording(2 * S)

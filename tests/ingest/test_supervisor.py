@@ -23,7 +23,7 @@ from agent.ingest.tags.file import load_tag_maps
 from agent.ingest.tags.tag_map import TagMap
 from agent.message import Sample, TagDefinition, time_text
 from tests.ingest.fakes import FakeStore, SlowStore
-from tests.ingest.lives import TAG, PlayedSource, deliver, gaps
+from tests.ingest.lives import TAGS, PlayedSource, deliver, gaps
 from tests.ingest.plant import ingesting, opcua
 from tests.waiting import LIMIT_S, wait_until_async
 
@@ -93,7 +93,7 @@ async def test_stopping_waits_for_the_last_commit(played: PlayedSource) -> None:
         group.create_task(commit(), name="commit")
         await wait_until_async(lambda: states, "the commit")
     assert states == [0]
-    assert running.source("meter").values_total == 1
+    assert running.source("meter").values_total == 2
 
 
 async def test_a_loss_begins_where_the_source_was_complete(played: PlayedSource) -> None:
@@ -181,7 +181,7 @@ async def test_each_reason_of_an_outage_is_logged_once(
 
 def renamed(played: PlayedSource) -> TagMap:
     """The tag map with another name."""
-    source = played.settings(TAG.replace("plant/x", "plant/y"))
+    source = played.settings(TAGS.replace("plant/", "press/"))
     return load_tag_maps([source])[source.name]
 
 
@@ -203,7 +203,7 @@ async def test_a_map_that_comes_while_tags_are_numbered_is_used(played: PlayedSo
         await wait_until_async(lambda: store.asked, "the numbering")
         run.ingest._offer("meter", renamed(played))
         first.set_result([1])
-        await run.wait_good("plant/y")
+        await run.wait_good("press/x")
     assert not store.of("plant/x")
 
 
@@ -220,7 +220,7 @@ async def test_a_map_that_the_store_fails_to_number_is_numbered_later(
             patched.setattr(store, "define", Mock(side_effect=OSError("the disk")))
             run.ingest._offer("meter", renamed(played))
             await wait_until_async(lambda: "the disk" in run.source("meter").tags_problem, "the problem")
-        await wait_until_async(lambda: len(store.definitions) == 2, "the numbering")
+        await wait_until_async(lambda: len(store.definitions) == 4, "the numbering")
         delivery = run.ingest._by_name["meter"]._delivery
         await wait_until_async(lambda: delivery.has_pending_map, "the offer")
         assert not run.source("meter").tags_problem
@@ -326,19 +326,19 @@ async def test_what_a_person_asks_of_a_source_reaches_it(
     monkeypatch.setattr(
         supervisor, "make_source", lambda s, *more: source_of(more[0]) if s.name == "plc" else made(s, *more)
     )
-    tags = "tag,address\nplant/y,nsu=urn:p;i=1\nplant/z,nsu=urn:p;i=2\n"
+    tags = "tag,address\nplant/a,nsu=urn:p;i=1\nplant/b,nsu=urn:p;i=2\n"
     async with ingesting(opcua(1, tmp_path, tags), played.settings()) as run:
         with pytest.raises(NoHistory, match="meter is a Modbus device"):
             run.ingest.backfill("meter", 1, 2)
         await run.wait_state("plc", State.CONNECTING)
         with pytest.raises(NotConnected, match="plc is connecting: no value yet"):
-            await run.ingest.read_tags("plc", ["plant/y"])
+            await run.ingest.read_tags("plc", ["plant/a"])
         up.set()
         await run.wait_state("plc", State.CONNECTED)
         assert run.ingest.backfill("plc", 1, 2) == 3
         asked.backfill.request.assert_called_once_with(1, 2)
-        await run.ingest.read_tags("plc", ["plant/z"])
-        assert [tag.name for tag in asked.read_tags.call_args.args[0]] == ["plant/z"]
+        await run.ingest.read_tags("plc", ["plant/b"])
+        assert [tag.name for tag in asked.read_tags.call_args.args[0]] == ["plant/b"]
         run.ingest.retry("plc")
         asked.retry.assert_called_once_with()
         found = run.source("plc")

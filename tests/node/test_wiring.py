@@ -150,7 +150,8 @@ async def test_each_part_goes_by_the_settings_of_its_peer(store: FactStore) -> N
     name, not by its zone."""
     limits = {"consumers_max": 3, "bytes_per_second_max": 100_000}
     peer = peer_of("plant-a", "site", node="plant-a-2", exports=(TELEMETRY,), pulls=(TELEMETRY,), **limits)
-    node = made(store, peer, peer_of("plant-b", "site", appends=("orders",), requests_per_second_max=7))
+    slower = {"requests_per_second_max": 7, "bytes_per_second_max": 20_000}
+    node = made(store, peer, peer_of("plant-b", "site", appends=("orders",), **slower), peer_of("plant-c", "site"))
     runtime, judge = node._runtimes["site"], node._trust.judge
     server, (puller,), comparer = runtime.server, runtime.pullers, runtime.comparers["plant-a-2"]
     assert server._refuses_request == judge.messages.refuses_request
@@ -158,6 +159,8 @@ async def test_each_part_goes_by_the_settings_of_its_peer(store: FactStore) -> N
     assert server._context.limits_of("plant-b").requests_per_second_max == 7
     assert puller._requester._refuses_answer == judge.messages.refuses_answer
     assert puller._runner._judge is comparer._tools.judge is judge
+    rates = {name: bucket.bytes_per_second_max for name, bucket in runtime.bandwidths.items()}
+    assert rates == {"plant-a-2": 100_000, "plant-b": 20_000}
     bandwidth = runtime.bandwidths["plant-a-2"]
     throttled = [comparer._requester, puller._runner.artifacts._requester]
     assert all(throttle._bandwidth is bandwidth for throttle in (puller, *throttled))

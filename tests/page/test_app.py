@@ -7,9 +7,13 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
+import uvicorn
+from uvicorn.server import ServerState
 
 from agent.health.brief import encode_health
 from agent.health.snapshot import NodeSnapshot, SourceStatus
@@ -19,10 +23,12 @@ from agent.page import facts
 from agent.page.access import Users, user_line
 from agent.page.app import CONTENT_POLICY, STREAM_RETRY_MS, STREAMS_MAX, STREAMS_OF_ADDRESS_MAX, make_app
 from agent.page.health_tail import ZoneHealth
+from agent.page.server import BoundedProtocol
 from agent.page.watch import own_health
 from tests.health.conftest import NOW_MS
 from tests.page.conftest import EVIL, Site, ask
 from tests.page.zones import Zones
+from tests.waiting import wait_until_async
 
 
 async def test_the_page_of_a_node_that_runs(site: Site) -> None:
@@ -234,3 +240,32 @@ async def test_tags_may_be_too_many(site: Site, healthy: NodeSnapshot, monkeypat
         assert [zone for zone in asked if "Too many tags" in (await site.get(f"/tags?zone={zone}"))[2]] == too_many
         assert ("too many to search here" in (await site.get("/zone/idmz"))[2]) is ("idmz" in too_many)
     assert "bsfg latest --zone idmz" in (await site.get("/tags?zone=idmz"))[2]
+
+
+@pytest.mark.virtual_time
+async def test_a_visitor_that_sends_no_whole_request_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As does one that has its answer and asks no more, or does not read it; one whose answer is being made stays."""
+
+    async def app(scope: Any, _: object, send: Any) -> None:
+        if scope["path"] != "/at_once":
+            await asyncio.Event().wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    monkeypatch.setattr(BoundedProtocol, "places", {})
+    config = uvicorn.Config(app, lifespan="off", ws="none", log_config=None, timeout_keep_alive=3_600)
+    config.load()
+    visits = ("", "GET / HT", *(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n" for path in ("/at_once", "/late", "/unread")))
+    protocols = [BoundedProtocol(config, ServerState(), {}) for _ in visits]
+    for visit, protocol in zip(visits, protocols, strict=True):
+        protocol.connection_made(Mock(get_extra_info=lambda name: ("::1", 1) if name == "peername" else None))
+        if visit:
+            protocol.data_received(visit.encode())
+    protocols[-1].pause_writing()
+    *leaving, staying, unread = protocols
+    for protocol in (*leaving, unread):
+        await wait_until_async(lambda protocol=protocol: protocol.transport.abort.called, "the visitor to leave")
+        protocol.connection_lost(None)
+    assert BoundedProtocol.places.keys() == {staying}
+    assert not staying.transport.abort.called
+    staying.connection_lost(None)

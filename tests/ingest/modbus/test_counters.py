@@ -15,8 +15,8 @@ def samples(*values: Value) -> SampleColumns:
 
 
 def book(modulus: float, before: Value = None) -> CounterTracker:
-    """A book of tag 1; `before`: its last reading by an earlier process."""
-    return CounterTracker({1: modulus}, lambda _: (0, before))
+    """A book of tag 1 between others; `before`: its last reading by an earlier process."""
+    return CounterTracker({8: 10, 1: modulus, 9: 16}, {8: (0, 7), 1: (0, before), 9: (0, 8)}.__getitem__)
 
 
 def test_a_bad_sample_is_no_reading() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
-from typing import Self
+from typing import Any, Self
 
 import pytest
 
@@ -85,13 +85,13 @@ def dead() -> Device:
     return Device(silent=lambda _: True)
 
 
-async def made(tags: Sequence[Tag] = TAGS) -> tuple[ModbusSource, FakeStore]:
+async def made(tags: Sequence[Tag] = TAGS, **settings: Any) -> tuple[ModbusSource, FakeStore]:
     """A source of these registers that is connected to nothing, and its store."""
     store = FakeStore()
     recorder = Recorder("meter", "plant-a", store)
     numbers = await recorder.define([tag.definition for tag in tags])
-    settings = ModbusSourceSettings("meter", Path("t.csv"), 0, host="meter")
-    return ModbusSource(settings, Endpoints(), Delivery("meter", tags, numbers, recorder)), store
+    used = ModbusSourceSettings("meter", Path("t.csv"), 0, **{"host": "meter", **settings})
+    return ModbusSource(used, Endpoints(), Delivery("meter", tags, numbers, recorder)), store
 
 
 async def poll(source: ModbusSource, device: Device) -> None:
@@ -196,13 +196,17 @@ async def live(source: ModbusSource, device: Device) -> None:
 
 
 async def test_a_life_begins_with_what_the_device_can_now() -> None:
-    """That a device closed a second connection counts for one life: after its restart it may accept one. The life has a
-    sign of life with its first value, from which the pause before the next attempt follows."""
-    source, _ = await made()
+    """That a device closed a second connection, or that units were silent, counts for one life: after its restart it
+    may accept one, and each unit is polled. The life has a sign of life with its first value, from which the pause
+    before the next attempt follows."""
+    source, _ = await made(THREE_UNITS)
     source._takes_one_line = True
+    for unit in source._units:
+        unit.fell_silent(0)
     began_s = time.monotonic()
     await live(source, Device())
     assert not source._takes_one_line
+    assert not [unit for unit in source._units if unit.is_silent]
     assert source.alive_s >= began_s
 
 
@@ -379,9 +383,20 @@ async def test_each_silent_unit_is_asked_in_its_turn(monkeypatch: pytest.MonkeyP
     assert [unit.is_silent for unit in source._units] == [True, False, True]
 
 
-async def test_a_silent_unit_is_asked_over_its_own_connection_when_the_line_is_free_again() -> None:
-    """It was taken to hold the line, and a later silence has shown that it does not."""
-    source, _ = await made()
+@pytest.mark.parametrize(
+    "second, settings",
+    [
+        (True, {}),
+        (False, {"connections_max": 1}),
+        (False, {"transport": "rtu", "host": "", "serial_port": "/dev/ttyS0"}),
+    ],
+)
+async def test_a_silent_unit_is_asked_over_its_own_connection_when_the_line_is_free_again(
+    settings: dict[str, Any], *, second: bool
+) -> None:
+    """It was taken to hold the line, and a later silence has shown that it does not. Where there is no second
+    connection it is asked over the one line."""
+    source, _ = await made(**settings)
     gateway = Gateway()
     source._silence.clear()
     gateway.hold_ms = {2: 3_000}
@@ -389,4 +404,4 @@ async def test_a_silent_unit_is_asked_over_its_own_connection_when_the_line_is_f
     assert not source._silence.is_set()
     gateway.hold_ms = {}
     await source._ask_silent(gateway)  # type: ignore[arg-type]
-    assert source._silence.is_set()
+    assert source._silence.is_set() == second

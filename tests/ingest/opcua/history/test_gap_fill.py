@@ -41,6 +41,7 @@ class HistoryServer:
         remembers: bool = True,
     ) -> None:
         self.history, self.has_points, self.values_max, self.remembers = history, has_points, values_max, remembers
+        self.session = 1
 
     def read(self, ranges: list[HistoryRange], values_max: int) -> list[HistoryPage]:
         """Answers as HistoryRead does: one start and one end for all nodes of a call."""
@@ -49,7 +50,8 @@ class HistoryServer:
 
     def _page(self, asked: HistoryRange, start_ns: int, end_ns: int, limit: int) -> HistoryPage:
         if asked.continuation_point is not None:
-            *times, done = map(int, asked.continuation_point.split(b" "))
+            session, *times, done = map(int, asked.continuation_point.split(b" "))
+            assert session == self.session, "the continuation point is of a session that has ended"
             start_ns, end_ns = times if self.remembers else (start_ns, end_ns)
         else:
             done = 0
@@ -58,7 +60,8 @@ class HistoryServer:
         if not page:
             return HistoryPage(NO_DATA)
         more = self.has_points and done + limit < len(found)
-        return HistoryPage(quality.GOOD, page, b"%d %d %d" % (start_ns, end_ns, done + limit) if more else None)
+        point = b"%d %d %d %d" % (self.session, start_ns, end_ns, done + limit)
+        return HistoryPage(quality.GOOD, page, point if more else None)
 
 
 def values_at(*times_s: int) -> list[HistoryValue]:
@@ -136,6 +139,16 @@ def fill(gap: GapFill, server: HistoryServer) -> list[tuple[int, HistoryValue]]:
     remembers=False,
     cut_every=9,
 )
+@example(
+    times=dict.fromkeys((1, 2, 3), set(range(100, 108))),
+    after=98,
+    length=12,
+    nodes_max=2,
+    values_max=2,
+    has_points=True,
+    remembers=True,
+    cut_every=3,
+)
 def test_each_missing_value_is_returned_once(
     times: dict[int, set[int]],
     after: int,
@@ -155,6 +168,7 @@ def test_each_missing_value_is_returned_once(
     for turn in range(10_000):
         if turn % cut_every == 0:
             gap.forget_continuation_points()
+            server.session += 1
         if not (call := gap.next_call()):
             break
         samples = gap.answered(call, server.read(call, gap.values_max))
