@@ -170,6 +170,7 @@ MISTAKES: list[tuple[dict[str, object], str, str]] = [
     ({**A, "page": {"listen_port": 70_000}}, "page.listen_port", "1 to 65535"),
     ({**A, "storage": {}}, "storage", "did you mean store?"),
     (peered(broker="x"), "peer[0].broker", "no [[broker]] is named"),
+    (peered(pulls="s", health=False), "peer[0].pulls", "must be a list"),
     ({"node": {"zone": "a", "name": "A 2"}}, "node.name", "must equal the CN"),
     ({"node": {"zone": "a", "name": "local"}}, "node.name", "no zone is called 'local'"),
     (peered(zone="a"), "peer[0].zone", "our own name"),
@@ -206,8 +207,11 @@ MISTAKES: list[tuple[dict[str, object], str, str]] = [
 
 @pytest.mark.parametrize("table, path, why", MISTAKES)
 def test_each_mistake_is_named(table: dict[str, object], path: str, why: str) -> None:
-    """A wrong entry is reported under its path, with a reason an operator can act on."""
-    assert why in problems_of(table)[path]
+    """A wrong entry is reported under its path, with a reason an operator can act on, and under no other one of its
+    section."""
+    found, section = problems_of(table), path.partition(".")[0]
+    assert why in found[path]
+    assert [name for name in found if name.partition(".")[0] == section] == [path]
 
 
 @pytest.mark.parametrize(

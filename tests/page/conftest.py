@@ -112,7 +112,9 @@ def site(tmp_path: Path, healthy: NodeSnapshot, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(watch_module, "_now_ms", lambda: NOW_MS + 1000)
     with store_with(tmp_path, made.snapshot) as store:
         made.store = store
-        number = store.appends.define([TagDefinition("tag:press/<b>force", source="press")]).result()[0]
-        store.appends.append_samples("facts.telemetry", [Sample(number, NOW_MS * 10**6, EVIL)]).result()
+        subjects = [("tag:press/<b>force", ""), ("tag:press/speed", "rpm")]
+        numbers = store.appends.define([TagDefinition(name, unit=unit, source="press") for name, unit in subjects])
+        samples = [Sample(n, NOW_MS * 10**6, value) for n, value in zip(numbers.result(), (EVIL, 7.5), strict=True)]
+        store.appends.append_samples("facts.telemetry", samples).result()
         yield made
     made.watch.facts.close()

@@ -143,9 +143,11 @@ async def test_a_zone_that_no_peer_brings_any_more_is_gone(site: Site) -> None:
 
 
 async def test_a_trend_goes_on_unless_its_end_is_given(site: Site) -> None:
-    """The links to other spans keep a fixed end, and lead to the present from there; the shown one is marked."""
-    status, _, body = await site.get("/tag?zone=idmz&tag=tag:x&span=600000")
+    """The links to other spans keep a fixed end, and lead to the present from there; the shown one is marked. The
+    latest value of the tag is above it."""
+    status, _, body = await site.get("/tag?zone=idmz&tag=tag:press/speed&span=600000")
     assert status == 200
+    assert "<b>7.5 rpm</b>" in body
     assert "to=" not in body
     assert 'span=600000" aria-current="true">10 min</a>' in body
     _, _, body = await site.get("/tag?zone=idmz&tag=tag:x&from=1000000&to=2000000")

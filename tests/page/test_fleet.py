@@ -147,8 +147,17 @@ def test_an_arrow_shows_the_latest_of_the_worst_streams() -> None:
         for name, value in (("connected", connected), ("lag_seconds", lag_s))
     }
     health = ZoneHealth("top", NOW_MS, {"verdict": 3, **values})
-    (arrow,) = zone_view(health, zone_row(health, NOW_MS)).below
+    for consumer, behind, waited_s in (("up.a", 7, 700.0), ("up.b", 5, 2.0), ("local.mes", 3, 1.5)):
+        health.values[f"consumer/{consumer}/behind_facts"] = behind
+        health.values[f"consumer/{consumer}/oldest_unconfirmed_age_s"] = waited_s
+    view = zone_view(health, zone_row(health, NOW_MS))
+    (arrow,) = view.below
     assert (arrow.zone, arrow.state, arrow.text, arrow.title) == ("idmz", "cut", "cut, 5.4 s behind", "c")
+    above = [(arrow.zone, arrow.state, arrow.text, arrow.title) for arrow in view.above]
+    assert above == [
+        ("up", "cut", "7 wait for 12 min", "a"),
+        ("programs here", "flowing", "1.5 s behind", "mes"),
+    ]
 
 
 def box(node: str, role: str, term: int = 7, age_s: float = 10, **changes: Any) -> ZoneHealth:
@@ -216,10 +225,10 @@ def test_the_leader_decides(first: ZoneHealth, second: ZoneHealth, level: Level,
 
 
 def test_a_leader_that_has_died_has_led() -> None:
-    """Its last health says that it leads; the other one began after that, with a higher term. Both that are alone
-    record."""
+    """Its last health says that it leads; the other one began after that, with a higher term, and says so at once. Both
+    that are alone record."""
     dead, new = box("plant-a", "leads", 7, 60), box("plant-a-2", "leads", 8, 5)
-    row = row_of(dead, replace(new, values=new.values | {"pair/since_unix_ms": NOW_MS - 50_000}))
+    row = row_of(dead, replace(new, values=new.values | {"pair/since_unix_ms": new.at_unix_ms}))
     assert [(member.node, member.role) for member in row.gateways] == [("plant-a-2", "leads"), ("plant-a", "led")]
     row = row_of(box("plant-a", "alone"), box("plant-a-2", "alone", 8))
     assert [(member.role, member.is_recording) for member in row.gateways] == [("records alone", True)] * 2

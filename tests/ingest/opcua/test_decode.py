@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.columns import pack
+from agent.ingest import quality
 from agent.ingest.opcua.decode import (
     FILETIME_EPOCH,
     FILETIME_MAX,
@@ -309,9 +310,12 @@ def test_values_are_nested_a_hundred_deep_and_no_deeper() -> None:
 
 
 def test_nested_values_of_an_array_are_as_deep_as_one() -> None:
-    """A long array of values that go one level down each is no deep value."""
-    diagnostics = struct.pack("<Bi", 0x80 | 25, 150) + b"\x40\x00" * 150
-    assert READER(diagnostics, 0) == (Json.of([{"InnerDiagnosticInfo": {}}] * 150), len(diagnostics))
+    """A long array of values that go one level down each is no deep value. Each part of such a value is read."""
+    inner = struct.pack("<BiiiiiI", 0x3F, 1, 2, 3, 4, -1, quality.BAD_TIMEOUT)
+    diagnostics = struct.pack("<Bi", 0x80 | 25, 150) + (b"\x40" + inner) * 150
+    parts = {"SymbolicId": 1, "NamespaceUri": 2, "Locale": 3, "LocalizedText": 4, "AdditionalInfo": None}
+    whole = {"InnerDiagnosticInfo": parts | {"InnerStatusCode": quality.BAD_TIMEOUT}}
+    assert READER(diagnostics, 0) == (Json.of([whole] * 150), len(diagnostics))
 
 
 def test_sizes_that_do_not_fit_an_array_are_ignored() -> None:

@@ -121,23 +121,24 @@ async def test_an_item_that_died_before_the_end_of_its_session(value: float, at_
     assert found == ([(ITEM_GONE, 10 * S, (1,))] if is_lost else [])
 
 
-async def test_a_node_that_a_server_creates_items_of_and_does_not_have(caplog: pytest.LogCaptureFixture) -> None:
-    """It says so with the first notification, each time that the item is created anew: that is one bad sample
-    and one line of the log while it stands, and one gap when a value has come."""
-    source, store = await made(tag(1), parked_retry_ms=50)
+async def test_nodes_that_a_server_creates_items_of_and_does_not_have(caplog: pytest.LogCaptureFixture) -> None:
+    """It says so with the first notification, each time that the items are created anew: that is one bad sample of each
+    and one line of the log while it stands, and one gap when values have come."""
+    source, store = await made(parked_retry_ms=50)
     gaps = gaps_of(source)
     numbers = iter(range(1, 100))
     async with living(source) as session:
         for count in range(1, 5):
-            await wait_until_async(lambda: len(session.asked) == count, "an item")  # noqa: B023 awaited here
-            gone = answer(1, next(numbers), (1, 0.0, count * S), quality=BAD_NODE_ID_UNKNOWN)
-            session.says(gone)
-        await wait_until_async(lambda: len(session.asked) == 5, "an item")
+            await wait_until_async(lambda: len(session.asked) == 2 * count, "items")  # noqa: B023 awaited here
+            values = [(handle, 0.0, count * S) for handle in (1, 2)]
+            session.says(answer(1, next(numbers), *values, quality=BAD_NODE_ID_UNKNOWN))
+        await wait_until_async(lambda: len(session.asked) == 10, "items")
         assert not gaps
-        session.says(answer(1, next(numbers), (1, 1.0, 50 * S)))
+        session.says(answer(1, next(numbers), (1, 1.0, 50 * S), (2, 1.0, 50 * S)))
         await wait_until_async(lambda: gaps, "the gap")
-    assert [gap.reason for gap in gaps] == [ITEM_GONE]
-    assert [(s.source_time_ns, s.quality) for s in store.of("a/1")] == [(S, BAD_NODE_ID_UNKNOWN), (50 * S, 0)]
+    assert [(gap.reason, gap.tags) for gap in gaps] == [(ITEM_GONE, (1, 2))]
+    for name in ("a/1", "a/2"):
+        assert [(s.source_time_ns, s.quality) for s in store.of(name)] == [(S, BAD_NODE_ID_UNKNOWN), (50 * S, 0)]
     assert [getattr(record, "action", "") for record in caplog.records].count("tags_parked") == 1
 
 

@@ -140,7 +140,7 @@ def fill(gap: GapFill, server: HistoryServer) -> list[tuple[int, HistoryValue]]:
     cut_every=9,
 )
 @example(
-    times=dict.fromkeys((1, 2, 3), set(range(100, 108))),
+    times={tag: set(range(100, 108)) for tag in (1, 2, 3)},
     after=98,
     length=12,
     nodes_max=2,
