@@ -102,8 +102,9 @@ async def test_a_clock_that_is_set_is_recorded_and_kept(
 async def test_what_no_fact_says_yet_is_recorded_by_the_next_process(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The clock is set forth and back while the store refuses facts, the process ends, and it is set again. The next one
-    records all three, once also if it is killed before it has noted that; the one after that has nothing to record."""
+    """The clock is set forth and back while the store refuses facts, the process ends, and it is set again. The next
+    one records all three, once also if it is killed before it has noted that; the one after that has nothing to
+    record."""
     monkeypatch.setattr(clock_module, "TICK_S", 0.0)
     touched(tmp_path / "proc/sys/kernel/random/boot_id", "1f2e\n")
     with FactStore.open(tmp_path / "facts.db", "plant-a", settings=AT_ONCE) as store:
