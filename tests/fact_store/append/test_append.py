@@ -192,7 +192,7 @@ def test_invariant_5_concurrent_appends_of_one_id(tmp_path: Path) -> None:
 
 def test_a_bad_message_fails_alone(tmp_path: Path) -> None:
     """A message that cannot be sealed is refused by its id, with the whole append that holds it. Other appends of the
-    same commit are stored, even one with the same id."""
+    same commit are stored, even one with the same id, each in its stream."""
     labels: dict[str, Any] = {"a": "b"}
     bad = message("bad")
     bad = Message(replace(bad.envelope, labels=labels), bad.fact)
@@ -204,6 +204,7 @@ def test_a_bad_message_fails_alone(tmp_path: Path) -> None:
             store.appends.append_message(OPERATIONAL, message("a")),
             store.appends.append_messages(OPERATIONAL, [message("beside"), bad]),
             store.appends.append_message(OPERATIONAL, message("beside")),
+            store.appends.append_message("orders.b", message("a", "2")),
             store.appends.append_message(OPERATIONAL, message("b")),
         ]
         labels["a"] = object()  # after it was checked
@@ -211,8 +212,8 @@ def test_a_bad_message_fails_alone(tmp_path: Path) -> None:
         error = failed(waiting.pop(1))
         assert isinstance(error, FactsRefused)
         assert "'bad' for facts.operational cannot be sealed" in str(error)
-        assert [done(future) for future in waiting] == [AppendOutcome(n, "applied") for n in (1, 2, 3)]
-        assert ids_in(store) == ["a", "beside", "b"]
+        assert [done(future) for future in waiting] == [AppendOutcome(n, "applied") for n in (1, 2, 1, 3)]
+        assert (ids_in(store), ids_in(store, "orders.b")) == (["a", "beside", "b"], ["a"])
         chain_is_whole(store)
 
 

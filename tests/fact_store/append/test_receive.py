@@ -212,9 +212,9 @@ def test_a_batch_that_lies_about_the_count_is_refused(store: FactStore) -> None:
     lie = batch.seal_samples(origin.link, samples(5), named)
     error = failed(put_page(store, "plant", TELEMETRY, [lie], [], Position(LIFE, 15)))
     assert isinstance(error, FactsRefused)
-    page = [lie, *parsed([honest.seal(5)])]
+    page = [lie, batch.seal_samples(lie.link, samples(5), named), *parsed([honest.seal(5)])]
     result = done(put_page(store, "idmz2", TELEMETRY, page, honest.received(), Position(LATER, 10)))
-    assert (result.stored_facts, result.left_out) == (5, (OriginRange("plant", LIFE, 11, 15),))
+    assert (result.stored_facts, result.left_out) == (5, (OriginRange("plant", LIFE, 11, 20),))
 
 
 def test_zones_share_one_stream(store: FactStore) -> None:

@@ -106,7 +106,7 @@ def test_when_each_was_seen_survives_a_restart(tmp_path: Path) -> None:
 
 def test_consumers_of_two_streams_are_lost_after_the_time_of_their_own() -> None:
     """Three consumers, of which one goes on fetching: the others are lost at different times, each once, and the alarm
-    is the earliest of those that are left."""
+    is the earliest of those that are left. What one did that was removed is forgotten, and nothing else."""
     activity, lost_ns = ConsumerActivity(), {TELEMETRY: 45, "facts.alarms": 100}
     lifetimes, catalog = ConsumerExpiry(activity, lost_ns.__getitem__), Catalog(StoreNames("plant", "plant"))
     for number, (name, stream) in enumerate({"a": TELEMETRY, "c": TELEMETRY, "b": "facts.alarms"}.items()):
@@ -115,7 +115,8 @@ def test_consumers_of_two_streams_are_lost_after_the_time_of_their_own() -> None
     assert lifetimes.due(catalog, 1000) == {}
     for at_ns, due, alarm_ns in ((1045, {"a": Event.LOST}, 1065), (1065, {"c": Event.LOST}, 1100)):
         if at_ns == 1045:
-            activity.record_fetch("c", is_at_end=False, waits_ns=0, now_ns=1020, now_unix_ms=0)
+            for name in ("c", "removed"):
+                activity.record_fetch(name, is_at_end=False, waits_ns=0, now_ns=1020, now_unix_ms=0)
         assert lifetimes.alarm_ns <= at_ns
         found = lifetimes.due(catalog, at_ns)
         assert found == due
@@ -124,6 +125,7 @@ def test_consumers_of_two_streams_are_lost_after_the_time_of_their_own() -> None
         assert lifetimes.due(catalog, at_ns) == {}
         assert lifetimes.alarm_ns == alarm_ns
     assert lifetimes.due(catalog, 1100) == {"b": Event.LOST}
+    assert activity.get("removed") is None
 
 
 def test_the_time_of_a_state_begins_with_the_state() -> None:

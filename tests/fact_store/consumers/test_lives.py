@@ -3,10 +3,15 @@ from own ones whatever both contain, and nothing is released that a reader of an
 
 import shutil
 import sqlite3
+import time
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
 
 from agent.fact_store import FactStore
+from agent.fact_store.writer import committer
 from agent.positions import Position
 from tests.fact_store.making import TELEMETRY, Elsewhere, done, plant, samples
 
@@ -137,6 +142,30 @@ def test_a_memory_that_was_put_back_releases_nothing_unread(tmp_path: Path) -> N
         fill(store, 20)
         assert done(store.consumers.confirm("idmz.facts", 100, life=store.life, digest=b"d" * 16)) == 80
         assert done(store.consumers.confirm("idmz.facts", 5, life=b"x" * 16)) == 80
+
+
+def test_a_memory_that_was_put_back_records_under_a_new_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its wall clock has jumped by more than ten seconds against the one that counts from the start of the machine.
+    A clock that jumps on and on is believed once a minute."""
+    at_s = [2_000_000_000, 1_000]
+    clocks = SimpleNamespace(
+        time_ns=lambda: at_s[0] * 10**9, clock_gettime_ns=lambda _: at_s[1] * 10**9, monotonic_ns=time.monotonic_ns,
+        CLOCK_BOOTTIME=time.CLOCK_BOOTTIME,
+    )  # fmt: skip
+    monkeypatch.setattr(committer, "time", clocks)
+    with plant(tmp_path) as store:
+        for wall_s, boot_s, is_new in (
+            (0, 0, False),
+            (10, 0, False),
+            (1, 0, True),
+            (59, 59, False),
+            (-70, 0, False),
+            (1, 1, True),
+        ):
+            at_s[:] = at_s[0] + wall_s, at_s[1] + boot_s
+            before = store.life
+            fill(store)
+            assert (store.life > before, store.log(TELEMETRY).at(store.end_offset(TELEMETRY))) == (is_new, store.life)
 
 
 def test_a_confirmation_is_cut_to_the_log(tmp_path: Path) -> None:

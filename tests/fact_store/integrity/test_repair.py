@@ -95,6 +95,20 @@ def test_a_batch_is_repaired(tmp_path: Path, column: str, value: Callable[[bytes
     assert not damages(tmp_path / "facts.db", is_quick=True)
 
 
+def test_what_never_came_is_not_damaged(tmp_path: Path) -> None:
+    """Of the sequences that cannot be served those before, between and after held batches are absent, wherever they
+    lie in a hole."""
+    origin = Elsewhere()
+    with FactStore.open(tmp_path / "facts.db", "idmz", settings=AT_ONCE) as store:
+        origin.put(store, [origin.seal(COUNT) for _ in range(5)][::2])
+    edited(tmp_path, "UPDATE batch SET body = ? WHERE first_offset = 11", body_of(origin.sealed[2]))
+    with opened(tmp_path) as store:
+        page = store.reader.read_sequences(TELEMETRY, origin.origin, 1, 60, 99, EVERYTHING)
+    assert page.holes == (
+        Hole(11, 20, "absent"), Hole(21, 30, "damaged"), Hole(31, 40, "absent"), Hole(51, 60, "absent"),
+    )  # fmt: skip
+
+
 def test_only_the_original_bytes_are_accepted(tmp_path: Path) -> None:
     """A batch for the same sequences with other values, one that was never held, and a slice are refused, and the
     hole stays."""

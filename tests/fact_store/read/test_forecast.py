@@ -80,13 +80,17 @@ def test_hours_until_ttl_loss(what: str, use: StreamUse, hours: float | None) ->
 
 def test_hours_until_a_zone_holds_back_all_that_it_may() -> None:
     """In each stream it holds back what the slower of its consumers lacks, of all streams together, which grow by their
-    inflow. What another zone lacks does not count."""
+    inflow; without an inflow there is no such hour. What another zone lacks does not count."""
     lags = [replace(behind(at_mb, 1), zone=zone) for at_mb, zone in ((60, "idmz"), (90, "idmz"), (30, "mes"))]
     holds = {"idmz": ZoneLimit(bytes_max=152 * MB), "mes": ZoneLimit()}
     found = forecast(0, None, [log(*lags), log(*lags[::-1])], holds)
     assert [stream.hours_until_ttl_loss for stream in found.streams] == pytest.approx([(152 - 80) / 72] * 2)
     hours = dict(zip(lags, (consumer.hours_until_ttl_loss for consumer in found.consumers), strict=False))
     assert hours == pytest.approx({lags[0]: 1.0, lags[1]: 1.0, lags[2]: 167.0})
+    (still,) = forecast(
+        0, None, [log(*lags, inflow=Inflow(0, HOUR_MS))], {"idmz": ZoneLimit(bytes_max=41 * MB)}
+    ).streams
+    assert still.hours_until_ttl_loss == 167.0
 
 
 def test_fill_is_of_the_real_limit() -> None:

@@ -16,9 +16,9 @@ from agent.settings.store import StoreSettings, StreamSettings, ZoneLimit
 from tests.fact_store.making import OPERATIONAL, TELEMETRY, Elsewhere, done, message
 from tests.fact_store.retention.support import first_offset
 
-ORDERS = "facts.orders"
+ORDERS, NOTES = "facts.orders", "facts.notes"
 ROOM = 4 * 1024 * 1024
-HOLDS = {"evil": ZoneLimit(writes=frozenset({ORDERS})), "plant": ZoneLimit(writes=frozenset({TELEMETRY}))}
+HOLDS = {"evil": ZoneLimit(writes=frozenset({ORDERS, NOTES})), "plant": ZoneLimit(writes=frozenset({TELEMETRY}))}
 
 
 def test_what_is_kept_for_others() -> None:
@@ -99,7 +99,7 @@ def flood(store: FactStore, zone: str = "evil", first: int = 0) -> int:
 def test_a_flood_of_one_zone_takes_no_room_of_another(tmp_path: Path, on_full: str) -> None:
     """evil appends until it is refused, and the status names it. Facts of the plant and of this node are stored up to
     their shares, and nothing is released; so it is after a restart, which knows what each zone has here. Once the facts
-    of evil are confirmed, they make room for its next ones."""
+    of evil are confirmed, they make room for its next ones, in any stream."""
     plant, position = Elsewhere("plant"), 0
 
     def pull(store: FactStore) -> None:
@@ -122,6 +122,6 @@ def test_a_flood_of_one_zone_takes_no_room_of_another(tmp_path: Path, on_full: s
         assert not store.reader.incidents()
         done(store.consumers.register("cloud.o", "cloud", ORDERS))
         done(store.consumers.confirm("cloud.o", stored))
-        assert done(store.appends.append_messages(ORDERS, [order("evil", 2_000)]))[0].outcome == "applied"
+        assert done(store.appends.append_messages(NOTES, [order("evil", 2_000)]))[0].outcome == "applied"
         assert first_offset(store) == 1
         assert not store.statistics().shares_used_up
