@@ -82,22 +82,6 @@ def test_a_state_folder_that_is_a_file_is_an_error(tmp_path: Path) -> None:
         asyncio.run(local_socket.ask(tmp_path / "state", request()))
 
 
-async def test_silent_clients_do_not_keep_others_out(tmp_path: Path) -> None:
-    """All places are taken by clients that send nothing or half a length, which may do so for ever: each new client
-    gets the place of the oldest one at once."""
-    async with served_store(tmp_path):
-        writers = []
-        for n in range(CONNECTIONS_MAX):
-            reader, writer = await connected(tmp_path)
-            writer.write(struct.pack("<I", 100)[: n % 5])
-            writers.append((reader, writer))
-        for n in range(3):
-            assert (await appended(tmp_path, request(f"m{n}")))[0][0] == "applied"
-        assert await writers[0][0].read() == b"", "the oldest has lost its place"
-        for _, writer in writers:
-            writer.close()
-
-
 class SlowAnswers(RequestHandler):
     """Answers `ListConsumers` when it is told to, everything else at once."""
 
@@ -181,15 +165,19 @@ class LongAnswers(RequestHandler):
         return local_socket.Reply(local_socket.SourceRetried("x" * 1_000_000), [])
 
 
-async def test_clients_that_left_take_no_place(tmp_path: Path) -> None:
-    """Any number of clients come one after the other, and each is answered. After them silent clients take all places,
-    and the next client gets the place of the oldest of these."""
+async def test_clients_that_left_or_are_silent_do_not_keep_others_out(tmp_path: Path) -> None:
+    """Any number of clients come one after the other, and each is answered. After them clients that send nothing or
+    half a length, which they may do for ever, take all places: each new client gets the place of the oldest at once."""
     async with served_store(tmp_path), asyncio.timeout(LIMIT_S):
         for _ in range(CONNECTIONS_MAX + server.WAITING_MAX + 5):
             assert isinstance(await answer_to(tmp_path, local_socket.ListConsumers()), local_socket.Consumers)
-        silent = [await connected(tmp_path) for _ in range(CONNECTIONS_MAX)]
-        assert isinstance(await answer_to(tmp_path, local_socket.ListConsumers()), local_socket.Consumers)
-        assert await silent[0][0].read() == b""
+        silent = list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]()
+        for turn in range(3):
+            while len(silent) < CONNECTIONS_MAX + turn:
+                silent.append(await connected(tmp_path))
+                silent[-1][1].write(struct.pack("<I", 100)[: len(silent) % 5])
+            assert (await appended(tmp_path, request(f"m{turn}")))[0][0] == "applied"
+            assert await silent[turn][0].read() == b"", "the oldest has lost its place"
     for _, writer in silent:
         writer.close()
 

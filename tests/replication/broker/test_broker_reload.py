@@ -114,7 +114,8 @@ def test_of_several_revocation_lists_the_one_that_ends_first_counts(tmp_path: Pa
     (folder / "zones-ca.pem").write_bytes(b"".join((site / "ca.pem").read_bytes() for site in sites))
     for order in permutations(sites):
         (folder / CRL_NAME).write_bytes(b"".join((site / "ca.crl").read_bytes() for site in order))
-        found = check_broker_files(folder / "mosquitto.conf", now=looked)
+        found = list(check_broker_files(folder / "mosquitto.conf", now=looked))
+        assert bad(found) == [], "each authority has its list"
         notes = [finding.what for finding in found if finding.outcome is Outcome.NOTE]
         soon = pki.load_certificates(others[0] / "ca.pem")[0].subject.rfc4514_string()
         assert notes == [f"the revocation list of {soon} ends in 20 days"]

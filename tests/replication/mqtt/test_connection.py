@@ -125,15 +125,16 @@ async def test_the_first_reason_counts() -> None:
     assert "first" in str(connection.closed.result())
 
 
-async def test_all_waiting_callers_fail_when_the_connection_ends() -> None:
+async def test_all_waiting_callers_fail_when_the_connection_ends(
+    monkeypatch: pytest.MonkeyPatch, played: Played
+) -> None:
     """These fail: requests not yet sent, requests not yet acknowledged, and callers that wait for the session."""
-    connection = Connection(ACCESS, lambda _: None)
-    connection._socket = object()  # type: ignore[assignment]
-    connection._flush = lambda: None  # type: ignore[method-assign]
-    waiting = connection.publish_request("t", b"", "r", bytes(16), 1)
-    connection._socket = None
+    connection = connected(monkeypatch)
+    connection._outbox.unacknowledged_max = 2
+    waiting = [connection.publish_request(f"t{number}", b"", "r", bytes(16), 1) for number in range(4)]
+    assert played.published == ["t0", "t1"]
     connection._end_with(ConnectionLost("b", "gone"))
-    for future in (waiting, connection._connack):
+    for future in (*waiting, connection._connack):
         async with asyncio.timeout(LIMIT_S):
             with pytest.raises(ConnectionLost, match="gone"):
                 await future
@@ -278,12 +279,12 @@ async def test_what_is_buffered_is_read_to_its_end(played: Played, monkeypatch: 
     count = 2 * READS_PER_WAKE_MAX + 1
     for number in range(count):
         message = Incoming("t", bytes([number]), None, None, None, False)
-        played.reads.append(lambda message=message: played.arrived.append(message))  # type: ignore[misc]
+        played.reads.append(lambda message=message: played.arrived.extend([message] * 2))  # type: ignore[misc]
     connection._read()
-    assert len(arrived) == READS_PER_WAKE_MAX
+    assert len(arrived) == 2 * READS_PER_WAKE_MAX
     for _ in range(3):
         await asyncio.sleep(0)
-    assert arrived == [bytes([number]) for number in range(count)]
+    assert arrived == [bytes([number // 2]) for number in range(2 * count)]
 
 
 @pytest.mark.parametrize("error", [ValueError, IndexError, struct.error, MQTTException])
@@ -302,12 +303,13 @@ async def test_whatever_a_broken_packet_raises_ends_the_connection(
 
 
 async def test_requests_are_held_back_as_the_broker_asks(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No more are unacknowledged than its receive maximum; the next one leaves with an acknowledgement. What was sent
-    takes no room in the queue, what waits does."""
+    """No more are unacknowledged than its receive maximum; the next one leaves with an acknowledgement, but not with
+    one that nothing waits for. What was sent takes no room in the queue, what waits does."""
     connection = connected(monkeypatch)
     accepts(connection, ReceiveMaximum=2)
     waiting = [connection.publish_request(f"t{number}", b"{}", "r", bytes(16), 1) for number in range(3)]
     assert played.published == ["t0", "t1"]
+    connection._on_acknowledged(9, GRANTED)  # type: ignore[arg-type]
     assert connection.outgoing_bytes == len("t2{}") + 256
     played.reads.append(lambda: connection._on_acknowledged(1, GRANTED))  # type: ignore[arg-type]
     connection._read()

@@ -315,6 +315,23 @@ async def test_a_position_that_is_not_in_this_log_changes_nothing(after: LogPosi
         assert store.names() == ["peer_reads_more"]
 
 
+@pytest.mark.parametrize(
+    "trail, after",
+    [
+        ([at(4), at(12)], 12),
+        ([at(12), at(30, "b2" * 16)], 12),
+        ([at(30, "b2" * 16), at(12)], 12),
+        ([at(9, "b2" * 16), at(9, "c3" * 16)], 0),
+        ([], 0),
+    ],
+)
+async def test_a_trail_is_read_on_from_where_it_is_valid_furthest(trail: list[LogPosition], after: int) -> None:
+    """Wherever in the trail that position is; from the beginning if none is of this log."""
+    async with play() as (_, consumers):
+        page = page_of(await consumers.fetch(ONE, fetch(after=None, trail=trail)))
+        assert (page.after.offset, page.runs()[0][:2]) == (after, (after + 1, 20))
+
+
 @pytest.mark.parametrize("name", ["enterprise.facts", "local.mes", "idmz", "idmz-2.facts", "plant-a.own"])
 async def test_a_zone_uses_only_names_that_begin_with_it(name: str) -> None:
     """The answer does not depend on whether a consumer of that name exists, in any operation."""

@@ -290,7 +290,8 @@ def test_a_search_that_was_made_again_is_the_newest() -> None:
 
 
 def test_searches_of_one_zone_displace_none_of_another() -> None:
-    """However many queries another zone sends between two pages, the second page comes from the search of the first."""
+    """However many queries another zone sends between two pages, the second page comes from the search of the first.
+    Those of all zones are dropped after their time."""
     kept, question = SearchCache(), LatestQuery("s", frozenset(), "", 0, 1)
     kept.put("idmz", question, CachedSearch(found([]), 7, 0))
     for number in range(50):
@@ -299,6 +300,8 @@ def test_searches_of_one_zone_displace_none_of_another() -> None:
     assert searched is not None
     assert searched.end_offset == 7
     assert len(kept._searches["evil"]) == KEPT_OF_ZONE_MAX
+    kept.forget(KEPT_MS + 50)
+    assert kept._searches == {}
 
 
 def test_a_peer_cannot_cause_an_endless_loop() -> None:
