@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
+from pyspark_bsfg.transports import store_file
 from tests.spark.making import QUICK_JVM
 
 JAVA_MAJOR_MIN = 17
@@ -24,6 +25,12 @@ collect_ignore = (
 def pytest_configure(config: pytest.Config) -> None:
     """The mark that tests on a real Spark carry."""
     config.addinivalue_line("markers", "spark: runs on a real Spark, some seconds for the first")
+
+
+@pytest.fixture(autouse=True)
+def _small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stores are read in many pages, where they are read in this process."""
+    monkeypatch.setattr(store_file, "PAGE_FACTS", 7)
 
 
 @pytest.fixture(scope="session")

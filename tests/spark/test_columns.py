@@ -165,7 +165,7 @@ def test_facts_are_counted_by_headers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "first, count", [(1, 1), (1, 2500), (7, 3), (95, 10), (990, 30), (9_998, 2_004), (123_456, 3_000), (10**18 - 3, 5)]
+    "first, count", [(1, 1), (1, 2500), (7, 3), (95, 10), (990, 30), (9_998, 2_004), (198_456, 3_000), (10**18 - 3, 5)]
 )
 def test_numbers_in_ids_are_what_python_writes(first: int, count: int) -> None:
     """Ids made a thousand at a time are those made one by one, over every change in the number of digits."""
@@ -211,10 +211,14 @@ def test_times_and_tags_of_the_whole_range() -> None:
     ]
 
 
-def test_groups_close_at_their_limit_and_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Facts are gathered over batches, a record batch is made when there are enough, the rest by flush."""
-    monkeypatch.setattr(columns, "FACTS_MAX_PER_GROUP", 10)
-    runs = [[Sample(1, NOON_NS + n, float(n))] * 4 for n in range(6)]
+@pytest.mark.parametrize(
+    "limit, enough", [("FACTS_MAX_PER_GROUP", 10), ("TEXT_BYTES_MAX", 3 * 4 * 4 * len("text 0 of 0"))]
+)
+def test_groups_close_at_their_limit_and_lose_nothing(monkeypatch: pytest.MonkeyPatch, limit: str, enough: int) -> None:
+    """Facts are gathered over batches, a record batch is made when there are enough, or enough text with four bytes a
+    character, the rest by flush."""
+    monkeypatch.setattr(columns, limit, enough)
+    runs = [[Sample(1, NOON_NS + n, f"text {n} of {run}") for n in range(4)] for run in range(6)]
     made = built([(batch, 1 + 4 * n, 0, 4) for n, batch in enumerate(foreign(PLANT_A, runs))])
     assert [record_batch.num_rows for record_batch in made] == [12, 12]
     assert [fact["offset"] for fact in rows(made)] == list(range(1, 25))

@@ -137,7 +137,9 @@ def test_signatures_are_verified_where_an_authority_is_trusted(
     ca.write_bytes(authority.pem)
     other.write_bytes(signers.make("facts", is_ca=True).pem)
     compromised = tmp_path / "compromised.toml"
-    compromised.write_text(f'[[compromised]]\nkey_id = "{signer.key_id.hex()}"\nsince = 2026-01-01T00:00:00Z\n')
+    for key_id, year in ((b"of later".hex(), 2100), (signer.key_id.hex(), 2026)):
+        with compromised.open("a") as file:
+            file.write(f'[[compromised]]\nkey_id = "{key_id}"\nsince = {year}-01-01T00:00:00Z\n')
     options = enterprise.options(startingOffsets=40, endingOffsets=HELD - 299, numPartitions=tasks)
     intact = [offset for offset in range(40, HELD - 299) if not DAMAGED <= offset < DAMAGED + 1000]
 

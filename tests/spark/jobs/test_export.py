@@ -42,8 +42,8 @@ def exported(asked: Export) -> list[tuple[Any, ...]]:
 
 @pytest.mark.filterwarnings("ignore")  # pyiceberg's own: a delete that matches nothing, a catalog that is not closed
 def test_a_date_and_zone_is_exported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second run writes nothing; a changed date replaces its rows and no other; a run that ends between two commits
-    goes on with the rest. A catalog that cannot be opened is a clear error."""
+    """A second run writes nothing; a changed date replaces its rows and no other, also by none; a run that ends between
+    two commits goes on with the rest. A catalog that cannot be opened is a clear error."""
     (tmp_path / "lake").mkdir()
     asked = Export("plant.facts", "test", {"uri": f"sqlite:///{tmp_path}/c.db", "warehouse": f"file://{tmp_path}/lake"})
     parts = {JANUARY_1: part(tmp_path, JANUARY_1, range(3), "a"), JANUARY_2: part(tmp_path, JANUARY_2, range(2), "a")}
@@ -74,5 +74,7 @@ def test_a_date_and_zone_is_exported_once(tmp_path: Path, monkeypatch: pytest.Mo
         >= {"offset"}
     )
     assert exported(asked) == [*first, ("2026-01-02", "7", 0.0, "early"), ("2026-01-02", "7", 1.0, "early")]
+    export(asked, Source(tmp_path, parts | {JANUARY_2: Part(0, 0, (), "b")}), lambda _: None)
+    assert exported(asked) == first
     with pytest.raises(JobRefused, match="the Iceberg catalog"):
         export(Export("plant.facts", "test", {"uri": "nowhere://"}), Source(tmp_path, parts), lambda _: None)

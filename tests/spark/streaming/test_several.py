@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from pyspark_bsfg.streaming import reader as reading
 from pyspark_bsfg.streaming import several as module
 from pyspark_bsfg.streaming.checkpoint import last_committed
 from pyspark_bsfg.streaming.options import StreamOptions
+from pyspark_bsfg.streaming.receipts import Receipts, confirming
 from pyspark_bsfg.streaming.several import SeveralReader
 from tests.spark.making import AT_ONCE, DEFINITIONS
 from tests.spark.streaming.test_stream_reader import append, stream
@@ -81,6 +83,7 @@ def test_each_node_has_its_offset_and_delays_no_other(tmp_path: Path, monkeypatc
     away.rename(tmp_path / "north")
     grown(tmp_path / "west", 5)
     reader = several(tmp_path, "west", "north")
+    reader.commit(at)  # in which the new node has no offset
     at, found = batch(reader, at)
     assert found == facts("north", 11, 20)
     assert list(at) == ["north", "south", "west"]
@@ -121,6 +124,17 @@ def test_each_node_has_its_part_of_the_checkpoint(tmp_path: Path) -> None:
         (tmp_path / name / "0").write_text(f"v1\n{{}}\n{logged}\n")
     assert last_committed(tmp_path, "north") == ("ab", 7)
     assert last_committed(tmp_path, "west") == ("", 0)
+
+
+def test_each_node_is_confirmed_by_a_listener_of_its_own(tmp_path: Path) -> None:
+    """What each of several nodes may release follows from its part of the checkpoint; at the end none listens."""
+    listening = list[Receipts]()
+    spark: Any = SimpleNamespace(streams=SimpleNamespace(addListener=listening.append, removeListener=listening.remove))
+    with confirming(spark, NODES | {"consumer": "analytics.lake", "checkpointLocation": str(tmp_path)}) as receipts:
+        assert listening == receipts
+        places = [(receipt._place.at.peer, receipt._binding.name) for receipt in receipts]  # type: ignore[union-attr]
+    assert places == [(name, name) for name in ("south", "north")]
+    assert listening == []
 
 
 def test_the_land_job_has_a_query_for_each_node() -> None:
