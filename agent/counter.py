@@ -32,7 +32,7 @@ class Change(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class CounterReading:
     """A value of the counter, its time, and the life that recorded it, if several may have."""
 
     value: float
@@ -46,8 +46,8 @@ class Increase:
     `after`."""
 
     change: Change
-    before: Reading
-    after: Reading
+    before: CounterReading
+    after: CounterReading
     counted: float
 
 
@@ -58,12 +58,12 @@ class CounterReader:
     def __init__(self, modulus: float | None = None, apart_ns_max: int | None = None) -> None:
         self._modulus, self._apart_ns_max = modulus, apart_ns_max
         self._unit: str | None = None
-        self._last: Reading | None = None
-        self._fallen: list[Reading] = []  # the first and the newest of the low readings since then, undecided
+        self._last: CounterReading | None = None
+        self._fallen: list[CounterReading] = []  # the first and the newest of the low readings since then, undecided
         self._old = 0.0  # the highest reading before a restart, while the counter is below it
         self._counted_since = 0.0  # then
 
-    def read(self, reading: Reading, unit: str | None = None) -> Increase | None:
+    def read(self, reading: CounterReading, unit: str | None = None) -> Increase | None:
         """Take a reading. None if nothing is known to be counted by it."""
         if self._last is None or unit != self._unit or self._is_far(self._last, reading):
             self._unit, self._last, self._fallen, self._old = unit, reading, [], 0.0
@@ -84,7 +84,7 @@ class CounterReader:
         self._fallen = [*low[:1], reading]
         return None
 
-    def _is_far(self, before: Reading, reading: Reading) -> bool:
+    def _is_far(self, before: CounterReading, reading: CounterReading) -> bool:
         return self._apart_ns_max is not None and reading.time_ns - before.time_ns > self._apart_ns_max
 
     def _is_behind(self, before: float, rise: float) -> bool:
@@ -93,7 +93,7 @@ class CounterReader:
             return rise - self._modulus >= -self._modulus / WRAP_PART
         return -before / STEP_PART < rise < 0
 
-    def _without_restart(self, before: Reading, reading: Reading) -> float:
+    def _without_restart(self, before: CounterReading, reading: CounterReading) -> float:
         """The rise; less if it shows that a restart was none, which has counted what came after it from 0."""
         rise = reading.value - before.value
         if not self._old:
@@ -106,7 +106,9 @@ class CounterReader:
             return rise
         return max(0.0, reading.value - old - self._counted_since)
 
-    def _accept(self, change: Change, reading: Reading, counted: float, after: Reading | None = None) -> Increase:
+    def _accept(
+        self, change: Change, reading: CounterReading, counted: float, after: CounterReading | None = None
+    ) -> Increase:
         before, self._last, self._fallen = self._last, reading, []
         assert before is not None
         return Increase(change, before, after or reading, counted)

@@ -43,7 +43,7 @@ class Span(StrEnum):
         return "asking" if self is Span.ASK else "serving"
 
 
-class Step(NamedTuple):
+class SpanKey(NamedTuple):
     """The key of a counter. `operation` is an operation of the protocol, "" for an unreadable request."""
 
     span: Span
@@ -53,7 +53,7 @@ class Step(NamedTuple):
 class Started(NamedTuple):
     """A span that has started: when, by the clock of its telemetry, and the fields of its log lines."""
 
-    step: Step
+    step: SpanKey
     at_ns: int
     fields: Mapping[str, object]
 
@@ -63,7 +63,7 @@ class SpanStatistics:
     """Counts since the process started. `counts[i]` is the number of stopped spans with a duration above BOUNDS_S[i -
     1] and up to BOUNDS_S[i], the last one of those above all bounds."""
 
-    step: Step
+    step: SpanKey
     started: int
     stopped: int
     failed: int
@@ -85,11 +85,11 @@ class Telemetry:
 
     def __init__(self, clock_ns: Callable[[], int] = time.perf_counter_ns) -> None:
         self._clock_ns = clock_ns
-        self._counted = defaultdict[Step, _Counted](_Counted)
+        self._counted = defaultdict[SpanKey, _Counted](_Counted)
 
     def start(self, span: Span, operation: str, **fields: object) -> Started:
         """Start a span. The caller must end it exactly once, with `stop`, `fail` or `discard`."""
-        step = Step(span, operation)
+        step = SpanKey(span, operation)
         self._counted[step].started += 1
         if _log.isEnabledFor(logging.DEBUG):
             _log.debug("span_start", extra={**_log_fields(step), **fields})
@@ -131,6 +131,6 @@ class Telemetry:
         _log.debug(event, extra={**_log_fields(started.step), "took_ms": took_ms, **started.fields, **fields})
 
 
-def _log_fields(step: Step) -> dict[str, object]:
+def _log_fields(step: SpanKey) -> dict[str, object]:
     """The fields of a step in log lines."""
     return {"span": step.span, "side": step.span.side, "operation": step.operation}

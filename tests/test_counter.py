@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.counter import Change, CounterReader, Reading
+from agent.counter import Change, CounterReader, CounterReading
 
 
 def increases(values: list[float], modulus: float | None = None) -> list[float | None]:
     """What each reading shows, a second apart."""
     reader = CounterReader(modulus)
-    found = [reader.read(Reading(value, second)) for second, value in enumerate(values)]
+    found = [reader.read(CounterReading(value, second)) for second, value in enumerate(values)]
     return [None if increase is None else increase.counted for increase in found]
 
 
@@ -50,18 +50,22 @@ def test_a_fall_is_decided_by_what_follows(
 def test_a_restart_names_its_first_low_reading() -> None:
     """It is known one reading later, and names the readings on both sides of it."""
     reader = CounterReader(65_536)
-    reader.read(Reading(30_000, 1))
-    assert reader.read(Reading(12, 2)) is None
-    restart = reader.read(Reading(40, 3))
+    reader.read(CounterReading(30_000, 1))
+    assert reader.read(CounterReading(12, 2)) is None
+    restart = reader.read(CounterReading(40, 3))
     assert restart is not None
-    assert (restart.change, restart.before, restart.after) == (Change.RESTARTED, Reading(30_000, 1), Reading(12, 2))
+    assert (restart.change, restart.before, restart.after) == (
+        Change.RESTARTED,
+        CounterReading(30_000, 1),
+        CounterReading(12, 2),
+    )
 
 
 def test_each_change_has_its_name() -> None:
     """Of two wraps and a restart, with what was counted before and after each."""
     reader, found = CounterReader(256), []
     for second, value in enumerate((250, 4, 60, 120, 180, 240, 10, 120, 5, 30)):
-        increase = reader.read(Reading(value, second))
+        increase = reader.read(CounterReading(value, second))
         found.append(None if increase is None else increase.change)
     counted, wrapped, restarted = Change.COUNTED, Change.WRAPPED, Change.RESTARTED
     assert found == [None, wrapped, *[counted] * 4, wrapped, counted, None, restarted]
@@ -71,7 +75,7 @@ def test_another_unit_begins_anew() -> None:
     """From kWh to Wh and back: the first reading in a unit counts nothing."""
     reader = CounterReader()
     told = [(118, "kWh"), (119, "kWh"), (119_000, "Wh"), (119_500, "Wh"), (120, "kWh"), (121, "kWh")]
-    found = [reader.read(Reading(value, second), unit) for second, (value, unit) in enumerate(told)]
+    found = [reader.read(CounterReading(value, second), unit) for second, (value, unit) in enumerate(told)]
     assert [None if reading is None else reading.counted for reading in found] == [None, 1, None, 500, None, 1]
 
 
@@ -79,7 +83,7 @@ def test_readings_far_apart_are_not_compared() -> None:
     """After a day without readings the next one begins anew, also if a lower reading was undecided."""
     reader = CounterReader(None, apart_ns_max=10)
     told = [(1, 0), (0, 100), (30, 110), (50, 111), (20, 112), (60, 122)]
-    found = [reader.read(Reading(value, time_ns)) for value, time_ns in told]
+    found = [reader.read(CounterReading(value, time_ns)) for value, time_ns in told]
     assert [None if reading is None else reading.counted for reading in found] == [None, None, 30, 20, None, None]
 
 
@@ -136,7 +140,7 @@ def test_two_gateways_with_other_clocks_count_once(
     told.sort()
     reader, found = CounterReader(modulus), []
     for second, _, counted, life in told:
-        found.append(reader.read(Reading(counted % modulus if modulus else counted, second, life)))
+        found.append(reader.read(CounterReading(counted % modulus if modulus else counted, second, life)))
     assert sum(reading.counted for reading in found if reading) == max(told, key=lambda row: row[2])[2] - told[0][2]
     assert Change.RESTARTED not in {reading.change for reading in found if reading}
 
@@ -145,5 +149,5 @@ def test_a_restart_between_two_gateways_is_one() -> None:
     """A device that was set to 0 while the other gateway took over has counted from 0, if it is read before it has half
     of its old count."""
     reader, readings = CounterReader(), [(1000, "a"), (12, "b"), (40, "b"), (600, "b")]
-    found = [reader.read(Reading(value, second, life)) for second, (value, life) in enumerate(readings)]
+    found = [reader.read(CounterReading(value, second, life)) for second, (value, life) in enumerate(readings)]
     assert [None if reading is None else reading.counted for reading in found] == [None, None, 40, 560]

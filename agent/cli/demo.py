@@ -19,9 +19,9 @@ def demo(keep: bool) -> None:
     """Show facts travelling from a plant to the enterprise, a cut link, the catch-up, and the counts in Spark."""
     import pyarrow as pa  # noqa: F401 a plain install learns here, not at the end, that it has no Spark
 
-    from agent.demo.scenario import Outcome, Timing, View, new_folder, run_demo
+    from agent.demo.scenario import DemoOutcome, Timing, View, new_folder, run_demo
 
-    def report(outcome: Outcome) -> None:
+    def report(outcome: DemoOutcome) -> None:
         _print_rollup(outcome.spark)
         counts = [f"{zone} {count:,}" for zone, count in outcome.facts.items()]
         click.echo(

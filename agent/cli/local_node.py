@@ -24,7 +24,7 @@ from agent.settings.node import NodeSettings
 
 _RequestT = TypeVar("_RequestT", bound=local_socket.AnyRequest)
 _AnswerT = TypeVar("_AnswerT", bound=msgspec.Struct)
-AnswerWithoutNode = Callable[[NodeSettings, _RequestT], Coroutine[Any, Any, local_socket.Reply]]
+AnswerWithoutNode = Callable[[NodeSettings, _RequestT], Coroutine[Any, Any, local_socket.LocalReply]]
 
 ANSWER_S = 10.0  # twice the default acks_timeout of a stream
 LOCKED_S = 10.0
@@ -68,7 +68,7 @@ answer_s_option = click.option(
 )
 
 
-async def answer_from_store(settings: NodeSettings, request: local_socket.AnyRequest) -> local_socket.Reply:
+async def answer_from_store(settings: NodeSettings, request: local_socket.AnyRequest) -> local_socket.LocalReply:
     """Answer a request while no node runs. Raises NoNode for one that only a node can answer."""
     if isinstance(request, local_socket.NODE_REQUESTS):  # the store is not opened: a starting node needs its lock
         raise local_socket.NoNode
@@ -96,7 +96,7 @@ def ask(
 def node_client(settings: NodeSettings) -> Client:
     """The node as applications see it, or its store where none runs."""
 
-    async def ask_node(request: local_socket.AnyRequest, waits_ms: int) -> local_socket.Reply:
+    async def ask_node(request: local_socket.AnyRequest, waits_ms: int) -> local_socket.LocalReply:
         return await _answer(settings, request, waits_ms, answer_from_store)
 
     return Client(settings.node.state_dir, ask_node=ask_node)
@@ -111,7 +111,7 @@ def unknown_stream(known: Sequence[str], stream: str, consumer: str = "") -> str
 
 async def _answer(
     settings: NodeSettings, request: _RequestT, waits_ms: int, without_node: AnswerWithoutNode[_RequestT]
-) -> local_socket.Reply:
+) -> local_socket.LocalReply:
     """Raises StoreLocked where another process holds the store for LOCKED_S without serving the socket."""
     deadline = time.monotonic() + LOCKED_S
     while True:

@@ -73,7 +73,7 @@ def list_command(config_file: Path, everything: bool, as_json: bool) -> None:
 @json_option
 def test(name: str, config_file: Path, as_json: bool) -> None:
     """Test each step of the connection between this node and NODE. Exit status 1 when a step fails."""
-    from agent.replication.broker import Outcome, check_peer
+    from agent.replication.broker import CheckOutcome, check_peer
 
     settings = load_settings(config_file)
     tested = named_peer(settings, name)
@@ -88,7 +88,7 @@ def test(name: str, config_file: Path, as_json: bool) -> None:
             print_json({**printed, "what": step.what, "hint": step.hint, **step.figures})
             continue
         hint = f"\n{'':23}-> {step.hint}" if step.hint else ""
-        word = {Outcome.GOOD: "ok", Outcome.NOTE: "note", Outcome.BAD: "failed"}[step.outcome]
+        word = {CheckOutcome.GOOD: "ok", CheckOutcome.NOTE: "note", CheckOutcome.BAD: "failed"}[step.outcome]
         click.echo(f"  {word:<7} {step.step:<13} {step.what}{hint}")
     if bad:
         sys.exit(1)

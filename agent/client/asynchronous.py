@@ -21,9 +21,9 @@ from agent.local_socket import (
     AnyRequest,
     Kept,
     LocalError,
+    LocalReply,
     NodeStatus,
     ReadStatus,
-    Reply,
     StateFolderUnusable,
     accepted,
     ask,
@@ -64,7 +64,7 @@ PAGE_BYTES = 4 * 1024 * 1024
 ACKS_WAIT_MS = 60_000
 """For how much longer than usual an append may take to be answered: its stream's acks_timeout_ms, 60 s at most."""
 
-Ask = Callable[[AnyRequest, int], Awaitable[Reply]]
+Ask = Callable[[AnyRequest, int], Awaitable[LocalReply]]
 """ask(request, waits_ms) returns the answer."""
 _AnswerT = TypeVar("_AnswerT", bound=msgspec.Struct)
 
@@ -223,7 +223,7 @@ class AsyncClient:
 
     # --------------------------------------------------------------------------------------------------------- internal
 
-    async def _ask_socket(self, request: AnyRequest, waits_ms: int) -> Reply:
+    async def _ask_socket(self, request: AnyRequest, waits_ms: int) -> LocalReply:
         try:
             return await ask(self._state_dir, request, waits_ms, self._instance, self._kept)
         except (FileNotFoundError, ConnectionRefusedError) as error:

@@ -5,7 +5,7 @@ sections_text   its text, cut into sections
 in_force        the settings and tag files last in force, kept in the state folder
 """
 
-from agent.config.in_force import InForce, Kept, load_kept, load_usable
+from agent.config.in_force import InForce, KeptSettings, load_kept, load_usable
 from agent.config.node_file import (
     ConfigError,
     ConfigFile,

@@ -33,14 +33,14 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptSettings:
     """The settings last in force, and the bytes of the tag file of each source that had one in force."""
 
     settings: NodeSettings
     tag_files: Mapping[str, bytes]
 
 
-def load_kept(state_dir: Path) -> Kept | None:
+def load_kept(state_dir: Path) -> KeptSettings | None:
     """What was last in force; None if nothing is kept. A damaged file counts as none, which is logged."""
     folder = state_dir / FOLDER
     try:
@@ -53,7 +53,7 @@ def load_kept(state_dir: Path) -> Kept | None:
         log.warning("in_force_unreadable", extra={"file": str(folder / INDEX), "why": str(error)})
         return None
     found = {source: _read_copy(folder / Path(name).name) for source, name in names.items()}
-    return Kept(settings, {source: data for source, data in found.items() if data is not None})
+    return KeptSettings(settings, {source: data for source, data in found.items() if data is not None})
 
 
 def _read_index(folder: Path) -> dict[str, dict[str, object]] | None:

@@ -43,7 +43,7 @@ _TYPE_NAMES = {str: "text", int: "a whole number", float: "a number", bool: "tru
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class SettingProblem:
     """One problem of node.toml: its path (`broker[0].port`), the value found, and why it cannot be used. `section` is
     the section that cannot be used (`broker[0]`)."""
 
@@ -61,7 +61,7 @@ class Problem:
 class ConfigError(BsfgError):
     """node.toml cannot be used; the text lists every problem."""
 
-    def __init__(self, file: Path, problems: Iterable[Problem]) -> None:
+    def __init__(self, file: Path, problems: Iterable[SettingProblem]) -> None:
         self.file = file
         self.problems = tuple(problems)
         count = len(self.problems)
@@ -86,7 +86,7 @@ class Section:
     place: str
     name: str
     settings: Any
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[SettingProblem, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Sections:
     """The sections of a node.toml, each by itself. `settings` is None if there is any problem."""
 
     file: Path
-    problems: tuple[Problem, ...]
+    problems: tuple[SettingProblem, ...]
     settings: NodeSettings | None
     all: tuple[Section, ...]
 
@@ -226,7 +226,7 @@ def _sections(table: Mapping[str, object], file: Path) -> Sections:
     table = _with_own_certificates(_with_profiles(reader, table))
     settings = reader.table(NodeSettings, table, "")
     problems = tuple(
-        Problem(
+        SettingProblem(
             reader.places.get(problem.path, problem.path),
             problem.value,
             problem.why,
@@ -236,7 +236,7 @@ def _sections(table: Mapping[str, object], file: Path) -> Sections:
     )
     if not problems:
         return Sections(file, (), settings, tuple(_valid_sections(settings)))
-    of_section: dict[str, list[Problem]] = {}
+    of_section: dict[str, list[SettingProblem]] = {}
     for problem in problems:
         of_section.setdefault(problem.section, []).append(problem)
 
@@ -287,12 +287,12 @@ def _parsed(file: Path) -> Mapping[str, object]:
     try:
         return read_tables(file.read_bytes())
     except FileNotFoundError:
-        raise ConfigError(file, [Problem("file", MISSING, "does not exist; `bsfg init` writes one")]) from None
+        raise ConfigError(file, [SettingProblem("file", MISSING, "does not exist; `bsfg init` writes one")]) from None
     except PermissionError as error:
         why = f"cannot be read: {error.strerror}; run as root or as a member of its group (bsfg in /etc/bsfg)"
-        raise ConfigError(file, [Problem("file", MISSING, why)]) from error
+        raise ConfigError(file, [SettingProblem("file", MISSING, why)]) from error
     except OSError as error:
-        raise ConfigError(file, [Problem("file", MISSING, f"cannot be read: {error}")]) from error
+        raise ConfigError(file, [SettingProblem("file", MISSING, f"cannot be read: {error}")]) from error
 
 
 def _with_profiles(reader: _Reader, table: Mapping[str, object]) -> Mapping[str, object]:
@@ -352,20 +352,20 @@ def _read_profile(reader: _Reader, file: Path, path: str, device: str) -> dict[s
         known = sorted(profile.stem for profile in (reader.folder / DEVICES_FOLDER).glob("*.toml"))
         near = difflib.get_close_matches(device, known, 1)
         hint = f"did you mean {near[0]}?" if near else f"profiles there: {', '.join(known) or 'none'}"
-        reader.problems.append(Problem(path, device, f"{file} does not exist; {hint}"))
+        reader.problems.append(SettingProblem(path, device, f"{file} does not exist; {hint}"))
         return {}
     except (OSError, UnicodeDecodeError) as error:
-        reader.problems.append(Problem(path, device, f"{file} cannot be read: {error}"))
+        reader.problems.append(SettingProblem(path, device, f"{file} cannot be read: {error}"))
         return {}
     except tomllib.TOMLDecodeError as error:
-        reader.problems.append(Problem(path, device, f"{file} is not TOML: {error}"))
+        reader.problems.append(SettingProblem(path, device, f"{file} is not TOML: {error}"))
         return {}
     section = path.partition(".")[0]
     if "description" not in found:
-        reader.problems.append(Problem(f"{file}: description", MISSING, "is required", section))
+        reader.problems.append(SettingProblem(f"{file}: description", MISSING, "is required", section))
     for name in found.keys() - PROFILE_SETTINGS - PROFILE_TEXTS:
         why = f"is not a setting of a profile; {_known(name, sorted(PROFILE_SETTINGS))}"
-        reader.problems.append(Problem(f"{file}: {name}", found[name], why, section))
+        reader.problems.append(SettingProblem(f"{file}: {name}", found[name], why, section))
     return {name: value for name, value in found.items() if name in PROFILE_SETTINGS}
 
 
@@ -380,7 +380,7 @@ class _Reader:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.problems: list[Problem] = []
+        self.problems: list[SettingProblem] = []
         self.places: dict[str, str] = {}  # file and name of a value from a profile, by its path in node.toml
         self.without_profile = set[str]()  # sections whose profile cannot be used
 
@@ -397,7 +397,7 @@ class _Reader:
             value, why = found[name], f"is not a setting; {_known(name, known)}"
             if isinstance(value, BrokenTable):
                 why, value = value.why, MISSING
-            self.problems.append(Problem(_join(path, name), value, why))
+            self.problems.append(SettingProblem(_join(path, name), value, why))
         given: dict[str, Any] = {}
         for name, setting in known.items():
             if name in found:
@@ -415,7 +415,7 @@ class _Reader:
         if isinstance(settings, Checked):
             for name, why in settings.problems():
                 if name not in wrong:
-                    self.problems.append(Problem(_join(path, name), given.get(name, MISSING), why))
+                    self.problems.append(SettingProblem(_join(path, name), given.get(name, MISSING), why))
         return typing.cast(SettingsT, _WRONG) if wrong else settings
 
     def value(self, kind: Any, found: object, path: str) -> Any:
@@ -440,7 +440,7 @@ class _Reader:
         return found if type(found) is kind else self._wrong(path, found, f"must be {_TYPE_NAMES.get(kind, kind)}")
 
     def _wrong(self, path: str, found: object, why: str) -> Any:
-        self.problems.append(Problem(path, found, why))
+        self.problems.append(SettingProblem(path, found, why))
         return _WRONG
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agent.config.node_file import Problem, Section, Sections, name_of_settings
+from agent.config.node_file import Section, Sections, SettingProblem, name_of_settings
 from agent.settings.node import NodeSettings
 
 _WHOLE = ("store", "stream", "signing", "origin")
@@ -44,7 +44,7 @@ class SettingsPlan:
 
     settings: NodeSettings | None
     not_in_force: tuple[NotInForce, ...] = ()
-    fatal: tuple[Problem, ...] = ()
+    fatal: tuple[SettingProblem, ...] = ()
 
 
 @dataclass(slots=True)
@@ -100,11 +100,11 @@ def _agreeing(chosen: dict[str, list[_Chosen]], before: NodeSettings | None, out
         path, why = broken
         kind, _, index = path.partition(".")[0].rstrip("]").partition("[")
         if kind == "node":
-            return SettingsPlan(None, fatal=(Problem(path, settings.node, why, kind),))
+            return SettingsPlan(None, fatal=(SettingProblem(path, settings.node, why, kind),))
         if kind in _WHOLE:
             kept = _kept(kind, before)
             if before is None or all(section.is_kept for section in chosen[kind]):
-                return SettingsPlan(None, fatal=(Problem(path, getattr(settings, kind), why, kind),))
+                return SettingsPlan(None, fatal=(SettingProblem(path, getattr(settings, kind), why, kind),))
             chosen[kind] = kept
             out.append(NotInForce(_heading(kind), f"{path}: {why}", is_kept=True))
             continue

@@ -103,7 +103,7 @@ class DemoFailed(BsfgError):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class DemoOutcome:
     """Facts of the telemetry stream as each zone holds them, and as Spark counted them; messages beside them."""
 
     facts: dict[str, int]
@@ -195,8 +195,8 @@ def run_zones(folder: Path, *, keep: bool) -> Iterator[RunningZones]:
 
 
 def run_demo(
-    folder: Path, view: View, timing: Timing, report: Callable[[Outcome], None], *, keep: bool = False
-) -> Outcome:
+    folder: Path, view: View, timing: Timing, report: Callable[[DemoOutcome], None], *, keep: bool = False
+) -> DemoOutcome:
     """Run all steps and call `report` with the outcome while everything still runs.
 
     Raises DemoFailed when the zones do not agree in time.
@@ -228,7 +228,7 @@ def run_demo(
         facts, messages = _settled(zones, view, timing)
         view.say("Spark counts the enterprise store and rolls it up by minute and tag")
         spark = rollup(zones.store(layout.ENTERPRISE), folder / "rollup")
-        outcome = Outcome(facts, messages, spark)
+        outcome = DemoOutcome(facts, messages, spark)
         report(outcome)
     return outcome
 

@@ -13,7 +13,7 @@ from functools import partial
 from agent.errors import StoreError
 from agent.fact_store import consumers
 from agent.fact_store.append import Follower
-from agent.fact_store.core import ConsumerState, Event, Lifecycle, next_state
+from agent.fact_store.core import ConsumerEvent, ConsumerState, Lifecycle, next_state
 from agent.fact_store.writer import Writer
 from agent.lease import LEASE_EPOCH_MAX, Lease, LeaseClaim
 from agent.message import CONSUMER, STREAM, ZONE, MessageError, check_name
@@ -138,9 +138,9 @@ class ConsumerRegistry:
             now_ns=time.monotonic_ns(),
             now_unix_ms=time.time_ns() // 1_000_000,
         )
-        if next_state(known.lifecycle, Event.SEEN) is known.lifecycle or not activity.begin_recording(consumer):
+        if next_state(known.lifecycle, ConsumerEvent.SEEN) is known.lifecycle or not activity.begin_recording(consumer):
             return
-        run = partial(consumers.apply_events, events={consumer: Event.SEEN}, seen_unix_ms=activity.seen_unix_ms)
+        run = partial(consumers.apply_events, events={consumer: ConsumerEvent.SEEN}, seen_unix_ms=activity.seen_unix_ms)
         try:
             self._writer.submit("seen", run).add_done_callback(lambda _: activity.end_recording(consumer))
         except StoreError:  # busy or closing: the next fetch records it; or ended: `FactStore.ended` has the reason

@@ -24,7 +24,7 @@ from agent.ingest.clock import (
     clock_message,
 )
 from agent.ingest.completeness import Stored
-from agent.ingest.errors import Problem, SourceError, StoredUnreadable, TagMapError
+from agent.ingest.errors import SourceError, StoredUnreadable, TagFileProblem, TagMapError
 from agent.ingest.gap import FILL_PREDICATE, GAP_PREDICATE, OUTAGE_REASONS
 from agent.ingest.lifecycle import Newest
 from agent.ingest.ports import IngestPorts, RemovedTag

@@ -31,7 +31,7 @@ class IngestError(BsfgError):
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class TagFileProblem:
     """One mistake in a tag file. `row` is the row of the spreadsheet (the header is 1) or the line of `[[tag]]` in a
     TOML file; 0 stands for the whole file. `template_row` is the row of the template that `row` uses, 0 if it uses
     none. `more`: it stands for so many that are not listed."""
@@ -72,12 +72,12 @@ PROBLEMS_MAX = 20
 class TagMapError(IngestError):
     """Tag files cannot be used as they stand; the text lists the first problems, and how many more there are."""
 
-    def __init__(self, problems: Iterable[Problem]) -> None:
+    def __init__(self, problems: Iterable[TagFileProblem]) -> None:
         found = tuple(problems)
         count = sum(problem.more or 1 for problem in found)
         listed = tuple(problem for problem in found if not problem.more)[:PROBLEMS_MAX]
         if left := count - len(listed):
-            listed += (Problem(found[-1].file, 0, "", "", f"and {left:,} more", more=left),)
+            listed += (TagFileProblem(found[-1].file, 0, "", "", f"and {left:,} more", more=left),)
         self.problems = listed
         super().__init__(
             f"{count} problem{'s' * (count != 1)} in tag files" + "".join(f"\n  {p}" for p in self.problems)
@@ -133,6 +133,6 @@ class ServerCertificateChanged(SourceRefused):
     """An OPC UA server presents another certificate than the one that was trusted for it."""
 
 
-def tag_file_problem(file: Path, why: str) -> Problem:
+def tag_file_problem(file: Path, why: str) -> TagFileProblem:
     """A problem of the file as a whole."""
-    return Problem(file.name, 0, "", "", why)
+    return TagFileProblem(file.name, 0, "", "", why)

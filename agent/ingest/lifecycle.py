@@ -32,7 +32,7 @@ class State(Enum):
     STOPPED = "stopped"
 
 
-class Event(Enum):
+class SourceEvent(Enum):
     """What happens to a source."""
 
     START = "start"
@@ -42,24 +42,24 @@ class Event(Enum):
     STOP = "stop"
 
 
-TRANSITIONS: dict[tuple[State, Event], State] = {
-    (State.IDLE, Event.START): State.CONNECTING,
-    (State.CONNECTING, Event.UP): State.CONNECTED,
-    (State.CONNECTING, Event.DOWN): State.WAITING,
-    (State.CONNECTING, Event.WARM): State.STANDBY,
-    (State.STANDBY, Event.UP): State.CONNECTED,
-    (State.STANDBY, Event.DOWN): State.WAITING,
-    (State.CONNECTED, Event.DOWN): State.WAITING,
-    (State.WAITING, Event.START): State.CONNECTING,
-    (State.IDLE, Event.STOP): State.STOPPED,
-    (State.CONNECTING, Event.STOP): State.STOPPED,
-    (State.STANDBY, Event.STOP): State.STOPPED,
-    (State.CONNECTED, Event.STOP): State.STOPPED,
-    (State.WAITING, Event.STOP): State.STOPPED,
+TRANSITIONS: dict[tuple[State, SourceEvent], State] = {
+    (State.IDLE, SourceEvent.START): State.CONNECTING,
+    (State.CONNECTING, SourceEvent.UP): State.CONNECTED,
+    (State.CONNECTING, SourceEvent.DOWN): State.WAITING,
+    (State.CONNECTING, SourceEvent.WARM): State.STANDBY,
+    (State.STANDBY, SourceEvent.UP): State.CONNECTED,
+    (State.STANDBY, SourceEvent.DOWN): State.WAITING,
+    (State.CONNECTED, SourceEvent.DOWN): State.WAITING,
+    (State.WAITING, SourceEvent.START): State.CONNECTING,
+    (State.IDLE, SourceEvent.STOP): State.STOPPED,
+    (State.CONNECTING, SourceEvent.STOP): State.STOPPED,
+    (State.STANDBY, SourceEvent.STOP): State.STOPPED,
+    (State.CONNECTED, SourceEvent.STOP): State.STOPPED,
+    (State.WAITING, SourceEvent.STOP): State.STOPPED,
 }
 
 
-def next_state(state: State, event: Event) -> State:
+def next_state(state: State, event: SourceEvent) -> State:
     """The state after an event. Asserts that the table has the transition."""
     assert (state, event) in TRANSITIONS, f"a source that is {state.value} cannot {event.value}"
     return TRANSITIONS[state, event]

@@ -16,7 +16,7 @@ BAD_NAMED_MAX = 10  # tags that a step names
 WITHOUT_VALUE = "without a value"
 
 
-class Outcome(Enum):
+class StepOutcome(Enum):
     """How a step ended."""
 
     OK = "ok"
@@ -30,7 +30,7 @@ class ProbeStep:
     units only."""
 
     name: str
-    outcome: Outcome
+    outcome: StepOutcome
     what: str
     todo: str = ""
     details: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ class ProbeStep:
     @property
     def is_failed(self) -> bool:
         """Whether something must be corrected."""
-        return self.outcome is Outcome.FAILED
+        return self.outcome is StepOutcome.FAILED
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +71,12 @@ ReadTags = Callable[[Sequence[Tag]], Awaitable[list[TagReading]]]
 
 def failed(name: str, what: str, todo: str = "", details: tuple[str, ...] = ()) -> ProbeStep:
     """A step that failed."""
-    return ProbeStep(name, Outcome.FAILED, what, todo, details)
+    return ProbeStep(name, StepOutcome.FAILED, what, todo, details)
 
 
 def accept_part(step: ProbeStep) -> ProbeStep:
     """The step, with a failure of only a part of the source as a note."""
-    return replace(step, outcome=Outcome.NOTE) if step.is_failed and step.is_partial else step
+    return replace(step, outcome=StepOutcome.NOTE) if step.is_failed and step.is_partial else step
 
 
 def tags_step(readings: Sequence[TagReading], tags_total: int, todo: str) -> ProbeStep:
@@ -85,7 +85,7 @@ def tags_step(readings: Sequence[TagReading], tags_total: int, todo: str) -> Pro
     bad = [reading for reading in readings if reading.is_bad]
     asked = f"all {tags_total:,}" if len(readings) == tags_total else f"{len(readings):,} of {tags_total:,}"
     if not bad:
-        return ProbeStep("tags", Outcome.OK, f"{asked} tags read, each has a value")
+        return ProbeStep("tags", StepOutcome.OK, f"{asked} tags read, each has a value")
     counts = Counter(status_name(reading.quality) for reading in bad)
     kinds = ", ".join(f"{count:,} {name}" for name, count in counts.most_common())
     lines = [
@@ -96,4 +96,4 @@ def tags_step(readings: Sequence[TagReading], tags_total: int, todo: str) -> Pro
         lines.append(f"and {len(bad) - BAD_NAMED_MAX:,} more")
     what = f"{asked} tags read, {len(bad):,} {WITHOUT_VALUE} ({kinds})"
     is_partial = len(bad) < len(readings)
-    return ProbeStep("tags", Outcome.FAILED, what, todo, tuple(lines), is_partial=is_partial)
+    return ProbeStep("tags", StepOutcome.FAILED, what, todo, tuple(lines), is_partial=is_partial)

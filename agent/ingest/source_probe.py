@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 
 from agent.ingest import quality
 from agent.ingest.errors import SourceError
-from agent.ingest.probe_result import Outcome, ProbeStep, TagReading, failed, tags_step
+from agent.ingest.probe_result import ProbeStep, StepOutcome, TagReading, failed, tags_step
 from agent.ingest.tags.tag_map import Tag
 from agent.message import Value
 from agent.settings.sources import ModbusSourceSettings, SourceSettings
@@ -71,7 +71,7 @@ def judge_readings_of_node(
     from agent.ingest.modbus.explore.probe import judged
 
     what = f"the running node is connected to {settings.where} and has read the values: many devices accept only one connection"
-    return [ProbeStep("connection", Outcome.OK, what), *judged(settings, tags, readings, tags_total)]
+    return [ProbeStep("connection", StepOutcome.OK, what), *judged(settings, tags, readings, tags_total)]
 
 
 async def read_source(settings: SourceSettings, tags: Sequence[Tag]) -> list[TagReading]:

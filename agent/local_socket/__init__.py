@@ -3,7 +3,7 @@
 `messages` has what the protocol lacks, `client` sends requests. `serving` answers them and is imported by itself.
 """
 
-from agent.local_socket.client import AnyRequest, Kept, Reply, accepted, ask
+from agent.local_socket.client import AnyRequest, Kept, LocalReply, accepted, ask
 from agent.local_socket.messages import (
     NODE_REQUESTS,
     BackfillQueued,

@@ -38,14 +38,14 @@ class _Ended(LocalError):
     """The connection ended before an answer."""
 
 
-class Reply(NamedTuple):
+class LocalReply(NamedTuple):
     """An answer and what is attached to it."""
 
     answer: msgspec.Struct
     batches: list[bytes]
 
 
-def accepted(reply: Reply, kind: type[_AnswerT]) -> _AnswerT:
+def accepted(reply: LocalReply, kind: type[_AnswerT]) -> _AnswerT:
     """The answer, which must be of this kind. Raises LocalError if the request was refused."""
     if isinstance(reply.answer, ErrorAnswer):
         error = reply.answer.error
@@ -57,7 +57,7 @@ def accepted(reply: Reply, kind: type[_AnswerT]) -> _AnswerT:
 
 async def ask(
     state_dir: Path, request: AnyRequest, waits_ms: int = 0, instance: str = "", kept: Kept | None = None
-) -> Reply:
+) -> LocalReply:
     """Ask the node that runs on this state folder. `waits_ms` is the time for which the request itself may wait for
     others (facts, acks); `instance` the one that holds the leases. A connection of `kept` is used if one is idle, and
     kept there afterwards; otherwise it serves one request.
@@ -85,7 +85,7 @@ async def ask(
     return await _exchanged(connection, payload, wait_s, kept)
 
 
-async def _exchanged(connection: Connection, payload: bytes, wait_s: float, kept: Kept | None) -> Reply:
+async def _exchanged(connection: Connection, payload: bytes, wait_s: float, kept: Kept | None) -> LocalReply:
     """The answer to a request. The connection is then kept, or closed."""
     reader, writer = connection
     try:
@@ -93,7 +93,7 @@ async def _exchanged(connection: Connection, payload: bytes, wait_s: float, kept
         async with timeout(wait_s):
             length = min(await read_length(reader), ANSWER_BYTES_MAX)
             answer = await reader.readexactly(length)
-        reply = Reply(*decode_answer(answer, ANSWER_DECODERS, ANSWER_BYTES_MAX, printable_lines))
+        reply = LocalReply(*decode_answer(answer, ANSWER_DECODERS, ANSWER_BYTES_MAX, printable_lines))
         if kept is not None and len(kept) < KEPT_MAX:
             kept.append(connection)
         return reply

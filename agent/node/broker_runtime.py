@@ -17,7 +17,7 @@ from agent.fact_store import FactStore
 from agent.node import compare
 from agent.node.latest import has_peer_latest, latest_lookup, peer_latest, save_peer_latest
 from agent.node.pairing import LeadDesk
-from agent.replication.mqtt import Link, Requester
+from agent.replication.mqtt import BrokerLink, Requester
 from agent.replication.pki import Identity
 from agent.replication.pulling import (
     SPREAD_MS,
@@ -88,12 +88,12 @@ class BrokerRuntime:
         self._stop = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
 
-    def _link(self) -> Link:
+    def _link(self) -> BrokerLink:
         """A connection to the broker."""
         identity, store = compare.identity_of(self.broker, self._node), self._shared.store
         self.identities.append(identity)
         access = compare.access_of(self.broker, identity, self._node, lambda: store.signer)
-        return Link(access, identity=identity)
+        return BrokerLink(access, identity=identity)
 
     @property
     def identity(self) -> Identity:

@@ -14,7 +14,7 @@ from agent import local_socket
 from agent.fact_store import FactStore
 from agent.local_socket.serving import RequestHandler, open_store
 from agent.node.trust import TrustFiles
-from agent.replication.mqtt import Access, Link, Requester
+from agent.replication.mqtt import Access, BrokerLink, Requester
 from agent.replication.pki import Identity
 from agent.replication.protocol.token_bucket import Priority, TokenBucket
 from agent.replication.pulling import AntiEntropy, AntiEntropySettings, Comparison, PageJudge, ThrottledRequester
@@ -85,7 +85,7 @@ async def compare(known: Mapping[str, AntiEntropy], request: local_socket.Compar
     return local_socket.Compared([_answer_of(comparison) for comparison in found])
 
 
-async def compare_alone(settings: NodeSettings, request: local_socket.ComparePeer) -> local_socket.Reply:
+async def compare_alone(settings: NodeSettings, request: local_socket.ComparePeer) -> local_socket.LocalReply:
     """Compare while no node runs: open the store, connect to the broker, compare. Raises BsfgError."""
     peer = next((peer for peer in settings.peer if peer.node == request.node and peer.pulls), None)
     with open_store(settings) as store:
@@ -93,7 +93,7 @@ async def compare_alone(settings: NodeSettings, request: local_socket.ComparePee
             return await RequestHandler(store, partial(compare, {})).answer(request)
         broker = next(broker for broker in settings.broker if broker.name == peer.broker)
         identity = identity_of(broker, settings.node.name)
-        link = Link(access_of(broker, identity, settings.node.name, lambda: store.signer))
+        link = BrokerLink(access_of(broker, identity, settings.node.name, lambda: store.signer))
         judge = TrustFiles.opened(settings, store).judge
         requester = Requester(link, peer.node, judge.messages.refuses_answer)
         known = comparers(settings, store, {peer.node: requester}, bandwidths(settings.peer), judge)

@@ -11,11 +11,11 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from agent.config import ConfigFile, Kept, NotInForce, load_kept, load_usable
+from agent.config import ConfigFile, KeptSettings, NotInForce, load_kept, load_usable
 from agent.errors import StoreBusy
 from agent.fact_store import FactStore
-from agent.ingest import Problem as TagProblem
 from agent.ingest import TagFile, TagMap, TagMapError, find_tag_files, parse_tag_file, plan_sources
+from agent.ingest import TagFileProblem as TagProblem
 from agent.settings.node import NodeSettings
 from agent.settings.sources import SourceSettings
 
@@ -64,7 +64,7 @@ def read_start(file: ConfigFile) -> Start:
     return Start(settings.with_sources(sources.sources), sources.maps, files, sources.problems, plan.not_in_force)
 
 
-def _maps_of(kept: Kept) -> dict[str, tuple[SourceSettings, TagMap]]:
+def _maps_of(kept: KeptSettings) -> dict[str, tuple[SourceSettings, TagMap]]:
     """The sections and maps that were last in force."""
     found: dict[str, tuple[SourceSettings, TagMap]] = {}
     for source in kept.settings.sources:

@@ -22,7 +22,7 @@ from agent.fact_store import FactStore, StoreReader
 from agent.file_watch import PATIENT, WatchTimes, watch_files
 from agent.replication.pulling import EvidenceFolder, MessageJudge, PageJudge, TrustPolicy
 from agent.settings.node import NodeSettings
-from agent.signing.certificates import Refusal, SignerTrust, describe_signer
+from agent.signing.certificates import CertificateRefusal, SignerTrust, describe_signer
 from agent.signing.chains import Rule
 from agent.signing.files import load_identity, load_trust
 from agent.signing.keys import SigningError
@@ -80,7 +80,7 @@ class TrustFiles:
         now_ms = time.time_ns() // 1_000_000
         for certificate in _certificates_of(signer):
             named = describe_signer(certificate)
-            assert not isinstance(named, Refusal), "load_identity refuses other certificates"
+            assert not isinstance(named, CertificateRefusal), "load_identity refuses other certificates"
             if refusal := named.refuses(now_ms):
                 why = f"{settings.signing.certificate_file} cannot be used now: {refusal}"
                 raise SigningError(why, "set the clock (timedatectl), or renew it: bsfg pki signer request")

@@ -18,7 +18,7 @@ TOLD_MAX = 20
 """Zones named in one look; what hits more has one cause, and the rest is counted."""
 
 
-class Event(Enum):
+class NoticeKind(Enum):
     """What is told."""
 
     RAISED = "raised"
@@ -30,7 +30,7 @@ class Event(Enum):
 class Notice:
     """One message to a person."""
 
-    event: Event
+    event: NoticeKind
     zone: str
     level: str
     what: str
@@ -43,7 +43,7 @@ class Notice:
     def subject(self) -> str:
         """One line."""
         others = f" and {self.more:,} more zones" if self.more else ""
-        if self.event is Event.CLEARED:
+        if self.event is NoticeKind.CLEARED:
             return f"{self.zone}{others}: needs nobody any more"
         return f"{self.zone}{others}: {self.level}: {self.what}"
 
@@ -66,28 +66,28 @@ class NoticeCore:
 
     def decide(self, rows: Iterable[ZoneRow], now_unix_ms: int) -> list[Notice]:
         """What is to be told now."""
-        found: dict[Event, list[Notice]] = {event: [] for event in Event}
+        found: dict[NoticeKind, list[Notice]] = {event: [] for event in NoticeKind}
         alerting = {row.zone: row for row in rows if row.alert and (not self.zones or row.zone in self.zones)}
         for zone, told in list(self._alerts.items()):
             if zone not in alerting:
                 del self._alerts[zone]
                 if told.told_unix_ms and told.row is not None:
-                    found[Event.CLEARED].append(_notice(Event.CLEARED, told.row, told.since_unix_ms))
+                    found[NoticeKind.CLEARED].append(_notice(NoticeKind.CLEARED, told.row, told.since_unix_ms))
         for zone, row in alerting.items():
             told = self._alerts.setdefault(zone, _Told(now_unix_ms))
             is_due = now_unix_ms - told.since_unix_ms >= self.after_s * 1000
             repeat_ms = self.repeat_hours * 3_600_000
             if (not told.told_unix_ms and is_due) or (told.row and RANK[row.level] > RANK[told.row.level]):
-                found[Event.RAISED].append(_notice(Event.RAISED, row, told.since_unix_ms))
+                found[NoticeKind.RAISED].append(_notice(NoticeKind.RAISED, row, told.since_unix_ms))
             elif told.told_unix_ms and repeat_ms and now_unix_ms - told.told_unix_ms >= repeat_ms:
-                found[Event.REPEATED].append(_notice(Event.REPEATED, row, told.since_unix_ms))
+                found[NoticeKind.REPEATED].append(_notice(NoticeKind.REPEATED, row, told.since_unix_ms))
             else:
                 continue
             told.told_unix_ms, told.row = now_unix_ms, row
-        return [notice for event in Event for notice in _bounded(found[event])]
+        return [notice for event in NoticeKind for notice in _bounded(found[event])]
 
 
-def _notice(event: Event, row: ZoneRow, since_unix_ms: int) -> Notice:
+def _notice(event: NoticeKind, row: ZoneRow, since_unix_ms: int) -> Notice:
     return Notice(event, row.zone, row.level.value, row.what, row.hint, since_unix_ms)
 
 

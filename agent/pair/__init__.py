@@ -5,12 +5,12 @@ from agent.pair.claims import TERM_MAX, Claim, ClaimState, Granter, next_term
 from agent.pair.leadership import (
     TRANSITIONS,
     Begin,
-    Event,
     Leadership,
     LeadTimes,
     PairNames,
     PartnerWord,
     Role,
+    RoleEvent,
     Stop,
     WitnessWord,
 )

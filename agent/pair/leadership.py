@@ -38,7 +38,7 @@ class Role(Enum):
     ALONE = "alone"
 
 
-class Event(Enum):
+class RoleEvent(Enum):
     """What changes a role."""
 
     BEGIN = "begin"
@@ -47,14 +47,14 @@ class Event(Enum):
     UNHEARD = "unheard"
 
 
-TRANSITIONS: Mapping[tuple[Role, Event], Role] = {
-    (Role.FOLLOWS, Event.BEGIN): Role.LEADS,
-    (Role.LEADS, Event.BEGIN): Role.LEADS,  # with a new term
-    (Role.ALONE, Event.BEGIN): Role.LEADS,
-    (Role.LEADS, Event.UNHEARD): Role.ALONE,
-    (Role.ALONE, Event.HEARD): Role.LEADS,
-    (Role.LEADS, Event.END): Role.FOLLOWS,
-    (Role.ALONE, Event.END): Role.FOLLOWS,
+TRANSITIONS: Mapping[tuple[Role, RoleEvent], Role] = {
+    (Role.FOLLOWS, RoleEvent.BEGIN): Role.LEADS,
+    (Role.LEADS, RoleEvent.BEGIN): Role.LEADS,  # with a new term
+    (Role.ALONE, RoleEvent.BEGIN): Role.LEADS,
+    (Role.LEADS, RoleEvent.UNHEARD): Role.ALONE,
+    (Role.ALONE, RoleEvent.HEARD): Role.LEADS,
+    (Role.LEADS, RoleEvent.END): Role.FOLLOWS,
+    (Role.ALONE, RoleEvent.END): Role.FOLLOWS,
 }
 
 
@@ -293,25 +293,25 @@ class Leadership:
         else:
             decision = self._step_following(now_ns)
         if isinstance(decision, Stop):
-            self._become(Event.END)
+            self._become(RoleEvent.END)
             self._waits.fitter_ns = None
         elif isinstance(decision, Begin):
             self.term = self.highest_term = decision.term
             self._condition.gaps_stored &= self.is_recording
-            self._become(Event.BEGIN)
+            self._become(RoleEvent.BEGIN)
         is_heard = self.witness_word(now_ns) is not None or self.partner_word(now_ns) is not None
         if (self.role is Role.LEADS and not is_heard) or (self.role is Role.ALONE and is_heard):
-            self._become(Event.HEARD if is_heard else Event.UNHEARD)
+            self._become(RoleEvent.HEARD if is_heard else RoleEvent.UNHEARD)
         return decision
 
     def release(self, now_ns: int) -> None:
         """Leave the lead to the partner, after this node has stopped to record for a planned switch."""
-        self._become(Event.END)
+        self._become(RoleEvent.END)
         self._hold(now_ns)
 
-    def _become(self, event: Event) -> None:
+    def _become(self, event: RoleEvent) -> None:
         self.role = TRANSITIONS[self.role, event]
-        if event is Event.END and self.witness is not None and self.witness.leader == self.names.node:
+        if event is RoleEvent.END and self.witness is not None and self.witness.leader == self.names.node:
             self.witness = replace(self.witness, leader="")  # said before this node has given back the lead
 
     def _hold(self, now_ns: int) -> None:

@@ -59,7 +59,7 @@ class RefusalReason(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class CertificateRefusal:
     """A certificate or a signing time that is refused. `detail` is for the operator; the only peer-controlled content
     in it is zone names and numbers."""
 
@@ -92,13 +92,13 @@ class Signer:
         begins_ms, ends_ms = min(self.not_before_ms, other.not_before_ms), max(self.not_after_ms, other.not_after_ms)
         return replace(self, not_before_ms=begins_ms, not_after_ms=ends_ms)
 
-    def refuses(self, signed_at_ms: int) -> Refusal | None:
+    def refuses(self, signed_at_ms: int) -> CertificateRefusal | None:
         """Why a signature made at this time does not count; None if it counts. The signer chooses the time, so this
         does not stop a stolen key; compromise dates do."""
         if signed_at_ms < self.not_before_ms:
-            return Refusal(RefusalReason.TOO_EARLY, f"{signed_at_ms} < {self.not_before_ms} ms")
+            return CertificateRefusal(RefusalReason.TOO_EARLY, f"{signed_at_ms} < {self.not_before_ms} ms")
         if signed_at_ms > self.not_after_ms:
-            return Refusal(RefusalReason.EXPIRED, f"{signed_at_ms} > {self.not_after_ms} ms")
+            return CertificateRefusal(RefusalReason.EXPIRED, f"{signed_at_ms} > {self.not_after_ms} ms")
         return None
 
 
@@ -122,29 +122,31 @@ class SignerTrust:
         return since_ms is not None and verified_at_ms >= since_ms
 
 
-def signer_of(certificate_der: bytes, trust: SignerTrust, now_ms: int) -> Signer | Refusal:
+def signer_of(certificate_der: bytes, trust: SignerTrust, now_ms: int) -> Signer | CertificateRefusal:
     """The zone and key that a certificate names, if it is trusted at `now_ms`, the receiver's clock.
 
     An expired certificate still names its signer: what was signed while it was valid stays verifiable
     (`Signer.refuses`). A key that is compromised at `now_ms` is refused.
     """
     certificate = _parsed(certificate_der)
-    if isinstance(certificate, Refusal):
+    if isinstance(certificate, CertificateRefusal):
         return certificate
     signer = _described(certificate)
-    if isinstance(signer, Refusal):
+    if isinstance(signer, CertificateRefusal):
         return signer
     what = f"{signer.zone}, key {signer.key_id.hex()}"
     if trust.is_suspect(signer.key_id, now_ms):
-        return Refusal(RefusalReason.COMPROMISED, f"{what}, since {trust.compromised_since_ms[signer.key_id]} ms")
+        return CertificateRefusal(
+            RefusalReason.COMPROMISED, f"{what}, since {trust.compromised_since_ms[signer.key_id]} ms"
+        )
     # Pins replace the authorities, so a compromised facts authority cannot add a signer to a pinned zone.
     if pins := trust.pins.get(signer.zone):
         if hashlib.sha256(certificate_der).digest() not in pins:
-            return Refusal(RefusalReason.UNKNOWN_ISSUER, f"{what}, is not pinned")
+            return CertificateRefusal(RefusalReason.UNKNOWN_ISSUER, f"{what}, is not pinned")
         return signer
     issuer = next((anchor for anchor in trust.anchors if is_signed_by(certificate, anchor)), None)
     if issuer is None:
-        return Refusal(RefusalReason.UNKNOWN_ISSUER, what)
+        return CertificateRefusal(RefusalReason.UNKNOWN_ISSUER, what)
     return replace(
         signer,
         not_before_ms=max(signer.not_before_ms, _ms(issuer.not_valid_before_utc)),
@@ -152,65 +154,69 @@ def signer_of(certificate_der: bytes, trust: SignerTrust, now_ms: int) -> Signer
     )
 
 
-def describe_signer(certificate_der: bytes) -> Signer | Refusal:
+def describe_signer(certificate_der: bytes) -> Signer | CertificateRefusal:
     """The zone and key that a certificate names, trusted or not: for this node's own certificate, and for display."""
     certificate = _parsed(certificate_der)
-    return certificate if isinstance(certificate, Refusal) else _described(certificate)
+    return certificate if isinstance(certificate, CertificateRefusal) else _described(certificate)
 
 
-def refuse_anchor(certificate: x509.Certificate) -> Refusal | None:
+def refuse_anchor(certificate: x509.Certificate) -> CertificateRefusal | None:
     """Why a certificate, for example of a TLS authority, cannot be a facts authority; None if it can."""
     try:
         return _refuse_usage(certificate, is_authority=True)
     except _UNREADABLE:
-        return Refusal(RefusalReason.MALFORMED)
+        return CertificateRefusal(RefusalReason.MALFORMED)
 
 
-def _parsed(certificate_der: bytes) -> x509.Certificate | Refusal:
+def _parsed(certificate_der: bytes) -> x509.Certificate | CertificateRefusal:
     if len(certificate_der) > CERTIFICATE_BYTES_MAX:
-        return Refusal(RefusalReason.MALFORMED, f"{len(certificate_der)} bytes; at most {CERTIFICATE_BYTES_MAX}")
+        return CertificateRefusal(
+            RefusalReason.MALFORMED, f"{len(certificate_der)} bytes; at most {CERTIFICATE_BYTES_MAX}"
+        )
     try:
         return x509.load_der_x509_certificate(certificate_der)
     except _UNREADABLE:
-        return Refusal(RefusalReason.MALFORMED)
+        return CertificateRefusal(RefusalReason.MALFORMED)
 
 
-def _described(certificate: x509.Certificate) -> Signer | Refusal:
+def _described(certificate: x509.Certificate) -> Signer | CertificateRefusal:
     try:  # the parser reads these parts only when they are asked for
         begins_ms, ends_ms = _ms(certificate.not_valid_before_utc), _ms(certificate.not_valid_after_utc)
         key = certificate.public_key()
         refusal = _refuse_usage(certificate, is_authority=False)
         zone = common_name_in(certificate.subject)
     except _UNREADABLE:
-        return Refusal(RefusalReason.MALFORMED)
+        return CertificateRefusal(RefusalReason.MALFORMED)
     if refusal is not None:
         return refusal
     if not isinstance(key, Ed25519PublicKey):
-        return Refusal(RefusalReason.WRONG_KEY)
+        return CertificateRefusal(RefusalReason.WRONG_KEY)
     if not ZONE.fullmatch(zone):
-        return Refusal(RefusalReason.NO_ZONE)
+        return CertificateRefusal(RefusalReason.NO_ZONE)
     return Signer(zone, SignerPublic(key.public_bytes_raw()), begins_ms, ends_ms)
 
 
-def _refuse_usage(certificate: x509.Certificate, *, is_authority: bool) -> Refusal | None:
+def _refuse_usage(certificate: x509.Certificate, *, is_authority: bool) -> CertificateRefusal | None:
     """Why the extensions of a certificate do not make it one for facts alone; None if they do."""
     extensions = certificate.extensions
     for extension in extensions:
         # RFC 5280, 4.2: a critical extension that is not understood makes a certificate unusable.
         if extension.critical and not isinstance(extension.value, _CRITICAL_KNOWN):
-            return Refusal(RefusalReason.NOT_A_SIGNER, f"critical extension {extension.oid.dotted_string}")
+            return CertificateRefusal(RefusalReason.NOT_A_SIGNER, f"critical extension {extension.oid.dotted_string}")
     by_kind = {type(extension.value): extension.value for extension in extensions}
     usage = by_kind.get(x509.ExtendedKeyUsage)
     if not isinstance(usage, x509.ExtendedKeyUsage) or list(usage) != [FACT_SIGNING]:
-        return Refusal(RefusalReason.NOT_A_SIGNER, f"its extended key usage is not {FACT_SIGNING.dotted_string} alone")
+        return CertificateRefusal(
+            RefusalReason.NOT_A_SIGNER, f"its extended key usage is not {FACT_SIGNING.dotted_string} alone"
+        )
     constraints = by_kind.get(x509.BasicConstraints)
     if (isinstance(constraints, x509.BasicConstraints) and constraints.ca) != is_authority:
-        return Refusal(RefusalReason.NOT_A_SIGNER, f"it is {'no' if is_authority else 'an'} authority")
+        return CertificateRefusal(RefusalReason.NOT_A_SIGNER, f"it is {'no' if is_authority else 'an'} authority")
     key_usage = by_kind.get(x509.KeyUsage)
     if not isinstance(key_usage, x509.KeyUsage):
-        return Refusal(RefusalReason.NOT_A_SIGNER, "it has no key usage")
+        return CertificateRefusal(RefusalReason.NOT_A_SIGNER, "it has no key usage")
     if not (key_usage.key_cert_sign if is_authority else key_usage.digital_signature):
-        return Refusal(RefusalReason.NOT_A_SIGNER, "its key usage does not allow it")
+        return CertificateRefusal(RefusalReason.NOT_A_SIGNER, "its key usage does not allow it")
     return None
 
 

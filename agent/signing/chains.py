@@ -18,11 +18,11 @@ from typing import Literal, NamedTuple
 
 from agent.batch import Batch, Origin
 from agent.pages import Declined, OriginRange
-from agent.signing.certificates import Refusal, RefusalReason, Signer
+from agent.signing.certificates import CertificateRefusal, RefusalReason, Signer
 from agent.signing.records import RecordError, parse_record, signed_bytes
 
 Rule = Literal["required", "if_present", "off"]
-Resolve = Callable[[str, bytes], Signer | Refusal | None]
+Resolve = Callable[[str, bytes], Signer | CertificateRefusal | None]
 """The signer of a zone with a key id, why it is not trusted, or None if no certificate of it is known."""
 
 WRONG_RECORDS_MAX = 16
@@ -177,7 +177,7 @@ def check_record(record: bytes, zone: str, resolve: Resolve, find_end: Callable[
     key = f"signed by key {found.key_id.hex()}"
     if signer is None:
         return Proof.UNKNOWN, f"{key}, whose certificate this node does not have"
-    if isinstance(signer, Refusal):
+    if isinstance(signer, CertificateRefusal):
         proof = Proof.UNKNOWN if signer.reason in _UNTRUSTED else Proof.WRONG
         return proof, f"{key}, which is not trusted: {signer.reason.value}"
     if signer.zone != zone:

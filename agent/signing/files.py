@@ -30,7 +30,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from agent.settings.signing import OriginSettings, SigningSettings
-from agent.signing.certificates import Refusal, SignerTrust, describe_signer, refuse_anchor
+from agent.signing.certificates import CertificateRefusal, SignerTrust, describe_signer, refuse_anchor
 from agent.signing.keys import SigningError, SigningKey, ZoneSigner
 from agent.signing.records import KEY_ID_BYTES
 
@@ -76,7 +76,7 @@ def load_identity(settings: SigningSettings, zone: str, node: str = "") -> ZoneS
     for certificate in _certificates(file):
         der = certificate.public_bytes(serialization.Encoding.DER)
         signer = describe_signer(der)
-        if isinstance(signer, Refusal):
+        if isinstance(signer, CertificateRefusal):
             raise SigningError(f"{file} cannot be used to sign facts: {signer}", "see bsfg pki signer show")
         if signer.public != key.public and signer.zone in {zone, node}:
             hint = "use the certificate that was issued for this key, or request one: bsfg pki signer request"

@@ -24,7 +24,7 @@ from agent.concurrency import TaskGroup
 from agent.errors import StoreError
 from agent.fact_store import FactStore, StoreReader
 from agent.message import Sample
-from agent.replication.mqtt import Access, Link, Requester
+from agent.replication.mqtt import Access, BrokerLink, Requester
 from agent.replication.pki import client_context
 from agent.replication.pulling import PageJudge, Puller, PullSettings, TrustPolicy
 from agent.replication.serving import PeerRights, Server
@@ -185,7 +185,7 @@ async def serve_while(
     for stream in streams:
         with suppress(StoreError):  # no earlier round: no consumer
             await asyncio.wrap_future(store.consumers.remove(consumer_of(stream), force=True, now=True))
-    link = Link(access(broker_access(options)))
+    link = BrokerLink(access(broker_access(options)))
     _watch_confirmations(store, on_confirmed)
     await asyncio.wrap_future(store.set_signer(load_identity(_signing(options), SERVING)))
     server = Server(link, store, {options["asking"]: PeerRights(frozenset(streams))})
@@ -210,7 +210,7 @@ def pull(options: Options) -> None:
 
 async def _pull(options: Options, store: FactStore) -> None:
     broker = broker_access(options)
-    link = Link(access(broker))
+    link = BrokerLink(access(broker))
     judge = _judge(options, store)
     asker = Requester(link, SERVING, judge.messages.refuses_answer)
     streams = options.get("streams", [STREAM])

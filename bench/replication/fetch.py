@@ -17,7 +17,7 @@ from typing import Any
 
 from agent.batch import parse
 from agent.concurrency import TaskGroup, timeout
-from agent.replication.mqtt import Link, Requester
+from agent.replication.mqtt import BrokerLink, Requester
 from agent.replication.protocol.codec import ArrivedAnswer, encode_request
 from agent.replication.protocol.messages import FetchAnswer, FetchFacts, LogPosition
 from bench.common.measuring import Latency, Report, files_bytes, machine, median, rounded
@@ -61,7 +61,7 @@ def run(facts: int, seconds: float, seed: int, below: Path | None) -> Report:
 async def _fetch(testbed: Testbed, bare: BareRequester, facts: int, seconds: float, chance: random.Random) -> _Fetched:
     """Product and bare round trips in turns."""
     found = _Fetched()
-    link = Link(access(testbed.access(ASKING)))
+    link = BrokerLink(access(testbed.access(ASKING)))
     asker = Requester(link, SERVING)
     async with TaskGroup() as group:
         connecting = group.create_task(link.run(), name="link")

@@ -24,7 +24,7 @@ from agent.client import AsyncClient, Client, NodeSilent
 from agent.demo.mosquitto import Mosquitto
 from agent.demo.processes import Child, ProcessFailed
 from agent.fact_store import FactStore, StoreReader
-from agent.replication.mqtt import Link, Requester
+from agent.replication.mqtt import BrokerLink, Requester
 from agent.replication.pulling import Puller
 from bench.common.measuring import Latency, Report, files_bytes, machine, peak_rss_mib, process_cpu_ns, rounded
 from bench.common.testbed import ASKING, SERVING, Testbed, scratch_folder
@@ -220,7 +220,7 @@ def pull(options: Options) -> None:
 
 
 async def _pull(options: Options, store: FactStore) -> None:
-    link = Link(access(broker_access(options)))
+    link = BrokerLink(access(broker_access(options)))
     puller = Puller(Requester(link, SERVING), store, pull_settings(STREAM))
     durable_ns = list[int]()
 

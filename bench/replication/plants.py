@@ -21,7 +21,7 @@ from agent.batch import Link as Chain
 from agent.health.samples import HealthSample, health_samples
 from agent.health.verdict import assess
 from agent.message import HEALTH_STREAM, TagDefinition
-from agent.replication.mqtt import Incoming, Link
+from agent.replication.mqtt import BrokerLink, Incoming
 from agent.replication.protocol.codec import answer_parts, decode_request, encode_heartbeat
 from agent.replication.protocol.errors import TransportError
 from agent.replication.protocol.messages import (
@@ -94,7 +94,7 @@ class Plant:
     """One plant. `lags_ns` collects, of each batch of its tag, the time until the next zone has confirmed it."""
 
     def __init__(self, broker: BrokerAccess, lags_ns: list[int]) -> None:
-        self.link = Link(access(broker))
+        self.link = BrokerLink(access(broker))
         self.link.route(request_topic(broker.zone, ASKING), self._arrived)
         self._zone, self._lags_ns = broker.zone, lags_ns
         origin = Origin(broker.zone, os.urandom(16))

@@ -24,7 +24,7 @@ from agent.ingest import ProbeStep
 from agent.ingest.modbus.address import Register
 from agent.ingest.modbus.explore.device import RegisterAnswer
 from agent.ingest.modbus.explore.register_scan import RegisterScan
-from agent.ingest.probe_result import Outcome
+from agent.ingest.probe_result import StepOutcome
 from agent.message import Sample
 from agent.pages import Hole
 from agent.query.scan import ScanCounters
@@ -71,7 +71,7 @@ def test_a_step_that_failed(name: str, place: int | None, monkeypatch: pytest.Mo
 
     async def steps(*_: object) -> AsyncIterator[ProbeStep]:
         for number in range(3):
-            yield ProbeStep(f"step {number}", Outcome.FAILED if number == place else Outcome.OK, "")
+            yield ProbeStep(f"step {number}", StepOutcome.FAILED if number == place else StepOutcome.OK, "")
 
     source = SimpleNamespace(where="tcp://meter")
     monkeypatch.setattr(source_commands, "source_of", lambda *_: (None, source))

@@ -24,7 +24,7 @@ from agent.fact_store import StoreLocked
 from agent.query.scan.bounds import matches_glob
 from agent.replication import pki
 from agent.replication.mqtt.carrier import Access
-from agent.replication.mqtt.link import Link
+from agent.replication.mqtt.link import BrokerLink
 from agent.replication.pki import PkiError
 from agent.replication.protocol.messages import LatestAnswer
 from agent.settings.node import NodeSettings
@@ -207,14 +207,14 @@ def test_a_link_without_identity_logs_once(monkeypatch: pytest.MonkeyPatch, capl
             raise PkiError("the files are being replaced", "nothing to do")
         raise PkiError(f"the certificate expired at 07:00, and the clock here says 08:{next(seconds)}", "renew it")
 
-    async def run(link: Link) -> None:
+    async def run(link: BrokerLink) -> None:
         async with asyncio.TaskGroup() as group:
             running = group.create_task(link.run())
             await wait_until_async(lambda: link.statistics().failures >= 5, "it to try again")
             running.cancel()
 
-    without = Link(Access("site", "plant-a", "127.0.0.1", 1, ended))
-    away = Link(Access("site", "plant-a", "127.0.0.1", 1, ssl.create_default_context))
+    without = BrokerLink(Access("site", "plant-a", "127.0.0.1", 1, ended))
+    away = BrokerLink(Access("site", "plant-a", "127.0.0.1", 1, ssl.create_default_context))
     for link in (without, away):
         asyncio.run(run(link))
     said = [getattr(record, "reason") for record in caplog.records if record.message == "broker_unreachable"]  # noqa: B009
@@ -255,12 +255,12 @@ def test_a_command_waits_for_a_store_that_another_process_holds(
     held = iter([True, True, False])
     count = 0
 
-    async def without_node(_: NodeSettings, __: local_socket.ListConsumers) -> local_socket.Reply:
+    async def without_node(_: NodeSettings, __: local_socket.ListConsumers) -> local_socket.LocalReply:
         nonlocal count
         count += 1
         if next(held):
             raise StoreLocked("pid 1 has it")
-        return local_socket.Reply(local_socket.Consumers([]), [])
+        return local_socket.LocalReply(local_socket.Consumers([]), [])
 
     def ask() -> local_socket.Consumers:
         return local_node.ask(settings, local_socket.ListConsumers(), local_socket.Consumers, without_node=without_node)

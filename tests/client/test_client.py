@@ -13,7 +13,7 @@ import pytest
 from agent.client import AsyncClient, Client, NodeSilent
 from agent.client.asynchronous import ACKS_WAIT_MS
 from agent.fact_store import FactStore
-from agent.local_socket import SOCKET, AnyRequest, LocalError, Reply
+from agent.local_socket import SOCKET, AnyRequest, LocalError, LocalReply
 from agent.local_socket.client import KEPT_MAX
 from agent.local_socket.serving import RequestHandler, serve
 from agent.message import Sample, TagDefinition
@@ -101,7 +101,7 @@ async def test_an_append_waits_as_long_as_its_acks_may_take(tmp_path: Path) -> N
     async with served_store(tmp_path):
         node = AsyncClient(tmp_path)
 
-        async def ask_node(request: AnyRequest, waits_ms: int) -> Reply:
+        async def ask_node(request: AnyRequest, waits_ms: int) -> LocalReply:
             waited.append(waits_ms)
             return await node._ask_socket(request, waits_ms)
 

@@ -21,7 +21,7 @@ from agent.replication.protocol.errors import MalformedMessage
 from agent.replication.serving.admission import Caller, check_arrival
 from agent.replication.serving.appends import ParsedAppend, parse_append
 from agent.replication.serving.outcomes import Drop, Refuse
-from agent.signing.certificates import Refusal, Signer, describe_signer
+from agent.signing.certificates import CertificateRefusal, Signer, describe_signer
 from agent.signing.messages import MessagePlace
 from agent.signing.records import Record, RecordError, parse_record
 from tests.fuzz import hostile, seeds
@@ -233,7 +233,7 @@ def check_record(payload: bytes, found: Record) -> None:
 def signer(payload: bytes) -> Signer:
     """The signer that a peer's certificate names; nothing but a refusal may come of any other bytes."""
     found = describe_signer(payload)
-    if isinstance(found, Refusal):
+    if isinstance(found, CertificateRefusal):
         raise RecordError(str(found))
     return found
 

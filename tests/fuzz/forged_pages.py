@@ -27,7 +27,7 @@ from agent.columns import BatchError
 from agent.errors import StoreError
 from agent.fact_store import FactStore
 from agent.message import Envelope, Fact, Message, Sample, TagDefinition
-from agent.replication.mqtt import Link, Requester
+from agent.replication.mqtt import BrokerLink, Requester
 from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.protocol.errors import ERRORS, ReplicationError
 from agent.replication.pulling import PageJudge, Puller, PullSettings, TrustPolicy
@@ -72,7 +72,7 @@ class HostilePeer:
 
     def __init__(self, chance: random.Random, stream: str = STREAM) -> None:
         self.chance, self.stream = chance, stream
-        self.link: Link | None = None
+        self.link: BrokerLink | None = None
         self.forging = False
         self.forged = Counter[str]()
         self.signer: ZoneSigner | None = None
@@ -364,7 +364,7 @@ async def pull_forged(folder: Path, cases: int, seed: int) -> Counter[str]:
 
 async def _life(peer: HostilePeer, store: FactStore, cases: int) -> None:
     """The life of a puller: until it is fenced, which a peer may do to the pull of its own stream, or all is done."""
-    link = Link(Access("broker", OWN, "host", 1, lambda: None))  # type: ignore[arg-type, return-value]
+    link = BrokerLink(Access("broker", OWN, "host", 1, lambda: None))  # type: ignore[arg-type, return-value]
     pins = {PEER: frozenset({hashlib.sha256(SIGNER.certificate).digest()})}
     judge = PageJudge(store, TrustPolicy(SignerTrust(pins=pins if peer.signer else {}), own_zone=OWN))
     requester = Requester(link, PEER, *[judge.messages.refuses_answer] * (peer.signer is not None))

@@ -19,7 +19,7 @@ from typing import Any
 from agent.fact_store import FactStore
 from agent.message import Envelope, Fact, Message, Sample, TagDefinition
 from agent.node.latest import latest_lookup
-from agent.replication.mqtt import Link
+from agent.replication.mqtt import BrokerLink
 from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.protocol.codec import decode_answer
 from agent.replication.protocol.messages import FetchAnswer
@@ -181,7 +181,7 @@ class Forger:
 async def serve_forged(folder: Path, cases: int, seed: int) -> Counter[str]:
     """Send `cases` forged requests. Fails unless server and store live under one life, every request ends, and an
     honest zone is served after every ROUND of them, and the store verifies. Returns how they were answered."""
-    link, served = Link(Access("b", OWN, "host", 1, lambda: None)), Served()  # type: ignore[arg-type, return-value]
+    link, served = BrokerLink(Access("b", OWN, "host", 1, lambda: None)), Served()  # type: ignore[arg-type, return-value]
     with FactStore.open(folder / "facts.db", OWN, settings=IN_MEMORY, streams=STREAMS, unattended=True) as store:
         look_up = latest_lookup(store.reader, lambda _: 0, lambda *_: [])
         both = frozenset({OPERATIONAL, TELEMETRY})
@@ -228,7 +228,7 @@ async def _append(store: FactStore, number: int) -> None:
     await asyncio.wrap_future(store.appends.append_samples(TELEMETRY, [Sample(1, number, number, 0)]))
 
 
-async def _serve_honest(link: Link, served: Served, store: FactStore, number: int) -> None:
+async def _serve_honest(link: BrokerLink, served: Served, store: FactStore, number: int) -> None:
     """idmz fetches what was appended now, and its cursor is where it confirmed."""
     await _append(store, number)
     end, name = store.end_offset(TELEMETRY), f"{HONEST}.{TELEMETRY}"

@@ -11,7 +11,7 @@ import pytest
 from agent.batch import Definitions
 from agent.fact_store import FactStore
 from agent.pages import LackingDefinitions
-from agent.replication.mqtt import Reply
+from agent.replication.mqtt import PeerReply
 from agent.replication.protocol.errors import DefinitionsUnavailable
 from agent.replication.protocol.messages import DefinitionRun, DefinitionsAnswer, GetDefinitions
 from agent.replication.pulling.definition_pull import DefinitionPull
@@ -53,7 +53,7 @@ class Endless:
     def pages_ahead(self, _size: int, pages_max: int) -> int:
         return pages_max
 
-    async def ask(self, request: GetDefinitions, _timeout_s: float) -> Reply:
+    async def ask(self, request: GetDefinitions, _timeout_s: float) -> PeerReply:
         """The next definitions."""
         (wanted,) = request.wanted
         numbers = [*islice(self.numbers, 500)]
@@ -61,7 +61,7 @@ class Endless:
         bodies = [b"%d" % number for number in numbers]
         after = wanted.held[0] if wanted.held else None
         run = DefinitionRun(zone=PEER, digest=wanted.digest, after=after, lengths=[len(body) for body in bodies])
-        return Reply(DefinitionsAnswer(store_zone=PEER, life="ab" * 16, runs=[run]), bodies)
+        return PeerReply(DefinitionsAnswer(store_zone=PEER, life="ab" * 16, runs=[run]), bodies)
 
 
 async def test_definitions_that_never_end_are_refused(memory: Path) -> None:

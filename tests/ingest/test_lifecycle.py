@@ -6,9 +6,9 @@ from agent.ingest.lifecycle import (
     REASONS_PER_OUTAGE_MAX,
     TRANSITIONS,
     Backoff,
-    Event,
     Failures,
     Outage,
+    SourceEvent,
     State,
 )
 
@@ -19,7 +19,7 @@ def test_every_state_can_be_reached_and_left() -> None:
     for _ in State:
         reached |= {to for (start, _), to in TRANSITIONS.items() if start in reached}
     assert reached == set(State)
-    assert {start for start, event in TRANSITIONS if event is Event.STOP} == set(State) - {State.STOPPED}
+    assert {start for start, event in TRANSITIONS if event is SourceEvent.STOP} == set(State) - {State.STOPPED}
 
 
 def test_the_drawing_is_the_table() -> None:

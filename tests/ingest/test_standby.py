@@ -15,7 +15,7 @@ import pytest
 from agent.columns import SampleColumns
 from agent.ingest import Ingest, IngestPorts
 from agent.ingest.completeness import Moment, Stored
-from agent.ingest.errors import Problem, SourceLost
+from agent.ingest.errors import SourceLost, TagFileProblem
 from agent.ingest.lifecycle import Newest, State
 from agent.ingest.modbus import source as modbus_source
 from agent.ingest.modbus.source import ModbusSource
@@ -427,7 +427,7 @@ async def test_the_problem_of_a_tag_file_outlives_the_lead(played: PlayedSource)
     async with played.ingesting() as run:
         await run.wait_good("plant/x")
         (source,) = run.ingest.statistics()
-        run.ingest._note_file_problems(source.name, [Problem("t.csv", 3, "type", "int17", "is no type")])
+        run.ingest._note_file_problems(source.name, [TagFileProblem("t.csv", 3, "type", "int17", "is no type")])
         for _ in range(2):
             await run.ingest.end_recording()
             assert "int17" in run.source(source.name).tags_problem

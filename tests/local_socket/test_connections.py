@@ -89,7 +89,7 @@ class SlowAnswers(RequestHandler):
         super().__init__(store)
         self.asked, self.go_on = asked, go_on
 
-    async def answer(self, request: local_socket.AnyRequest, instance: str = "") -> local_socket.Reply:
+    async def answer(self, request: local_socket.AnyRequest, instance: str = "") -> local_socket.LocalReply:
         if isinstance(request, local_socket.ListConsumers):
             self.asked.append(request)
             await self.go_on.wait()
@@ -160,9 +160,9 @@ async def test_an_answer_that_nests_too_deeply_is_no_answer(tmp_path: Path) -> N
 class LongAnswers(RequestHandler):
     """Answers that fill the buffers of a client that does not read them."""
 
-    async def answer(self, request: local_socket.AnyRequest, instance: str = "") -> local_socket.Reply:  # noqa: ARG002 the handler's signature
+    async def answer(self, request: local_socket.AnyRequest, instance: str = "") -> local_socket.LocalReply:  # noqa: ARG002 the handler's signature
         """A megabyte."""
-        return local_socket.Reply(local_socket.SourceRetried("x" * 1_000_000), [])
+        return local_socket.LocalReply(local_socket.SourceRetried("x" * 1_000_000), [])
 
 
 async def test_clients_that_left_or_are_silent_do_not_keep_others_out(tmp_path: Path) -> None:

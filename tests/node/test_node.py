@@ -68,7 +68,7 @@ async def test_a_command_waits_for_a_node_that_starts(tmp_path: Path) -> None:
     """While a node holds the store and does not serve its socket yet, a command waits, and is answered by the node."""
     settings, tries = settings_of(tmp_path), list[local_socket.AnyRequest]()
 
-    async def alone(own: NodeSettings, request: local_socket.AnyRequest) -> local_socket.Reply:
+    async def alone(own: NodeSettings, request: local_socket.AnyRequest) -> local_socket.LocalReply:
         tries.append(request)
         return await answer_from_store(own, request)
 

@@ -31,7 +31,7 @@ from agent.health.snapshot import (
 from agent.health.verdict import assess
 from agent.page.fleet import ZoneRow, fleet_rows
 from agent.page.health_tail import HealthTail
-from agent.page.notify import Event, NoticeCore
+from agent.page.notify import NoticeCore, NoticeKind
 from tests.health.conftest import NOW_MS
 from tests.health.test_verdict import CASES, changed
 from tests.page.conftest import Site, record_health, store_with
@@ -134,7 +134,7 @@ async def test_every_face_says_the_same(
             assert metrics[f"bsfg_{kind}_alert", *zone] == alert, name
         assert [(row.zone, row.level, row.alert) for row in rows] == [("idmz", level, alert)], name
         assert rows == [row_above(snapshot)], name
-        assert [notice.event for notice in notices] == [Event.RAISED] * alert, name
+        assert [notice.event for notice in notices] == [NoticeKind.RAISED] * alert, name
         assert f"idmz is {level.value}" in shown, name
         for reason in verdict.reasons[:1]:
             said = f"{reason.subject}: {reason.text}"

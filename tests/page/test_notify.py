@@ -19,7 +19,7 @@ import pytest
 from agent.health.problems import Level
 from agent.page import sender as tested
 from agent.page.fleet import ZoneRow
-from agent.page.notify import TOLD_MAX, Event, Notice, NoticeCore
+from agent.page.notify import TOLD_MAX, Notice, NoticeCore, NoticeKind
 from agent.page.sender import Sender, body_of, mail_of
 from agent.page.watch import Watch
 from agent.settings.node import IdentitySettings
@@ -80,7 +80,7 @@ def test_only_the_zones_that_are_asked_for() -> None:
 
 def test_the_form_of_a_message_is_the_receivers() -> None:
     """Quotes, line ends and placeholders in what a zone wrote stay inside their value and their header."""
-    notice = Notice(Event.RAISED, "a", "broken", EVIL, EVIL, 1_795_000_000_000)
+    notice = Notice(NoticeKind.RAISED, "a", "broken", EVIL, EVIL, 1_795_000_000_000)
     found = json.loads(body_of(TEMPLATE, notice, "enterprise"))
     assert found.keys() == {"text"}
     assert EVIL in found["text"]

@@ -39,7 +39,7 @@ from agent.node.pairing import LeadDesk, PairPorts, PairRunner, partner_lacks
 from agent.node.pairing.runner import ZONE_PART, SwitchRefused
 from agent.node.stored_samples import StoredSamples
 from agent.pair import Role
-from agent.replication.mqtt import Reply
+from agent.replication.mqtt import PeerReply
 from agent.replication.protocol.codec import decode_request, encode_request
 from agent.replication.protocol.errors import TransportError
 from agent.replication.protocol.messages import ClaimLead
@@ -127,7 +127,7 @@ class LeadRequester:
     def __init__(self, node: PlantNode, peer: PlantNode) -> None:
         self._node, self._peer = node, peer
 
-    async def ask(self, request: ClaimLead, timeout_s: float) -> Reply:
+    async def ask(self, request: ClaimLead, timeout_s: float) -> PeerReply:
         """As `Requester.ask`."""
         node, peer, world, life = self._node, self._peer, self._node.world, self._node.life
         payload, sent_ms = encode_request(request), world.now_ms
@@ -153,7 +153,7 @@ class LeadRequester:
             raise TransportError(peer.name, "no answer") from None
         if isinstance(outcome, Refuse):
             raise TransportError(peer.name, outcome.message)
-        return Reply(outcome.answer, [])
+        return PeerReply(outcome.answer, [])
 
 
 class PlantPull(Pull):

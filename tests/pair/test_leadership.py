@@ -10,12 +10,12 @@ from agent.pair import (
     Begin,
     Claim,
     ClaimState,
-    Event,
     Leadership,
     LeadTimes,
     PairNames,
     PartnerWord,
     Role,
+    RoleEvent,
     Stop,
     WitnessWord,
 )
@@ -283,8 +283,8 @@ def test_a_life_that_the_store_begins_by_itself_needs_a_new_term() -> None:
 
 
 @pytest.mark.parametrize("role", Role)
-@pytest.mark.parametrize("event", Event)
-def test_roles_change_by_the_table(role: Role, event: Event) -> None:
+@pytest.mark.parametrize("event", RoleEvent)
+def test_roles_change_by_the_table(role: Role, event: RoleEvent) -> None:
     """What the table lacks is a mistake of the program."""
     node = core()
     node.role = role

@@ -22,7 +22,7 @@ from agent.node.latest import latest_lookup, peer_latest
 from agent.node.node import Node as WholeNode
 from agent.node.start import Start
 from agent.replication.mqtt.carrier import Access
-from agent.replication.mqtt.link import Link
+from agent.replication.mqtt.link import BrokerLink
 from agent.replication.mqtt.requester import Requester
 from agent.replication.protocol.pacing import BYTES_MAX
 from agent.replication.protocol.token_bucket import TokenBucket
@@ -49,13 +49,13 @@ def access(broker: Mosquitto, zone: str) -> Access:
     return link_to(broker, zone).access
 
 
-def link_to(broker: Mosquitto, zone: str, signer: RecordSigner | None = None) -> Link:
+def link_to(broker: Mosquitto, zone: str, signer: RecordSigner | None = None) -> BrokerLink:
     """The link of `zone` to the broker, with an identity that may be replaced, as a node has; `signer` signs its
     requests."""
     mine = broker.identity(zone)
     settings = BrokerSettings("private", broker.host, mine.ca_file, mine.cert_file, mine.key_file, port=broker.port)
     identity = identity_of(settings, zone)
-    return Link(access_of(settings, identity, zone, lambda: signer), identity=identity)
+    return BrokerLink(access_of(settings, identity, zone, lambda: signer), identity=identity)
 
 
 @dataclass
@@ -64,7 +64,7 @@ class Node:
 
     zone: str
     store: FactStore
-    link: Link
+    link: BrokerLink
     settings: StoreSettings
     judge: PageJudge
     server: Server | None = None

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from agent.replication import pki
-from agent.replication.mqtt import Link, Requester, transport
+from agent.replication.mqtt import BrokerLink, Requester, transport
 from agent.replication.mqtt.carrier import Access
-from agent.replication.mqtt.transport import Connection
+from agent.replication.mqtt.transport import MqttConnection
 from agent.replication.protocol.codec import ArrivedAnswer
 from agent.replication.protocol.errors import ConnectionLost, TransportError
 from agent.replication.protocol.messages import ListStreams
@@ -76,7 +76,7 @@ def test_a_silent_broker_is_detected_whatever_keep_alive_it_asks_for(
     monkeypatch.setattr(transport, "KEEPALIVE_S", 1)
 
     async def connect(access: Access) -> None:
-        connection = await Connection.open(access, lambda _: None)
+        connection = await MqttConnection.open(access, lambda _: None)
         async with asyncio.timeout(LIMIT_S):
             assert isinstance(await connection.closed, ConnectionLost)
 
@@ -98,7 +98,7 @@ def test_a_flood_ends_the_connection_and_not_the_process(folder: Path, play: str
     before = rss_bytes()
 
     async def connect(access: Access) -> None:
-        connection = await Connection.open(access, lambda _: None)
+        connection = await MqttConnection.open(access, lambda _: None)
         async with asyncio.timeout(LIMIT_S):
             assert re.search(says, str(await connection.closed))
 
@@ -113,7 +113,7 @@ def test_a_flood_of_unsolicited_answers_is_counted_and_forgotten(folder: Path) -
     before = rss_bytes()
 
     async def ask(access: Access) -> None:
-        link = Link(access)
+        link = BrokerLink(access)
         requester = Requester(link, "plant-a")
         answers: list[ArrivedAnswer] = []
         async with asyncio.timeout(6 * LIMIT_S), asyncio.TaskGroup() as group:
@@ -138,7 +138,7 @@ def test_packets_of_every_kind_with_random_contents(folder: Path) -> None:
         for _ in range(300):
             try:
                 async with asyncio.timeout(LIMIT_S):
-                    connection = await Connection.open(access, lambda _: None)
+                    connection = await MqttConnection.open(access, lambda _: None)
                     assert isinstance(await connection.closed, TransportError)
             except TransportError:
                 continue

@@ -7,7 +7,7 @@ from functools import partial
 
 from agent.batch import RECORD_BYTES, Batch, Link, Origin, Sign, parse, seal_messages
 from agent.message import UNIX_MS_MAX, Envelope, Fact, Message
-from agent.signing.certificates import Refusal, Signer
+from agent.signing.certificates import CertificateRefusal, Signer
 from agent.signing.chains import Offered, Rule, Trust
 from agent.signing.keys import SigningKey, ZoneSigner
 from agent.signing.records import sign_record
@@ -77,13 +77,13 @@ class Signers:
     """Zones and their keys as a receiver resolves them."""
 
     keys: dict[str, SigningKey] = field(default_factory=dict)
-    refused: dict[bytes, Refusal] = field(default_factory=dict)
+    refused: dict[bytes, CertificateRefusal] = field(default_factory=dict)
 
     def of(self, zone: str) -> SigningKey:
         """The key of a zone, made at its first use."""
         return self.keys.setdefault(zone, SigningKey.generate())
 
-    def resolve(self, zone: str, key_id: bytes) -> Signer | Refusal | None:
+    def resolve(self, zone: str, key_id: bytes) -> Signer | CertificateRefusal | None:
         key = self.keys.get(zone)
         if key_id in self.refused:
             return self.refused[key_id]

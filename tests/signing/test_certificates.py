@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from agent.signing.certificates import (
     CERTIFICATE_BYTES_MAX,
     FACT_SIGNING,
-    Refusal,
+    CertificateRefusal,
     RefusalReason,
     Signer,
     SignerTrust,
@@ -29,7 +29,7 @@ UNKNOWN = x509.UnrecognizedExtension(x509.ObjectIdentifier("2.25.1"), b"\x05\x00
 def refused(der: bytes, trust: SignerTrust = TRUST, now_ms: int = NOW_MS) -> RefusalReason:
     """Why a certificate is not accepted."""
     found = signer_of(der, trust, now_ms)
-    assert isinstance(found, Refusal), found
+    assert isinstance(found, CertificateRefusal), found
     assert str(found).startswith(found.reason.value)
     return found.reason
 
@@ -169,8 +169,8 @@ def test_no_bytes_raise() -> None:
         if bad_der != good:
             found = signer_of(bad_der, TRUST, NOW_MS)
             # The authority signs a part of the bytes: what is outside it, such as a count of unused bits, may differ.
-            assert isinstance(found, Refusal) or found == accepted(good)
-            assert isinstance(signer_of(bad_der, pinned, NOW_MS), Refusal)
-    assert signer_of(bytes(CERTIFICATE_BYTES_MAX + 1), TRUST, NOW_MS) == Refusal(
+            assert isinstance(found, CertificateRefusal) or found == accepted(good)
+            assert isinstance(signer_of(bad_der, pinned, NOW_MS), CertificateRefusal)
+    assert signer_of(bytes(CERTIFICATE_BYTES_MAX + 1), TRUST, NOW_MS) == CertificateRefusal(
         RefusalReason.MALFORMED, f"{CERTIFICATE_BYTES_MAX + 1} bytes; at most {CERTIFICATE_BYTES_MAX}"
     )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from agent.batch import Batch, Link, Origin
 from agent.message import UNIX_MS_MAX
-from agent.signing.certificates import Refusal, RefusalReason, Signer
+from agent.signing.certificates import CertificateRefusal, RefusalReason, Signer
 from agent.signing.chains import (
     MALFORMED_RECORD,
     NO_RECORD,
@@ -333,7 +333,7 @@ def test_an_unreadable_batch_costs_only_itself() -> None:
 def test_a_refused_signer_never_verifies(reason: RefusalReason) -> None:
     """Whatever is wrong with a certificate, its records prove nothing; a compromised key is worse than an unknown
     one."""
-    signers = Signers({"plant": PLANT}, {PLANT.key_id: Refusal(reason, "by 17 ms, measured")})
+    signers = Signers({"plant": PLANT}, {PLANT.key_id: CertificateRefusal(reason, "by 17 ms, measured")})
     run = page(chain(1, key=PLANT))
     strict = judge_page(run, signers.trust())
     assert not strict.accepted

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from agent.lease import LeaseClaim
-from agent.replication.mqtt import Reply
+from agent.replication.mqtt import PeerReply
 from agent.replication.protocol.errors import PeerRefused
 from agent.replication.protocol.messages import ConfirmReceipt, GetBounds
 from pyspark_bsfg.options import NodeOptions
@@ -24,10 +24,10 @@ class Answering:
     def __init__(self) -> None:
         self.asked: list[Any] = []
 
-    def ask(self, request: Any) -> Future[Reply]:
+    def ask(self, request: Any) -> Future[PeerReply]:
         self.asked.append(request)
-        found = Future[Reply]()
-        found.set_result(cast(Reply, None))
+        found = Future[PeerReply]()
+        found.set_result(cast(PeerReply, None))
         return found
 
 
@@ -52,11 +52,11 @@ def test_another_life_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         connections.append(1)
         answers: list[Any] = [PeerRefused("enterprise", "life_unknown", "restored", "", retryable=True), "an answer"]
 
-        async def ask(_request: object, _timeout_s: float) -> Reply:
+        async def ask(_request: object, _timeout_s: float) -> PeerReply:
             answer = answers.pop(0)
             if isinstance(answer, PeerRefused):
                 raise answer
-            return cast(Reply, answer)
+            return cast(PeerReply, answer)
 
         await answer_all(SimpleNamespace(ask=ask), lambda: None)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent.demo.layout import ZONES
-from agent.demo.scenario import Outcome, Timing, View, run_demo
+from agent.demo.scenario import DemoOutcome, Timing, View, run_demo
 
 pytestmark = [pytest.mark.system]
 
@@ -23,7 +23,7 @@ def test_the_demo_ends_with_equal_counts_and_no_process_left(tmp_path: Path) -> 
     equal."""
     before = children()
     printed: list[str] = []
-    reported: list[Outcome] = []
+    reported: list[DemoOutcome] = []
     outcome = run_demo(tmp_path, View(printed.append), Timing(run_s=3, cut_s=4, after_kill_s=2), reported.append)
     assert reported == [outcome]
     assert outcome.equal, outcome
@@ -37,9 +37,9 @@ def test_the_demo_ends_with_equal_counts_and_no_process_left(tmp_path: Path) -> 
 
 def test_an_outcome_with_a_missing_fact_is_not_equal() -> None:
     """The last line says NOT EQUAL if a zone or Spark counts one fact less, or if nothing was counted."""
-    good = Outcome(dict.fromkeys(ZONES, 5), dict.fromkeys(ZONES, 1), {"facts_rolled_up": 5})
+    good = DemoOutcome(dict.fromkeys(ZONES, 5), dict.fromkeys(ZONES, 1), {"facts_rolled_up": 5})
     assert good.equal
-    assert not Outcome(good.facts | {"idmz": 4}, good.messages, good.spark).equal
-    assert not Outcome(good.facts, good.messages, {"facts_rolled_up": 4}).equal
-    assert not Outcome(good.facts, good.messages | {"idmz": 0}, good.spark).equal
-    assert not Outcome(dict.fromkeys(ZONES, 0), good.messages, {"facts_rolled_up": 0}).equal
+    assert not DemoOutcome(good.facts | {"idmz": 4}, good.messages, good.spark).equal
+    assert not DemoOutcome(good.facts, good.messages, {"facts_rolled_up": 4}).equal
+    assert not DemoOutcome(good.facts, good.messages | {"idmz": 0}, good.spark).equal
+    assert not DemoOutcome(dict.fromkeys(ZONES, 0), good.messages, {"facts_rolled_up": 0}).equal

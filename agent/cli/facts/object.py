@@ -74,7 +74,7 @@ def put(config_file: Path, peer: str | None, answer_s: float, file: Path) -> Non
 def _put_here(settings: NodeSettings, source: BufferedReader, digest: str, size: int) -> None:
     """Send the artifact to the running node, or into the store where no node runs."""
 
-    def send_to(ask: Callable[[PutObject], Awaitable[local_socket.Reply]]) -> Send:
+    def send_to(ask: Callable[[PutObject], Awaitable[local_socket.LocalReply]]) -> Send:
         async def send(offset: int, data: bytes) -> tuple[int, bool]:
             request = PutObject(digest=digest, size=size, offset=offset, data=data)
             answer = local_socket.accepted(await ask(request), PutAnswer)

@@ -17,7 +17,7 @@ from agent.cli.terminal import Progress, value_text
 from agent.errors import BsfgError
 from agent.escaping import printable
 from agent.ingest.modbus.explore import interpretation
-from agent.ingest.modbus.explore.device import Refusal, open_device, read_around
+from agent.ingest.modbus.explore.device import RefusedRange, open_device, read_around
 from agent.ingest.modbus.explore.interpretation import Candidate, Interpretation, Wanted
 from agent.ingest.modbus.explore.register_text import RegisterRange, base_hint, parse_ranges, register_text, span_text
 from agent.message import json_value
@@ -38,7 +38,7 @@ class _Look:
 
     place: RegisterRange
     words: list[dict[int, int]]
-    refusals: list[Refusal]
+    refusals: list[RefusedRange]
 
 
 @click.command()

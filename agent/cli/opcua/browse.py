@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from agent.cli import FILE_OR_STDOUT, json_option, print_json, writing
-from agent.cli.opcua.options import Connection, connection_of, connection_options
+from agent.cli.opcua.options import SourceConnection, connection_of, connection_options
 from agent.cli.terminal import Progress
 from agent.escaping import printable
 from agent.ingest.opcua.explore.explorer import explore, row_text
@@ -88,7 +88,7 @@ def browse(csv_file: Path | None, force: bool, as_json: bool, **options: Any) ->
 
 
 async def _browse(
-    connection: Connection,
+    connection: SourceConnection,
     *,
     start: str,
     text: str,
@@ -185,7 +185,7 @@ def read(nodes: tuple[str, ...], as_json: bool, **options: Any) -> None:
         sys.exit(1)
 
 
-async def _read(connection: Connection, nodes: tuple[str, ...]) -> list[NodeReading]:
+async def _read(connection: SourceConnection, nodes: tuple[str, ...]) -> list[NodeReading]:
     async with explore(connection.settings, connection.password) as explorer:
         addresses = []
         for node in nodes:

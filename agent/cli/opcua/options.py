@@ -113,7 +113,7 @@ _OPTIONS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class SourceConnection:
     """The settings of a source, the password if it was asked for, and whether policy or mode were chosen."""
 
     settings: OpcuaSourceSettings
@@ -128,14 +128,14 @@ def connection_options(command: _Command) -> _Command:
     return command
 
 
-def connection_of(options: dict[str, Any]) -> Connection:
+def connection_of(options: dict[str, Any]) -> SourceConnection:
     """The settings that the options mean. Raises SourceRefused for those that no source may have."""
     url, config_file, pki = options.pop("url"), options.pop("config_file"), options.pop("pki_folder")
     if "://" not in url:
         if ":" in url or "/" in url:  # not a name of a source; node.toml need not exist
             raise click.UsageError(f"{url}: a URL begins with opc.tcp://, as opc.tcp://{url}")
         kind = "OPC UA source (a URL begins with opc.tcp://)"
-        return Connection(named_source(load(config_file).opcua, url, config_file, kind), "", is_chosen=True)
+        return SourceConnection(named_source(load(config_file).opcua, url, config_file, kind), "", is_chosen=True)
     policy: SecurityPolicy | None = options.pop("policy")
     mode: SecurityMode | None = options.pop("mode")
     is_chosen = bool(policy or mode)
@@ -161,7 +161,7 @@ def connection_of(options: dict[str, Any]) -> Connection:
         password = _prompt(wanted.user_name)
     else:
         check_settings(wanted)
-    return Connection(wanted, password, is_chosen)
+    return SourceConnection(wanted, password, is_chosen)
 
 
 def _prompt(user: str) -> str:

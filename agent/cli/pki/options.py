@@ -107,7 +107,7 @@ def crl_valid(details: authority.CrlDetails) -> str:
 
 
 def plain_crl(
-    file: Path, details: authority.CrlDetails | None, problems: Iterable[authority.Problem]
+    file: Path, details: authority.CrlDetails | None, problems: Iterable[authority.IdentityProblem]
 ) -> dict[str, object]:
     """A revocation list for a program."""
     plain: dict[str, object] = {"file": str(file), "problems": [str(problem) for problem in problems]}

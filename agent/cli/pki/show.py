@@ -52,7 +52,7 @@ def show(files: tuple[Path, ...], pki_folder: Path, as_json: bool) -> None:
         sys.exit(1)
 
 
-def _folder_problems(folder: Path, file: Path, now: datetime) -> list[authority.Problem]:
+def _folder_problems(folder: Path, file: Path, now: datetime) -> list[authority.IdentityProblem]:
     """The problems of one of the folder's certificates, checked for the purpose of its subfolder."""
     ca_file = folder / "ca.pem"
     key_file: Path | None = file.with_suffix(".key")
@@ -99,7 +99,7 @@ def _show_crl(folder: Path, now: datetime, *, as_json: bool) -> bool:
 
 
 def _print_certificate(
-    file: Path, details: authority.CertificateDetails, problems: Iterable[authority.Problem]
+    file: Path, details: authority.CertificateDetails, problems: Iterable[authority.IdentityProblem]
 ) -> None:
     """One certificate, in rows."""
     rows = {
@@ -115,5 +115,5 @@ def _print_certificate(
     print_rows(file, rows, _texts(problems))
 
 
-def _texts(problems: Iterable[authority.Problem]) -> list[str]:
+def _texts(problems: Iterable[authority.IdentityProblem]) -> list[str]:
     return [f"{problem.why}; {problem.hint}" for problem in problems]

@@ -28,9 +28,9 @@ from agent.fact_store.core import (
     DefinitionsMissing,
     Duplicate,
     FactsRefused,
-    Gap,
     Insert,
     LifeRefused,
+    MissingSequences,
     StoreLimits,
     StreamState,
     decide_insert,
@@ -147,7 +147,9 @@ def _plan_history(
         found = before
     if found is not None:
         plan.divided.append((origin, found))
-    elif isinstance(before, Gap) and page.read:  # a comparison fetches old lives first, and newer parts of them later
+    elif (
+        isinstance(before, MissingSequences) and page.read
+    ):  # a comparison fetches old lives first, and newer parts of them later
         plan.gaps.append(OriginRange(origin.zone, origin.life, *before))
 
 

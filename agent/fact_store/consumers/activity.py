@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from agent.fact_store.append import Follower
-from agent.fact_store.core import NEVER_NS, Catalog, Event, Lifecycle, next_timeout
+from agent.fact_store.core import NEVER_NS, Catalog, ConsumerEvent, Lifecycle, next_timeout
 
 RETRY_NS = 1_000_000_000  # an event that could not be committed (a full disk) is due again after this
 
@@ -119,7 +119,7 @@ class ConsumerExpiry:
         self.alarm_ns = 0  # at once
         """Monotonic time at which `due` must be called without a commit, in nanoseconds."""
 
-    def due(self, catalog: Catalog, now_ns: int) -> dict[str, Event]:
+    def due(self, catalog: Catalog, now_ns: int) -> dict[str, ConsumerEvent]:
         """The events that are due, by consumer."""
         known = [(name, consumer.lifecycle) for name, consumer in catalog.consumers.items()]
         if known == self._known and now_ns < self.alarm_ns:
@@ -129,7 +129,7 @@ class ConsumerExpiry:
         self._known = known
         self._activity.retain_only(catalog.consumers)
         self.alarm_ns = NEVER_NS
-        events = dict[str, Event]()
+        events = dict[str, ConsumerEvent]()
         for name, consumer in catalog.consumers.items():
             seen = self._activity.get(name)
             since_ns = self._since_ns[name]

@@ -13,12 +13,12 @@ from agent.fact_store.core import (
     TRANSITIONS,
     Catalog,
     Confirmed,
+    ConsumerEvent,
     ConsumerFenced,
     ConsumerInUse,
     ConsumerNotYours,
     ConsumerState,
     ConsumerStreamMismatch,
-    Event,
     LeaseUnknown,
     Lifecycle,
     StreamIsLocal,
@@ -58,7 +58,7 @@ def register_consumer(
         if known.stream != stream:
             raise ConsumerStreamMismatch(f"consumer {name!r} reads stream {known.stream!r}, not {stream!r}")
         if known.lifecycle is Lifecycle.DELETION_STARTED:
-            _apply(transaction, known, Event.SEEN)
+            _apply(transaction, known, ConsumerEvent.SEEN)
         return transaction.catalog.consumers[name]
     if is_local and zone not in {LOCAL_ZONE, *transaction.catalog.names.own_zones}:
         raise StreamIsLocal(f"stream {stream!r} has write class local; zone {zone!r} cannot read it")
@@ -105,7 +105,7 @@ def confirm_offsets(
         last_offset = min(last_offset, transaction.resolve(stream.name, read).offset)
     is_none_left = read is not None and last_offset < (first_offset or 1)
     confirmed = here if is_none_left else confirm_range(here, first_offset, last_offset, stream.end_offset)
-    lifecycle = next_state(consumer.lifecycle, Event.SEEN)
+    lifecycle = next_state(consumer.lifecycle, ConsumerEvent.SEEN)
     if (confirmed, lifecycle, lease) != (consumer.confirmed, consumer.lifecycle, consumer.lease):
         seen_unix_ms = transaction.now_unix_ms
         after = replace(consumer, confirmed=confirmed, lifecycle=lifecycle, seen_unix_ms=seen_unix_ms, lease=lease)
@@ -125,11 +125,13 @@ def remove_consumer(transaction: Transaction, name: str, *, force: bool, now: bo
             raise ConsumerInUse(
                 f"consumer {name!r} is {consumer.lifecycle.value}: it has fetched or confirmed recently"
             )
-        consumer = replace(consumer, lifecycle=next_state(consumer.lifecycle, Event.LOST))  # `force` declares it lost
-    consumer = replace(consumer, lifecycle=next_state(consumer.lifecycle, Event.REMOVE))
+        consumer = replace(
+            consumer, lifecycle=next_state(consumer.lifecycle, ConsumerEvent.LOST)
+        )  # `force` declares it lost
+    consumer = replace(consumer, lifecycle=next_state(consumer.lifecycle, ConsumerEvent.REMOVE))
     transaction.set_consumer(consumer)
     if now:
-        _apply(transaction, consumer, Event.REMOVED)
+        _apply(transaction, consumer, ConsumerEvent.REMOVED)
         return Lifecycle.DELETED
     return consumer.lifecycle
 
@@ -150,7 +152,7 @@ def unregister_consumer(transaction: Transaction, name: str, zone: str, claim: L
 
 
 def apply_events(
-    transaction: Transaction, events: Mapping[str, Event], seen_unix_ms: Callable[[str], int | None]
+    transaction: Transaction, events: Mapping[str, ConsumerEvent], seen_unix_ms: Callable[[str], int | None]
 ) -> None:
     """Apply events to consumers. An event that the consumer's state no longer allows, because the consumer came back,
     is dropped."""
@@ -168,7 +170,7 @@ def save_last_seen(transaction: Transaction, seen_unix_ms: Mapping[str, int]) ->
             transaction.set_consumer(replace(consumer, seen_unix_ms=seen))
 
 
-def _apply(transaction: Transaction, consumer: ConsumerState, event: Event) -> None:
+def _apply(transaction: Transaction, consumer: ConsumerState, event: ConsumerEvent) -> None:
     lifecycle = next_state(consumer.lifecycle, event)
     if lifecycle is Lifecycle.DELETED:
         transaction.remove_consumer(consumer)

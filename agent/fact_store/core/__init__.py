@@ -56,25 +56,32 @@ from agent.fact_store.core.frontier import Confirmed, confirm_range, skip_releas
 from agent.fact_store.core.held_ranges import (
     Branch,
     Duplicate,
-    Gap,
     Insert,
     LifeRefused,
+    MissingSequences,
     decide_insert,
     find_division,
     find_predecessor,
     is_followed,
 )
-from agent.fact_store.core.lifecycle import ACTIVE_STATES, TRANSITIONS, Event, Lifecycle, next_state, next_timeout
+from agent.fact_store.core.lifecycle import (
+    ACTIVE_STATES,
+    TRANSITIONS,
+    ConsumerEvent,
+    Lifecycle,
+    next_state,
+    next_timeout,
+)
 from agent.fact_store.core.operational_facts import operational_fact
 from agent.fact_store.core.page_assembly import PageAssembly, PageRow, parse_row
 from agent.fact_store.core.records import (
     Appended,
+    AppendRefusal,
     BatchSummary,
     ConsumerState,
     Histogram,
     Incident,
     Integrity,
-    Refusal,
     StoreStatistics,
     StreamInfo,
 )

@@ -106,7 +106,7 @@ class Branch(NamedTuple):
     is_exact: bool = True
 
 
-class Gap(NamedTuple):
+class MissingSequences(NamedTuple):
     """What a batch continues is not held: sequences of its zone that are missing before it."""
 
     first_sequence: int
@@ -136,7 +136,7 @@ def find_division(held: Held, life: bytes, offered: HeldRange) -> Branch | None:
 
 def find_predecessor(
     held: Held, life: bytes, offered: HeldRange, batch_at: Callable[[bytes, int], HeldRange | None]
-) -> Branch | Gap | None:
+) -> Branch | MissingSequences | None:
     """What a batch of `life` that begins a range continues: None if it is the end of what is held of a life, a branch
     if that life goes on, a gap if it is not held."""
     sequence, released = offered.first_sequence - 1, None
@@ -156,4 +156,4 @@ def find_predecessor(
     if released is not None or not sequence or not held:
         return released
     before = [part.last_sequence for ranges in held.values() for part in ranges if part.last_sequence < sequence]
-    return Gap(max(before, default=sequence - 1) + 1, sequence)
+    return MissingSequences(max(before, default=sequence - 1) + 1, sequence)

@@ -42,7 +42,7 @@ class Lifecycle(Enum):
     DELETED = "deleted"
 
 
-class Event(Enum):
+class ConsumerEvent(Enum):
     """What can happen to a consumer."""
 
     SEEN = "seen"  # it fetched or confirmed
@@ -51,20 +51,20 @@ class Event(Enum):
     REMOVED = "removed"  # its removal is complete
 
 
-TRANSITIONS: dict[tuple[Lifecycle, Event], Lifecycle] = {
-    (Lifecycle.NEW, Event.SEEN): Lifecycle.ONLINE,
-    (Lifecycle.NEW, Event.REMOVE): Lifecycle.DELETION_STARTED,
-    (Lifecycle.ONLINE, Event.SEEN): Lifecycle.ONLINE,
-    (Lifecycle.ONLINE, Event.LOST): Lifecycle.OFFLINE,
-    (Lifecycle.OFFLINE, Event.SEEN): Lifecycle.ONLINE,
-    (Lifecycle.OFFLINE, Event.LOST): Lifecycle.OFFLINE,
-    (Lifecycle.OFFLINE, Event.REMOVE): Lifecycle.DELETION_STARTED,
-    (Lifecycle.DELETION_STARTED, Event.SEEN): Lifecycle.INELIGIBLE,
-    (Lifecycle.DELETION_STARTED, Event.REMOVE): Lifecycle.DELETION_STARTED,
-    (Lifecycle.DELETION_STARTED, Event.REMOVED): Lifecycle.DELETED,
-    (Lifecycle.INELIGIBLE, Event.SEEN): Lifecycle.INELIGIBLE,
-    (Lifecycle.INELIGIBLE, Event.LOST): Lifecycle.OFFLINE,
-    (Lifecycle.INELIGIBLE, Event.REMOVE): Lifecycle.DELETION_STARTED,
+TRANSITIONS: dict[tuple[Lifecycle, ConsumerEvent], Lifecycle] = {
+    (Lifecycle.NEW, ConsumerEvent.SEEN): Lifecycle.ONLINE,
+    (Lifecycle.NEW, ConsumerEvent.REMOVE): Lifecycle.DELETION_STARTED,
+    (Lifecycle.ONLINE, ConsumerEvent.SEEN): Lifecycle.ONLINE,
+    (Lifecycle.ONLINE, ConsumerEvent.LOST): Lifecycle.OFFLINE,
+    (Lifecycle.OFFLINE, ConsumerEvent.SEEN): Lifecycle.ONLINE,
+    (Lifecycle.OFFLINE, ConsumerEvent.LOST): Lifecycle.OFFLINE,
+    (Lifecycle.OFFLINE, ConsumerEvent.REMOVE): Lifecycle.DELETION_STARTED,
+    (Lifecycle.DELETION_STARTED, ConsumerEvent.SEEN): Lifecycle.INELIGIBLE,
+    (Lifecycle.DELETION_STARTED, ConsumerEvent.REMOVE): Lifecycle.DELETION_STARTED,
+    (Lifecycle.DELETION_STARTED, ConsumerEvent.REMOVED): Lifecycle.DELETED,
+    (Lifecycle.INELIGIBLE, ConsumerEvent.SEEN): Lifecycle.INELIGIBLE,
+    (Lifecycle.INELIGIBLE, ConsumerEvent.LOST): Lifecycle.OFFLINE,
+    (Lifecycle.INELIGIBLE, ConsumerEvent.REMOVE): Lifecycle.DELETION_STARTED,
 }
 
 
@@ -75,17 +75,17 @@ REMOVAL_NS = 600 * 1_000_000_000
 operator who removed the wrong one notices in that time."""
 
 
-def next_timeout(state: Lifecycle, since_ns: int, lost_ns: int) -> tuple[Event, int] | None:
+def next_timeout(state: Lifecycle, since_ns: int, lost_ns: int) -> tuple[ConsumerEvent, int] | None:
     """The timeout of a consumer that was last seen, or entered its state, at `since_ns`: the event and when it is due;
     None if there is none."""
     if state in ACTIVE_STATES:
-        return Event.LOST, since_ns + lost_ns
+        return ConsumerEvent.LOST, since_ns + lost_ns
     if state is Lifecycle.DELETION_STARTED:
-        return Event.REMOVED, since_ns + REMOVAL_NS
+        return ConsumerEvent.REMOVED, since_ns + REMOVAL_NS
     return None
 
 
-def next_state(state: Lifecycle, event: Event) -> Lifecycle:
+def next_state(state: Lifecycle, event: ConsumerEvent) -> Lifecycle:
     """The state after an event; asserts that the table has the transition."""
     assert (state, event) in TRANSITIONS, f"a consumer that is {state.value} cannot be {event.value}"
     return TRANSITIONS[state, event]

@@ -111,7 +111,7 @@ class Histogram:
     sum_s: float
 
 
-class Refusal(NamedTuple):
+class AppendRefusal(NamedTuple):
     """Why appends to a stream or of a zone are refused, what to do, since when, when the last one was, how many."""
 
     why: str

@@ -31,7 +31,7 @@ from agent.fact_store.divergence.quarantine import (
     quarantined_files,
     suspect_reason,
 )
-from agent.fact_store.divergence.witness import LiveWitness, Witness, read_witness
+from agent.fact_store.divergence.witness import LiveWitness, WitnessedEnds, read_witness
 from agent.fact_store.sqlite import (
     NO_LOG,
     QUERIES,
@@ -84,7 +84,7 @@ class _StoreFiles:
     has_commits_behind: bool
     log: LogEnd
     """Up to the last commit that SQLite reads."""
-    witness: Witness | None
+    witness: WitnessedEnds | None
     quarantined: str | None
     """The file just quarantined, which the new store reports. If it is None, a new store reports the newest one,
     because the life that quarantined it ended before it could report it."""

@@ -33,7 +33,7 @@ _OPENING = ""  # the name of the first line, which no stream has
 _LOG = "WAL"  # the name of the second begins so, and that of no stream
 
 
-class Witness(NamedTuple):
+class WitnessedEnds(NamedTuple):
     """The opening that began a witness, by number; the end offset of each stream; and the end of the log."""
 
     opening: int
@@ -49,7 +49,7 @@ class Witness(NamedTuple):
         return {name: (held.get(name, 0), end) for name, end in sorted(self.ends.items()) if held.get(name, 0) < end}
 
 
-def read_witness(path: Path) -> Witness | None:
+def read_witness(path: Path) -> WitnessedEnds | None:
     """The witness of the store at `path`; None if there is none, or its first line is damaged. Other damaged lines
     are left out."""
     try:
@@ -61,10 +61,10 @@ def read_witness(path: Path) -> Witness | None:
     if (opening := numbers.pop(_OPENING, None)) is None:
         return None
     logs = [LogEnd(bytes.fromhex(name[len(_LOG) :]), number) for name, number in numbers.items() if _is_log(name)]
-    return Witness(opening, {name: end for name, end in numbers.items() if not _is_log(name)}, *logs[:1])
+    return WitnessedEnds(opening, {name: end for name, end in numbers.items() if not _is_log(name)}, *logs[:1])
 
 
-def write_witness(path: Path, witness: Witness) -> None:
+def write_witness(path: Path, witness: WitnessedEnds) -> None:
     """Replace the witness of the store at `path`. What it says must be durable in the store already."""
     lines = [(_OPENING, witness.opening), _log_line(witness.log), *witness.ends.items()]
     write_file(sidecar_path(path, ".witness"), b"".join(_line(name, number) for name, number in lines))
@@ -83,7 +83,7 @@ class LiveWitness:
             with suppress(OSError):
                 self._follower = LogFollower(path, frames)
         self._log = self._log_end()
-        witness = Witness(opening, ends, self._log)
+        witness = WitnessedEnds(opening, ends, self._log)
         write_witness(path, witness)
         if read_witness(path) == witness:
             with suppress(OSError):

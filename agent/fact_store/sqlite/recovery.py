@@ -18,8 +18,8 @@ from agent.fact_store.core import (
     ACTIVE_STATES,
     Catalog,
     Confirmed,
+    ConsumerEvent,
     ConsumerState,
-    Event,
     Lifecycle,
     OwnDefinitions,
     StoreDamaged,
@@ -164,7 +164,7 @@ def _load_consumers(connection: sqlite3.Connection, catalog: Catalog) -> None:
             Lease(*lease),
         )
         if consumer.lifecycle in ACTIVE_STATES:  # in the last life of the store; it has not fetched in this one
-            consumer = replace(consumer, lifecycle=next_state(consumer.lifecycle, Event.LOST))
+            consumer = replace(consumer, lifecycle=next_state(consumer.lifecycle, ConsumerEvent.LOST))
         catalog.consumers[name] = consumer
 
 

@@ -39,7 +39,7 @@ from agent.signing.records import RecordSigner
 log = logging.getLogger(__name__)
 
 
-class Witness(Protocol):
+class CommitWitness(Protocol):
     """Records what a commit has moved, and that one has failed. Must not raise."""
 
     def record(self, ends: Mapping[str, int]) -> None: ...
@@ -63,7 +63,7 @@ class Committer:
         catalog: Catalog,
         index: MessageIndex,
         limits: StoreLimits,
-        witness: Witness | None,
+        witness: CommitWitness | None,
         signer: RecordSigner | None,
     ) -> None:
         self.path = path

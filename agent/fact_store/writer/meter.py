@@ -16,7 +16,7 @@ from agent.pages import PutResult
 from agent.telemetry import BOUNDS_S
 
 
-class Meter:
+class StoreMeter:
     """Counters since the store was opened."""
 
     def __init__(self) -> None:

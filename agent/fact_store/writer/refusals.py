@@ -13,7 +13,7 @@ from typing import Any
 
 from agent.errors import StoreError, StoreFull
 from agent.fact_store.append import AppendMessages, AppendSamples, Work
-from agent.fact_store.core import Refusal, ShareFull
+from agent.fact_store.core import AppendRefusal, ShareFull
 
 log = logging.getLogger(__name__)
 
@@ -25,9 +25,9 @@ class Refusals:
     """Refusals that last."""
 
     def __init__(self) -> None:
-        self.streams: dict[str, Refusal] = {}
+        self.streams: dict[str, AppendRefusal] = {}
         """Why the last append to a stream was refused. A stream whose last append was stored is not in it."""
-        self.zones: dict[str, Refusal] = {}
+        self.zones: dict[str, AppendRefusal] = {}
         """Why facts of a zone are refused."""
 
     def note_outcome(self, work: Work, outcome: Any, now_ns: int) -> None:
@@ -68,9 +68,9 @@ class Refusals:
             log.info("share_free", extra={"peer": zone, "refused": refusal.appends})
 
 
-def _add(refused: dict[str, Refusal], name: str, error: StoreFull, now_ns: int) -> bool:
+def _add(refused: dict[str, AppendRefusal], name: str, error: StoreFull, now_ns: int) -> bool:
     """Add a refusal; whether it is the first."""
     before = refused.get(name)
     since_ms = time.time_ns() // 1_000_000 if before is None else before.since_unix_ms
-    refused[name] = Refusal(error.why, error.hint, since_ms, now_ns, 1 if before is None else before.appends + 1)
+    refused[name] = AppendRefusal(error.why, error.hint, since_ms, now_ns, 1 if before is None else before.appends + 1)
     return before is None

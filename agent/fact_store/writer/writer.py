@@ -33,7 +33,7 @@ from agent.fact_store.core import (
 )
 from agent.fact_store.sqlite import file_bytes, running_error, wal_path
 from agent.fact_store.writer.committer import Committed, Committer
-from agent.fact_store.writer.meter import Meter
+from agent.fact_store.writer.meter import StoreMeter
 from agent.fact_store.writer.refusals import Refusals
 
 LOST_LAGS = 3  # a consumer out of sync may be busy; one not seen for three times `in_sync_lag_ms` is offline
@@ -54,7 +54,7 @@ class Writer:
         self._expiry = ConsumerExpiry(
             self.activity, lambda stream: LOST_LAGS * policy(stream).in_sync_lag_ms * 1_000_000
         )
-        self.meter = Meter()
+        self.meter = StoreMeter()
         self._refusals = Refusals()
         self.failure: StoreError | None = None
         self.ended: Future[None] = Future()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from agent.columns import SampleColumns
-from agent.counter import Change, CounterReader, Reading
+from agent.counter import Change, CounterReader, CounterReading
 from agent.ingest import quality
 from agent.message import Envelope, Fact, Message, Value, canonical_json, time_text
 
@@ -54,7 +54,7 @@ class CounterTracker:
         for tag, time_ns, value, status in samples.rows():
             if tag not in self._moduli or quality.is_bad(status) or not isinstance(value, int | float):
                 continue
-            increase = self._reader(tag).read(Reading(value, time_ns))
+            increase = self._reader(tag).read(CounterReading(value, time_ns))
             if increase is None or increase.change is Change.COUNTED:
                 continue
             before, after = increase.before, increase.after
@@ -66,7 +66,7 @@ class CounterTracker:
             self._readers[tag] = CounterReader(self._moduli[tag])
             before_ns, before = self._last(tag)
             if isinstance(before, int | float):
-                self._readers[tag].read(Reading(before, before_ns))
+                self._readers[tag].read(CounterReading(before, before_ns))
         return self._readers[tag]
 
 

@@ -34,7 +34,7 @@ class Limits:
         )
 
 
-class Span(NamedTuple):
+class RegisterSpan(NamedTuple):
     """A range of addresses in a table of a unit; `end` is excluded."""
 
     unit_id: int
@@ -59,18 +59,18 @@ class Read:
         return self.address + self.count
 
     @property
-    def span(self) -> Span:
+    def span(self) -> RegisterSpan:
         """The addresses that it covers."""
-        return Span(self.unit_id, self.table, self.address, self.end)
+        return RegisterSpan(self.unit_id, self.table, self.address, self.end)
 
 
-def plan_reads(registers: Iterable[Register], limits: Limits, refused: Iterable[Span] = ()) -> list[Read]:
+def plan_reads(registers: Iterable[Register], limits: Limits, refused: Iterable[RegisterSpan] = ()) -> list[Read]:
     """The fewest reads for these registers. Only a read of a single register may cover a refused span, or be longer
     than the limit: the line reads it in parts."""
     groups: dict[tuple[int, str], list[Register]] = {}
     for register in registers:
         groups.setdefault((register.unit_id, register.table.value), []).append(register)
-    spans: dict[tuple[int, str], list[Span]] = {}
+    spans: dict[tuple[int, str], list[RegisterSpan]] = {}
     for span in refused:
         spans.setdefault((span.unit_id, span.table.value), []).append(span)
     reads: list[Read] = []
@@ -91,7 +91,7 @@ def read_of(registers: Sequence[Register]) -> Read:
 class _Fence:
     """The refused spans of one table, and how far a read may go before it covers one."""
 
-    def __init__(self, spans: Iterable[Span]) -> None:
+    def __init__(self, spans: Iterable[RegisterSpan]) -> None:
         ordered = sorted(spans, key=lambda span: span.first)
         self._firsts = [span.first for span in ordered]
         # By place: the lowest end of the spans from there on.

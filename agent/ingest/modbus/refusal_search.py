@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from agent.ingest.modbus.address import Register
-from agent.ingest.modbus.read_plan import Read, Span, read_of
+from agent.ingest.modbus.read_plan import Read, RegisterSpan, read_of
 from agent.ingest.modbus.refusal import is_about_address
 
 Place = tuple[Register, ...]
@@ -31,12 +31,12 @@ class Finding:
     """A span that the device refuses, although it answered each smaller part that was requested. `place` is set if the
     span is a single place."""
 
-    span: Span
+    span: RegisterSpan
     code: int
     place: Place = ()
 
 
-class Step(Enum):
+class SegmentStep(Enum):
     """What a segment requests next."""
 
     PREFIX = "the first n places"
@@ -55,7 +55,7 @@ class Segment:
         self._good = 0  # the first n that were read together
         self._refused = len(self.places) if is_refused else 0  # the first n that were refused together; 0: none were
         self._run = 0  # places in a row that were refused alone, just before these
-        self._step = Step.PREFIX
+        self._step = SegmentStep.PREFIX
         self._suspect: tuple[int, int] = (0, 0)  # from, to: requested by CONFIRM
         self._findings: list[Finding] = []
         self._advance()
@@ -103,17 +103,17 @@ class Segment:
     def answered(self) -> None:
         """The question was answered with values."""
         match self._step:
-            case Step.PREFIX:
+            case SegmentStep.PREFIX:
                 self._good = self._range()[1]
-            case Step.SINGLE:
-                self._step = Step.PAIR
+            case SegmentStep.SINGLE:
+                self._step = SegmentStep.PAIR
                 if self._good == 1:  # the pair is the prefix that was refused
                     self._suspect_span(0)
                     return
-            case Step.PAIR:
+            case SegmentStep.PAIR:
                 self._suspect_span(0)
                 return
-            case Step.CONFIRM:  # the refusal was temporary after all
+            case SegmentStep.CONFIRM:  # the refusal was temporary after all
                 self._cut(self._good, run=0)
         self._advance()
 
@@ -121,27 +121,27 @@ class Segment:
         """The question was refused."""
         self.code = code
         match self._step:
-            case Step.PREFIX:
+            case SegmentStep.PREFIX:
                 self._refused = self._range()[1]
-            case Step.SINGLE:
+            case SegmentStep.SINGLE:
                 self._find_place()
-            case Step.PAIR:
+            case SegmentStep.PAIR:
                 self._suspect_span(self._good - 1)
                 return
-            case Step.CONFIRM:
+            case SegmentStep.CONFIRM:
                 self._find_span()
         self._advance()
 
     def _range(self) -> tuple[int, int]:
         """The indices of the places to request now: from, to."""
         match self._step:
-            case Step.PREFIX:
+            case SegmentStep.PREFIX:
                 return 0, self._size()
-            case Step.SINGLE:
+            case SegmentStep.SINGLE:
                 return self._good, self._good + 1
-            case Step.PAIR:
+            case SegmentStep.PAIR:
                 return self._good - 1, self._good + 1
-            case Step.CONFIRM:
+            case SegmentStep.CONFIRM:
                 return self._suspect
 
     def _size(self) -> int:
@@ -155,14 +155,14 @@ class Segment:
 
     def _advance(self) -> None:
         """Conclude what needs no further request."""
-        if self._step is not Step.PREFIX:
+        if self._step is not SegmentStep.PREFIX:
             return
         if self._good == len(self.places):
             self.places = ()
         elif self._refused == 1:
             self._find_place()
         elif self._refused == self._good + 1:
-            self._step = Step.SINGLE
+            self._step = SegmentStep.SINGLE
 
     def _find_place(self) -> None:
         """The place after the good ones is refused alone."""
@@ -178,7 +178,7 @@ class Segment:
             self._find_span()
             self._advance()
         else:
-            self._step = Step.CONFIRM
+            self._step = SegmentStep.CONFIRM
 
     def _find_span(self) -> None:
         first, end = self._suspect
@@ -191,4 +191,4 @@ class Segment:
         """The first `count` places are decided. Continue after them."""
         self.places = self.places[count:]
         self._good = self._refused = 0
-        self._run, self._step = run, Step.PREFIX
+        self._run, self._step = run, SegmentStep.PREFIX

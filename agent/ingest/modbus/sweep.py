@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from agent.ingest.modbus.address import Register
 from agent.ingest.modbus.block import BlockDecoder
-from agent.ingest.modbus.read_plan import Read, Span
+from agent.ingest.modbus.read_plan import Read, RegisterSpan
 from agent.ingest.modbus.refusal import SILENT, is_about_address
 from agent.ingest.modbus.refusal_search import Finding, Place, Segment
 from agent.ingest.modbus.units import Planned, Unit, raw_read
@@ -47,9 +47,9 @@ class Sweep:
         self._unit, self._now_ns = unit, now_ns
         plan = sorted(unit.plan(due), key=lambda planned: not planned.is_proven)  # proven reads first
         self._plan = deque(plan)  # tidy: no longer than one read for each value
-        self._spans = deque[Span](unit.due_refused(now_ns, PROBES_MAX))
+        self._spans = deque[RegisterSpan](unit.due_refused(now_ns, PROBES_MAX))
         self._served: set[Register] = set()  # read by the search or during it
-        self._asked: Planned | Segment | Span | None = None
+        self._asked: Planned | Segment | RegisterSpan | None = None
         self._searched = self._refusals = 0
         self._has_answered = self._has_values = self._was_unanswered = self._is_changed = False
         self._marks: list[tuple[Iterable[Register], int]] = []
@@ -217,7 +217,7 @@ class Sweep:
             self._is_changed = True
             self._unit.suspects.remove(segment)
 
-    def _give_back(self, span: Span) -> bool:
+    def _give_back(self, span: RegisterSpan) -> bool:
         """The unit answered a span. True if it was refused before."""
         if not self._unit.forget_refused(span):
             return False
@@ -226,5 +226,5 @@ class Sweep:
         return True
 
 
-def _span(register: Register) -> Span:
-    return Span(register.unit_id, register.table, register.address, register.end)
+def _span(register: Register) -> RegisterSpan:
+    return RegisterSpan(register.unit_id, register.table, register.address, register.end)

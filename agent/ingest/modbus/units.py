@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from agent.ingest.modbus.address import Register
 from agent.ingest.modbus.block import BlockDecoder
-from agent.ingest.modbus.read_plan import Limits, Read, Span, plan_reads, read_of
+from agent.ingest.modbus.read_plan import Limits, Read, RegisterSpan, plan_reads, read_of
 from agent.ingest.modbus.refusal import SILENT
 from agent.ingest.modbus.refusal_search import Finding, Place, Segment
 
@@ -74,11 +74,11 @@ class Unit:
         self.misses = 0  # polls in a row without an answer
         self.answered_ns: int | None = None  # time of its last values; None: none yet
         self._pauses = pauses
-        self._refused: dict[Span, RefusedSpan] = {}
-        self._places: dict[Span, Place] = {}
-        self._unmarked: set[Span] = set()
+        self._refused: dict[RegisterSpan, RefusedSpan] = {}
+        self._places: dict[RegisterSpan, Place] = {}
+        self._unmarked: set[RegisterSpan] = set()
         self._plans: dict[frozenset[int], list[Planned]] = {}
-        self._kept: dict[Span, Planned] = {}
+        self._kept: dict[RegisterSpan, Planned] = {}
         self._silent: RefusedSpan | None = None
         self._unanswered_at_ns = 0  # when an unanswered read may be made again: it costs a time-out
         self._questions = 0
@@ -90,9 +90,9 @@ class Unit:
         self.tags = {register: tag for tag, register in points.items()}
         self.intervals = frozenset(register.poll_interval_ms for register in self.tags)
         self.proven &= self.tags.keys()
-        places: dict[Span, list[Register]] = {}
+        places: dict[RegisterSpan, list[Register]] = {}
         for register in self.tags:
-            span = Span(self.unit_id, register.table, register.address, register.end)
+            span = RegisterSpan(self.unit_id, register.table, register.address, register.end)
             places.setdefault(span, []).append(register)
         self._places = {span: tuple(place) for span, place in places.items()}
         codes = {register: segment.code for segment in self.suspects for register in segment.waiting()}
@@ -227,18 +227,18 @@ class Unit:
             self._unmarked.add(span)
         return known is None and is_needed
 
-    def forget_refused(self, span: Span) -> bool:
+    def forget_refused(self, span: RegisterSpan) -> bool:
         """The unit answers this span. True if it was refused before."""
         if self._refused.pop(span, None) is None:
             return False
         self._unmarked.discard(span)
         return True
 
-    def refuses(self, span: Span) -> bool:
+    def refuses(self, span: RegisterSpan) -> bool:
         """Whether this span is refused."""
         return span in self._refused
 
-    def due_refused(self, now_ns: int, count_max: int) -> list[Span]:
+    def due_refused(self, now_ns: int, count_max: int) -> list[RegisterSpan]:
         """Refused spans to request again now; those waiting longest come first."""
         due = [
             (refused.at_ns, span.first, span)
@@ -248,7 +248,7 @@ class Unit:
         due.sort(key=lambda entry: entry[:2])
         return [span for _, _, span in due[:count_max]]
 
-    def place(self, span: Span) -> Place:
+    def place(self, span: RegisterSpan) -> Place:
         """The registers that are exactly this span; none if no tag has it."""
         return self._places.get(span, ())
 
@@ -268,7 +268,7 @@ class Unit:
         ]
 
 
-def raw_read(span: Span, place: Sequence[Register]) -> Read:
+def raw_read(span: RegisterSpan, place: Sequence[Register]) -> Read:
     """The read of a refused span, whether or not a tag has it."""
     if place:
         return read_of(place)

@@ -24,7 +24,7 @@ from agent.ingest.gap import POLLS_MISSED, STORE_REFUSED
 from agent.ingest.opcua.decode import Change, DecodeError
 from agent.ingest.opcua.history import HistoryBackfill
 from agent.ingest.opcua.security.client import SessionKey
-from agent.ingest.opcua.session import CallTooLarge, Ending, Session, open_session, read_in_parts
+from agent.ingest.opcua.session import CallTooLarge, Ending, OpcuaSession, open_session, read_in_parts
 from agent.ingest.opcua.subscriptions.subscription import log_parked
 from agent.ingest.source_clock import SourceClock
 from agent.message import Sample
@@ -93,7 +93,7 @@ class OpcuaPollSource:
                 if started is not None and session.library.ending is Ending.CLOSE:
                     session.library.ending, self._key = Ending.KEEP, session.key
 
-    async def _live(self, session: Session, group: TaskGroup, on_up: Callable[[], None]) -> None:
+    async def _live(self, session: OpcuaSession, group: TaskGroup, on_up: Callable[[], None]) -> None:
         limits = await session.limits()
         self._size = min(self._settings.items_per_call_max, limits.nodes_per_read or self._size)
         group.create_permanent(self._poll(session, group, on_up), name=f"{self._settings.name} poll")
@@ -104,7 +104,7 @@ class OpcuaPollSource:
             self._bad = {tag: status for tag, status in self._bad.items() if tag in self._delivery.points}
             await self._delivery.recorder.settle()
 
-    async def _poll(self, session: Session, group: TaskGroup, on_up: Callable[[], None]) -> None:
+    async def _poll(self, session: OpcuaSession, group: TaskGroup, on_up: Callable[[], None]) -> None:
         """Keep the grid, and the session while another gateway records."""
         while self._delivery.is_standby:
             await self._take_over_map()
@@ -136,7 +136,7 @@ class OpcuaPollSource:
             slot += max(0, missed) + 1
             await asyncio.sleep(max(0.0, start_s + slot * interval_s - time.monotonic()))
 
-    async def _read_all(self, session: Session) -> Moment:
+    async def _read_all(self, session: OpcuaSession) -> Moment:
         """Read every tag once, in as many calls as the server needs, after its clock. Namespaces are read again in each
         poll, because a server may add one late. Returns up to when the source is complete then."""
         namespaces = await session.namespaces()
@@ -156,7 +156,7 @@ class OpcuaPollSource:
         self.complete = first
         return first
 
-    async def _read_clock(self, session: Session) -> Moment:
+    async def _read_clock(self, session: OpcuaSession) -> Moment:
         """A moment on the server's clock that is not later than what is read from now on."""
         least_ns, asked = self.clock.least_ns(), self.clock.now()
         try:

@@ -20,7 +20,7 @@ from agent.concurrency import TaskGroup
 from agent.ingest.errors import SourceLost
 from agent.ingest.opcua.decode import DecodeError, Header, read_header
 from agent.ingest.opcua.publishing import Arrived, Missing, Sequencer
-from agent.ingest.opcua.session import TOO_LARGE_STATUSES, PublishRefused, Session
+from agent.ingest.opcua.session import TOO_LARGE_STATUSES, OpcuaSession, PublishRefused
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class Publisher:
 
     def __init__(
         self,
-        session: Session,
+        session: OpcuaSession,
         requests: int,
         values: Route,
         on_none_left: Callable[[], None],

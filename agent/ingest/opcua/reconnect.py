@@ -21,7 +21,7 @@ from enum import Enum
 HEALTHY_LEVEL = 200  # of 255 (OPC 10000-4, table 104)
 
 
-class Step(Enum):
+class ReconnectStep(Enum):
     """How a life of a source begins."""
 
     REACTIVATE = "reactivate"
@@ -29,7 +29,7 @@ class Step(Enum):
     REBUILD = "rebuild"
 
 
-class Outcome(Enum):
+class ReconnectOutcome(Enum):
     """What became of a step."""
 
     PROVEN = "proven"  # values or a moved clock have come
@@ -38,15 +38,23 @@ class Outcome(Enum):
     RESTARTED = "restarted"  # the server is not the one of before
 
 
-_LOWER = {Step.REACTIVATE: Step.TRANSFER, Step.TRANSFER: Step.REBUILD, Step.REBUILD: Step.REBUILD}
-NEXT: dict[tuple[Step, Outcome], Step] = {
-    **{(step, Outcome.PROVEN): Step.REACTIVATE for step in Step},
-    **{(step, outcome): lower for step, lower in _LOWER.items() for outcome in (Outcome.REFUSED, Outcome.SILENT)},
-    **{(step, Outcome.RESTARTED): Step.REBUILD for step in Step},
+_LOWER = {
+    ReconnectStep.REACTIVATE: ReconnectStep.TRANSFER,
+    ReconnectStep.TRANSFER: ReconnectStep.REBUILD,
+    ReconnectStep.REBUILD: ReconnectStep.REBUILD,
+}
+NEXT: dict[tuple[ReconnectStep, ReconnectOutcome], ReconnectStep] = {
+    **{(step, ReconnectOutcome.PROVEN): ReconnectStep.REACTIVATE for step in ReconnectStep},
+    **{
+        (step, outcome): lower
+        for step, lower in _LOWER.items()
+        for outcome in (ReconnectOutcome.REFUSED, ReconnectOutcome.SILENT)
+    },
+    **{(step, ReconnectOutcome.RESTARTED): ReconnectStep.REBUILD for step in ReconnectStep},
 }
 
 
-def next_step(step: Step, outcome: Outcome) -> Step:
+def next_step(step: ReconnectStep, outcome: ReconnectOutcome) -> ReconnectStep:
     """The step that follows: at once after a refusal, otherwise when this life has ended."""
     return NEXT[step, outcome]
 

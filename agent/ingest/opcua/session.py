@@ -161,7 +161,7 @@ class _RawSession(UaSession):
         return await self._send_request(request, timeout=timeout_s)
 
 
-class Session:
+class OpcuaSession:
     """An open session. Made by `open_session`."""
 
     def __init__(self, client: StepTrackingClient, settings: OpcuaSourceSettings) -> None:
@@ -495,11 +495,11 @@ class Session:
 @asynccontextmanager
 async def open_session(
     settings: OpcuaSourceSettings, password: str = "", watchdog_s: float = 0.0, key: SessionKey | None = None
-) -> AsyncIterator[Session]:
+) -> AsyncIterator[OpcuaSession]:
     """Connect with a new client, yield the session, and disconnect. `password` is used if there is no `password_file`;
     `watchdog_s` and `key`: see StepTrackingClient."""
     client = new_client(settings, watchdog_s, key)
-    session = Session(client, settings)
+    session = OpcuaSession(client, settings)
 
     async def lost(error: Exception) -> None:
         session.note_loss(_text(error))
@@ -517,7 +517,7 @@ async def open_session(
 
 
 async def read_in_parts(
-    session: Session, readings: Sequence[Reading], namespaces: Sequence[str], size: int
+    session: OpcuaSession, readings: Sequence[Reading], namespaces: Sequence[str], size: int
 ) -> tuple[list[Change], int]:
     """Read in calls of at most `size` nodes, and of fewer where the server refuses so many. Returns the values, and how
     many nodes it takes. A value that no answer can hold, or that cannot be decoded, is bad and costs no other its
@@ -549,7 +549,7 @@ def quiet_library() -> None:
 def new_client(
     settings: OpcuaSourceSettings, watchdog_s: float = 0.0, key: SessionKey | None = None
 ) -> StepTrackingClient:
-    """A client for a `Session`, not connected. `watchdog_s` and `key`: see StepTrackingClient."""
+    """A client for a `OpcuaSession`, not connected. `watchdog_s` and `key`: see StepTrackingClient."""
     client = StepTrackingClient(settings, watchdog_s, key)
     client.session_timeout = max(SESSION_TIMEOUT_MS_MIN, SIGNS_IN_TIMEOUT * settings.request_timeout_ms)
     client.uaclient.session = _RawSession(client.uaclient)

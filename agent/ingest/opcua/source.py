@@ -35,13 +35,13 @@ from agent.ingest.opcua.events import EventCollector
 from agent.ingest.opcua.history import HistoryBackfill
 from agent.ingest.opcua.publisher import Publisher, Route
 from agent.ingest.opcua.publishing import Missing, Sequencer
-from agent.ingest.opcua.reconnect import Outcome, RedundantServers, Step, next_step
+from agent.ingest.opcua.reconnect import ReconnectOutcome, ReconnectStep, RedundantServers, next_step
 from agent.ingest.opcua.security.client import SessionKey
 from agent.ingest.opcua.session import (
     HEARTBEAT_HANDLE,
     NOTIFICATIONS_PER_PUBLISH_MAX,
     Ending,
-    Session,
+    OpcuaSession,
     open_session,
 )
 from agent.ingest.opcua.subscriptions.audit import Audit
@@ -64,9 +64,9 @@ SEEK_S = 5.0  # for the first notification of a subscription: some publishing in
 FIRST_VALUE_S = 5.0  # a source counts as connected with its first value, or after this time
 _NO_VALUE_YET = quality.GONE | {quality.BAD_WAITING_FOR_INITIAL_DATA}  # the node of a created item may not exist
 _ENDINGS = {
-    Step.REACTIVATE: Ending.KEEP,
-    Step.TRANSFER: Ending.LEAVE_SUBSCRIPTIONS,
-    Step.REBUILD: Ending.CLOSE,
+    ReconnectStep.REACTIVATE: Ending.KEEP,
+    ReconnectStep.TRANSFER: Ending.LEAVE_SUBSCRIPTIONS,
+    ReconnectStep.REBUILD: Ending.CLOSE,
 }
 
 
@@ -81,7 +81,7 @@ class Buffered(NamedTuple):
     is_backlog: bool = False
 
 
-class Kept(NamedTuple):
+class KeptSession(NamedTuple):
     """What the next session needs of this one: its key, the StartTime of its server, and whether it may have a
     subscription whose creation was not answered."""
 
@@ -118,10 +118,10 @@ class OpcuaSource:
         self._servers = RedundantServers([settings.url, *settings.urls])
         self._is_away = True  # no server was reached in the last life
         self.service_level: int | None = None  # of the server that is read
-        self._step = Step.REBUILD  # of the next life, or the present one
+        self._step = ReconnectStep.REBUILD  # of the next life, or the present one
         self._is_proven = False  # by a sign of life in this life
         self._has_missed = True  # the subscriptions are not those of before the outage
-        self._kept: Kept | None = None
+        self._kept: KeptSession | None = None
         self._publisher: Publisher | None = None
         self._sequencer = Sequencer()
         self._unreadable_due_s = 0.0
@@ -166,7 +166,7 @@ class OpcuaSource:
         if self._is_away and self._servers.others:
             await self._choose_server({})
         self._is_away, self.service_level = True, None
-        key = self._kept.key if self._kept is not None and self._step is Step.REACTIVATE else None
+        key = self._kept.key if self._kept is not None and self._step is ReconnectStep.REACTIVATE else None
         self._is_proven = False
         try:
             async with open_session(replace(self._settings, url=self._servers.url), key=key) as session:
@@ -183,10 +183,10 @@ class OpcuaSource:
                     self._end_life(session)
         except SourceLost:
             if key is not None and key.was_refused:  # and then the connection broke
-                self._step = next_step(Step.REACTIVATE, Outcome.REFUSED)
+                self._step = next_step(ReconnectStep.REACTIVATE, ReconnectOutcome.REFUSED)
             raise
 
-    async def _live(self, session: Session, on_up: Callable[[], None]) -> None:
+    async def _live(self, session: OpcuaSession, on_up: Callable[[], None]) -> None:
         assert self._publisher is not None, "made in _begin"
         async with TaskGroup() as group:
             group.create_permanent(self._drain(), name=f"{self._settings.name} drain")
@@ -194,39 +194,39 @@ class OpcuaSource:
             group.create_permanent(self._build_and_maintain(session, on_up), name=f"{self._settings.name} tend")
             raise await session.lost
 
-    async def _begin_life(self, session: Session) -> None:
+    async def _begin_life(self, session: OpcuaSession) -> None:
         """Find the step of this life, and take over the subscriptions or forget them."""
         started, kept = await session.server_start(), self._kept
         is_other = kept is None or started != kept.server_start
         if session.is_reactivated and is_other:
             session.library.ending = Ending.KEEP  # it is not ours
-            self._step, self._kept = Step.REBUILD, None
+            self._step, self._kept = ReconnectStep.REBUILD, None
             raise SourceLost(f"{session.url} was restarted, and has another session under this token")
-        if not session.is_reactivated and self._step is Step.REACTIVATE:
-            self._step = next_step(self._step, Outcome.REFUSED)
+        if not session.is_reactivated and self._step is ReconnectStep.REACTIVATE:
+            self._step = next_step(self._step, ReconnectOutcome.REFUSED)
         if is_other:
-            self._step = next_step(self._step, Outcome.RESTARTED)
+            self._step = next_step(self._step, ReconnectOutcome.RESTARTED)
         limits = await session.limits()
         now = await self.clock.read(session)  # subscriptions created from now on date losses by it
         if not self._delivery.is_standby:
             await self._delivery.recorder.begin_complete("", self.clock.stored(now))
-        if self._step is Step.TRANSFER and not await self._transfer(session):
-            self._step = next_step(self._step, Outcome.REFUSED)
-        if self._step is Step.REBUILD:
+        if self._step is ReconnectStep.TRANSFER and not await self._transfer(session):
+            self._step = next_step(self._step, ReconnectOutcome.REFUSED)
+        if self._step is ReconnectStep.REBUILD:
             self._sequencer, self._has_missed = Sequencer(), True
         decode, take = partial(self._decode, session), partial(self._take_publication, session)
         values = Route(decode, take, self._note_missing)
         self._publisher = Publisher(
             session, self._settings.publish_requests, values, self._subscriptions.note_none_left, self._sequencer
         )
-        if self._step is Step.REBUILD:
+        if self._step is ReconnectStep.REBUILD:
             self._subscriptions.begin_anew(session, self._publisher, limits)
         else:
             self._subscriptions.resume(session, self._publisher)
         extra = {"action": "session_opened", "source": self._settings.name, "step": self._step.value}
         log.info("session opened", extra=extra)
 
-    async def _transfer(self, session: Session) -> bool:
+    async def _transfer(self, session: OpcuaSession) -> bool:
         """Take over the subscriptions into this session. False if the server gives none of values."""
         ids = self._subscriptions.kept_ids
         events = [] if self.events is None else self.events.kept_ids
@@ -237,20 +237,20 @@ class OpcuaSource:
             self.events.note_transfer(statuses[-1])
         return self._subscriptions.note_transfer(statuses[: len(ids)])
 
-    def _end_life(self, session: Session) -> None:
+    def _end_life(self, session: OpcuaSession) -> None:
         """Note what the next life can begin with, and what becomes of this session."""
         # Another server is read from now on, or nothing of this session was recorded.
         if session.url != self._servers.url or self._delivery.is_standby:
-            self._step, self._kept = Step.REBUILD, None
+            self._step, self._kept = ReconnectStep.REBUILD, None
             return
         # If the connection broke, something may have been left at the server.
-        may_keep = self._is_proven or (self._step is Step.REBUILD and not session.is_connected)
-        self._step = next_step(self._step, Outcome.PROVEN if may_keep else Outcome.SILENT)
+        may_keep = self._is_proven or (self._step is ReconnectStep.REBUILD and not session.is_connected)
+        self._step = next_step(self._step, ReconnectOutcome.PROVEN if may_keep else ReconnectOutcome.SILENT)
         if session.start is None:
-            self._step = Step.REBUILD
+            self._step = ReconnectStep.REBUILD
         if session.library.ending is Ending.CLOSE:
             session.library.ending = _ENDINGS[self._step]
-        self._kept = Kept(session.key, session.start, session.library.creating > 0)
+        self._kept = KeptSession(session.key, session.start, session.library.creating > 0)
 
     async def finish(self) -> None:
         """Deliver what had arrived before the life ended."""
@@ -266,7 +266,7 @@ class OpcuaSource:
         if self.events is not None:
             await self.events.finish()
 
-    async def _build_and_maintain(self, session: Session, on_up: Callable[[], None]) -> None:
+    async def _build_and_maintain(self, session: OpcuaSession, on_up: Callable[[], None]) -> None:
         """Build the subscriptions, then look after them: parked nodes, signs of life. History and events have tasks of
         their own, which end with the life."""
         assert self._publisher is not None, "made in _begin"
@@ -274,10 +274,12 @@ class OpcuaSource:
             if self._delivery.is_standby:
                 await self._stand_by(session)
             if self.events is not None:
-                await self.events.begin_life(session, self._publisher, group, is_kept=self._step is not Step.REBUILD)
+                await self.events.begin_life(
+                    session, self._publisher, group, is_kept=self._step is not ReconnectStep.REBUILD
+                )
             if session.is_reactivated and self._kept is not None and self._kept.has_unknown:
                 await self._publisher.seek(SEEK_S)  # each shows itself by its first notification, and is deleted
-            if self._step is not Step.REBUILD:
+            if self._step is not ReconnectStep.REBUILD:
                 await self._subscriptions.republish()
             await self._subscriptions.maintain()
             await self.clock.read(session)
@@ -295,7 +297,7 @@ class OpcuaSource:
                 await self._declare_losses(session)
                 await self._subscriptions.maintain()
 
-    async def _stand_by(self, session: Session) -> None:
+    async def _stand_by(self, session: OpcuaSession) -> None:
         """Build the subscriptions with publishing disabled, and keep them while another gateway records. Each sends
         keep-alives (OPC 10000-4, 5.14.1.1), and its items queue what is newest at the server."""
         while self._delivery.is_standby:
@@ -308,7 +310,7 @@ class OpcuaSource:
         self._delivery.sampler.skip_recorded(self.clock.now_ns() + QUEUED_NS)
         await self._subscriptions.begin_publishing()
 
-    async def _watch_level(self, session: Session) -> None:
+    async def _watch_level(self, session: OpcuaSession) -> None:
         """Read the server's ServiceLevel now and then, and go to a better server if it is low."""
         while True:
             with suppress(SourceLost):  # a Read that is not answered in time ends nothing
@@ -325,7 +327,7 @@ class OpcuaSource:
             asked = {url: group.create_task(self._level_of(url), name=f"level of {url}") for url in urls}
         is_other = self._servers.choose({**levels, **{url: task.result() for url, task in asked.items()}})
         if is_other:
-            self._step, self._kept = Step.REBUILD, None
+            self._step, self._kept = ReconnectStep.REBUILD, None
             extra = {"action": "server_chosen", "source": self._settings.name, "url": self._servers.url}
             log.warning("another of the redundant servers is read", extra=extra)
         return is_other
@@ -344,7 +346,7 @@ class OpcuaSource:
             self._subscriptions.check_life(is_held_back=self._buffer.full())
             await asyncio.sleep(TICK_S)
 
-    async def _audit(self, session: Session) -> None:
+    async def _audit(self, session: OpcuaSession) -> None:
         """Check whether items still publish. A task of its own, because a Read may take as long as the time-out."""
         audit = Audit(session, self._delivery.sampler, self._subscriptions.nodes_per_read, self.clock.now)
         while True:
@@ -364,11 +366,11 @@ class OpcuaSource:
 
     # --- what arrives ------------------------------------------------------------------------------------------------
 
-    async def _decode(self, session: Session, _: Header, body: bytes) -> Publication:
+    async def _decode(self, session: OpcuaSession, _: Header, body: bytes) -> Publication:
         """The values of a publication."""
         return await session.decode(body, self._subscriptions.elements)
 
-    async def _take_publication(self, session: Session, header: Header, publication: Publication) -> None:
+    async def _take_publication(self, session: OpcuaSession, header: Header, publication: Publication) -> None:
         """Called for each publication in order. It is acknowledged when this returns."""
         if publication.values_lost and time.monotonic() >= self._unreadable_due_s:
             self._unreadable_due_s = time.monotonic() + UNREADABLE_EVERY_S
@@ -467,7 +469,7 @@ class OpcuaSource:
         for _ in range(self._buffer.qsize()):
             await self._deliver(self._buffer.get_nowait())
 
-    async def _declare_losses(self, session: Session) -> None:
+    async def _declare_losses(self, session: OpcuaSession) -> None:
         """End the open losses at a reading of the server's clock."""
         if self._losses:
             self._declare_until(await self.clock.read(session))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from agent.concurrency import TaskGroup
 from agent.file_watch import PATIENT, WatchTimes
 from agent.ingest.delivery import record_removed
-from agent.ingest.errors import Problem, UnknownSource
+from agent.ingest.errors import TagFileProblem, UnknownSource
 from agent.ingest.ports import IngestPorts
 from agent.ingest.probe_result import TagReading
 from agent.ingest.recorder import Recorder
@@ -40,7 +40,7 @@ class Ingest:
         tag_maps: Mapping[str, TagMap],
         ports: IngestPorts,
         *,
-        problems: Mapping[str, Sequence[Problem]] = MappingProxyType({}),
+        problems: Mapping[str, Sequence[TagFileProblem]] = MappingProxyType({}),
         watch_times: WatchTimes = PATIENT,
         is_recording: bool = True,
     ) -> None:
@@ -191,7 +191,7 @@ class Ingest:
     def _offer(self, source: str, tags: TagMap) -> None:
         self._by_name[source].offer(tags)
 
-    def _note_file_problems(self, source: str, problems: Sequence[Problem]) -> None:
+    def _note_file_problems(self, source: str, problems: Sequence[TagFileProblem]) -> None:
         self._by_name[source].note_file_problems(problems)
 
     def retry(self, source: str) -> str:

@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING
 from agent.concurrency import TaskGroup, end_if_cancelled, timeout
 from agent.ingest.completeness import Stored
 from agent.ingest.delivery import Delivery, Standby
-from agent.ingest.errors import NoHistory, NotConnected, Problem, SourceBusy
+from agent.ingest.errors import NoHistory, NotConnected, SourceBusy, TagFileProblem
 from agent.ingest.gap import EVENTS_PART
-from agent.ingest.lifecycle import Backoff, Event, Failures, Newest, State, next_state
+from agent.ingest.lifecycle import Backoff, Failures, Newest, SourceEvent, State, next_state
 from agent.ingest.ports import StoredFacts
 from agent.ingest.probe_result import TagReading
 from agent.ingest.recorder import Recorder
@@ -82,7 +82,7 @@ class SourceSupervisor:
         self._has_numbers = asyncio.Event()  # the delivery was offered a map
         if tags.tags:
             self._offered.set()
-        self.file_problems: tuple[Problem, ...] = ()  # of the tag file on disk, which is not in force
+        self.file_problems: tuple[TagFileProblem, ...] = ()  # of the tag file on disk, which is not in force
         self._numbering_problem = ""
 
     @property
@@ -116,7 +116,7 @@ class SourceSupervisor:
             numbering.cancel()
             lives.cancel()
         was_away = self._state is State.WAITING
-        self._become(Event.STOP)
+        self._become(SourceEvent.STOP)
         self._outages.go_down()
         try:
             async with timeout(DRAIN_S):
@@ -161,7 +161,7 @@ class SourceSupervisor:
         """Whether it is connected, or warm where it stands by."""
         return self._state in CONNECTED_STATES
 
-    def note_file_problems(self, problems: Sequence[Problem]) -> None:
+    def note_file_problems(self, problems: Sequence[TagFileProblem]) -> None:
         """Note the problems of the tag file on disk; an empty sequence clears them."""
         self.file_problems = tuple(problems)
 
@@ -231,11 +231,11 @@ class SourceSupervisor:
         await self._has_numbers.wait()  # a tag file without tags is not good
         backoff = Backoff(self.settings.reconnect_delay_ms, self.settings.reconnect_delay_max_ms)
         while True:
-            self._become(Event.START)
+            self._become(SourceEvent.START)
             self._failures.begin_life()
             error = await self._error_of(self._one_life())
             assert error is not None, "a life ends only by an exception"
-            self._become(Event.DOWN)
+            self._become(SourceEvent.DOWN)
             self._retry.clear()
             self._outages.lose(_text(error))
             await self._error_of(self._outages.finish_life())
@@ -275,7 +275,7 @@ class SourceSupervisor:
 
     def _came_up(self) -> None:
         self._connects_total += self._state is not State.STANDBY
-        self._become(Event.UP)
+        self._become(SourceEvent.UP)
         self._outages.came_up()
 
     def _got_value(self, _: int) -> None:
@@ -290,7 +290,7 @@ class SourceSupervisor:
         """Called again and again while the source stands by."""
         if self._state is State.STANDBY:
             return
-        self._become(Event.WARM)
+        self._become(SourceEvent.WARM)
         self._connects_total += 1
         self._failures.note_value(time.monotonic())
         self._outages.stand_by()
@@ -345,11 +345,11 @@ class SourceSupervisor:
             self._delivery.offer_map(offered.tags, numbers)
             self._has_numbers.set()
 
-    def _become(self, event: Event) -> None:
+    def _become(self, event: SourceEvent) -> None:
         self._state = next_state(self._state, event)
 
 
-def _summary(problems: Sequence[Problem]) -> str:
+def _summary(problems: Sequence[TagFileProblem]) -> str:
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     return f"{problems[0]}{more}" if problems else ""
 

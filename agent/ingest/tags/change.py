@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from agent.ingest.errors import Problem
+from agent.ingest.errors import TagFileProblem
 from agent.ingest.tags.tag_map import Tag, TagMap
 from agent.settings.sources import SourceSettings
 
@@ -50,7 +50,7 @@ class Admission:
     """The new maps that are accepted, and the problems of the others, by source name."""
 
     maps: Mapping[str, TagMap]
-    problems: Mapping[str, tuple[Problem, ...]]
+    problems: Mapping[str, tuple[TagFileProblem, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class SourcePlan:
 
     sources: tuple[SourceSettings, ...]
     maps: Mapping[str, TagMap]
-    problems: Mapping[str, tuple[Problem, ...]] = field(default_factory=dict)
+    problems: Mapping[str, tuple[TagFileProblem, ...]] = field(default_factory=dict)
 
 
 def difference(old: TagMap, new: TagMap) -> TagChange:
@@ -76,7 +76,7 @@ def difference(old: TagMap, new: TagMap) -> TagChange:
     )
 
 
-def clashes(maps: Mapping[str, TagMap]) -> Iterator[tuple[str, str, Problem]]:
+def clashes(maps: Mapping[str, TagMap]) -> Iterator[tuple[str, str, TagFileProblem]]:
     """Sources with the same tags: (first source, second source, the problem of the second). Equal devices have all
     their tags in common, so the problem names the first one and counts the others."""
     for (first, second), pairs in _common_tags(maps).items():
@@ -90,9 +90,9 @@ def admit(in_force: Mapping[str, TagMap], candidates: Mapping[str, TagMap]) -> A
     with another candidate, so the check is repeated. It ends, because the maps in force do not clash.
     """
     admitted = dict(candidates)
-    problems: dict[str, tuple[Problem, ...]] = {}
+    problems: dict[str, tuple[TagFileProblem, ...]] = {}
     while True:
-        refused: dict[str, list[Problem]] = {}
+        refused: dict[str, list[TagFileProblem]] = {}
         maps = {**in_force, **admitted}
         for (first, second), pairs in _common_tags(maps).items():
             if second in admitted:
@@ -120,18 +120,18 @@ def _common_tags(maps: Mapping[str, TagMap]) -> dict[tuple[str, str], list[tuple
     return common
 
 
-def _clash(maps: Mapping[str, TagMap], source: str, owner: str, pairs: Sequence[tuple[Tag, Tag]]) -> Problem:
+def _clash(maps: Mapping[str, TagMap], source: str, owner: str, pairs: Sequence[tuple[Tag, Tag]]) -> TagFileProblem:
     """The problem of a source that has tags of another. `pairs`: (tag of the source, tag of its owner)."""
     (tag, owned), *others = pairs
     where = f"{maps[owner].place(owned)}, of source {owner}"
     more = f" (and {len(others):,} more of its tags)" if others else ""
     why = f"is also in {where}{more}; a tag comes from one source: name it otherwise, as {source}/{tag.name}"
-    return Problem(maps[source].file, tag.row, "tag", tag.name, why, tag.template_row)
+    return TagFileProblem(maps[source].file, tag.row, "tag", tag.name, why, tag.template_row)
 
 
 def plan_sources(
     present: Sequence[SourceSettings],
-    read: Mapping[str, TagMap | tuple[Problem, ...]],
+    read: Mapping[str, TagMap | tuple[TagFileProblem, ...]],
     before: Mapping[str, tuple[SourceSettings, TagMap]],
 ) -> SourcePlan:
     """Choose the tag map of each source. `read` holds what its tag file gives, `before` the section and the map that

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from agent.escaping import cell_text, csv_cell
-from agent.ingest.errors import Problem, TagMapError
+from agent.ingest.errors import TagFileProblem, TagMapError
 from agent.ingest.tags.sheet import ROWS_MAX, Row, Sheet, check_size, unknown_names
 
 COMMENT = "#"
@@ -32,12 +32,12 @@ def read_csv(file: str, data: bytes, known: Sequence[str], required: Sequence[st
     lines = _lines(file, text, delimiter)
     columns = _columns(file, *lines[0], known, required)
     rows: list[Row] = []
-    problems: list[Problem] = []
+    problems: list[TagFileProblem] = []
     for line, cells in lines[1:]:
         extra = next((cell for cell in cells[len(columns) :] if cell.strip()), "")
         if extra:
             why = f"has {len(cells)} cells under {len(columns)} columns; quote cells that hold the delimiter"
-            problems.append(Problem(file, line, "", extra, why))
+            problems.append(TagFileProblem(file, line, "", extra, why))
             continue
         texts = {
             column: text for column, cell in zip(columns, cells, strict=False) if (text := cell_text(cell.strip()))
@@ -53,7 +53,7 @@ def decoded(file: str, data: bytes, code_page: str = "") -> tuple[str, tuple[str
     check_size(file, data)
     is_utf16 = data.startswith((b"\xff\xfe", b"\xfe\xff"))
     if not code_page and not is_utf16 and b"\0" in data:
-        raise TagMapError([Problem(file, 0, "", "", "is not text; save the sheet as CSV, not as a workbook")])
+        raise TagMapError([TagFileProblem(file, 0, "", "", "is not text; save the sheet as CSV, not as a workbook")])
     encoding = code_page or ("utf-16" if is_utf16 else "utf-8-sig")
     try:
         text = data.decode(encoding)
@@ -65,7 +65,7 @@ def decoded(file: str, data: bytes, code_page: str = "") -> tuple[str, tuple[str
                 f"is not UTF-8 (line {line}), and its code page is not known; save it as CSV UTF-8, or convert it with the"
                 " right name in iconv -f NAME -t UTF-8 (bsfg tags import: --encoding NAME)"
             )
-        raise TagMapError([Problem(file, 0, "", "", why)]) from error
+        raise TagMapError([TagFileProblem(file, 0, "", "", why)]) from error
     return text, () if encoding == "utf-8-sig" else (f"{file} was read as {encoding.upper()}; check units such as °C",)
 
 
@@ -115,11 +115,11 @@ def _lines(file: str, text: str, delimiter: str) -> list[tuple[int, list[str]]]:
             if cells and (lines or not _is_comment(cells[0])):
                 lines.append((row, cells))
             if len(lines) > ROWS_MAX + 1:
-                raise TagMapError([Problem(file, row, "", "", f"more than {ROWS_MAX} tags; split the source")])
+                raise TagMapError([TagFileProblem(file, row, "", "", f"more than {ROWS_MAX} tags; split the source")])
     except csv.Error as error:
-        raise TagMapError([Problem(file, row + 1, "", "", f"is not CSV: {error}; check the quotes")]) from error
+        raise TagMapError([TagFileProblem(file, row + 1, "", "", f"is not CSV: {error}; check the quotes")]) from error
     if not lines:
-        raise TagMapError([Problem(file, 0, "", "", "is empty; its first line must name the columns")])
+        raise TagMapError([TagFileProblem(file, 0, "", "", "is empty; its first line must name the columns")])
     return lines
 
 
@@ -130,17 +130,17 @@ def _columns(file: str, line: int, header: Sequence[str], known: Sequence[str], 
         columns.pop()  # a spreadsheet may leave empty columns at the end
     problems = list(_header_problems(file, line, columns, known))
     missing = [name for name in required if name not in columns]
-    problems += [Problem(file, line, name, "", "is missing; add this column") for name in missing]
+    problems += [TagFileProblem(file, line, name, "", "is missing; add this column") for name in missing]
     if problems:
         raise TagMapError(problems)
     return columns
 
 
-def _header_problems(file: str, line: int, columns: Sequence[str], known: Sequence[str]) -> Iterator[Problem]:
+def _header_problems(file: str, line: int, columns: Sequence[str], known: Sequence[str]) -> Iterator[TagFileProblem]:
     for index, name in enumerate(columns):
         if not name:
-            yield Problem(file, line, str(index + 1), "", "has no name; name the column or remove it")
+            yield TagFileProblem(file, line, str(index + 1), "", "has no name; name the column or remove it")
         elif name in known and columns.index(name) != index:
-            yield Problem(file, line, name, name, "is there twice; keep one")
+            yield TagFileProblem(file, line, name, name, "is there twice; keep one")
     for name, why in unknown_names([name for name in columns if name], known, "column"):
-        yield Problem(file, line, name, name, why)
+        yield TagFileProblem(file, line, name, name, why)

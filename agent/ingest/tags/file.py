@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from agent.ingest.errors import Problem, TagFileUnreadable, TagMapError, tag_file_problem
+from agent.ingest.errors import TagFileProblem, TagFileUnreadable, TagMapError, tag_file_problem
 from agent.ingest.modbus import address as modbus_address
 from agent.ingest.opcua import address as opcua_address
 from agent.ingest.tags.change import clashes
@@ -52,9 +52,9 @@ def load_tag_map(settings: SourceSettings) -> TagMap:
     return parse_tag_file(settings, read_tag_file(settings))
 
 
-def find_tag_files(sources: Iterable[SourceSettings]) -> dict[str, TagFile | tuple[Problem, ...]]:
+def find_tag_files(sources: Iterable[SourceSettings]) -> dict[str, TagFile | tuple[TagFileProblem, ...]]:
     """The tag file of each source, or its problems, by source name."""
-    found: dict[str, TagFile | tuple[Problem, ...]] = {}
+    found: dict[str, TagFile | tuple[TagFileProblem, ...]] = {}
     for settings in sources:
         try:
             data = read_tag_file(settings)
@@ -68,7 +68,7 @@ def load_tag_files(sources: Iterable[SourceSettings], others: Mapping[str, TagMa
     """The tag files of these sources. Raises one TagMapError with the problems of all of them. `others` are the maps of
     sources that must not have the same tags."""
     files: dict[str, TagFile] = {}
-    problems: list[Problem] = []
+    problems: list[TagFileProblem] = []
     for name, found in find_tag_files(sources).items():
         if isinstance(found, TagFile):
             files[name] = found

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from agent.ingest.errors import PROBLEMS_MAX, Problem, TagMapError
+from agent.ingest.errors import PROBLEMS_MAX, TagFileProblem, TagMapError
 
 ROWS_MAX = 50_000  # five times the tags of the measured node; MemoryMax of the unit allows no more
 FILE_BYTES_MAX = 16 * 1024 * 1024  # far above ROWS_MAX rows of usual length; a file is read into memory
@@ -37,7 +37,7 @@ class Sheet:
     """The rows of a file, the problems of those that cannot be used, and notes on how it was read."""
 
     rows: tuple[Row, ...]
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[TagFileProblem, ...] = ()
     decimal_comma: bool = False
     notes: tuple[str, ...] = ()
 
@@ -45,9 +45,9 @@ class Sheet:
 def check_size(file: str, data: bytes) -> None:
     """Raise TagMapError for a file that is too large or a workbook."""
     if len(data) > FILE_BYTES_MAX:
-        raise TagMapError([Problem(file, 0, "", "", f"is larger than {FILE_BYTES_MAX} bytes")])
+        raise TagMapError([TagFileProblem(file, 0, "", "", f"is larger than {FILE_BYTES_MAX} bytes")])
     if data.startswith(b"PK\x03\x04"):
-        raise TagMapError([Problem(file, 0, "", "", "is an Excel workbook; save the sheet as CSV")])
+        raise TagMapError([TagFileProblem(file, 0, "", "", "is an Excel workbook; save the sheet as CSV")])
 
 
 def unknown_names(names: Iterable[str], known: Iterable[str], noun: str) -> Iterator[tuple[str, str]]:

@@ -20,7 +20,7 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
-from agent.ingest.errors import Problem, TagMapError, is_toml, place
+from agent.ingest.errors import TagFileProblem, TagMapError, is_toml, place
 from agent.ingest.sampling import SamplingRule
 from agent.ingest.tags.columns import COMMON_COLUMNS, TEMPLATE_COLUMNS, Column, Kind
 from agent.ingest.tags.csv_rows import DECIMAL_COMMA, GROUPED, both_readings, decimal_marks, read_csv
@@ -178,7 +178,7 @@ def read_tag_map(file: str, data: bytes, source: str, dialect: Dialect) -> TagMa
         reader.read(row)
     problems = [*sheet.problems, *_reported_once(reader.problems)]
     if not reader.tags and not problems:
-        problems.append(Problem(file, 0, "", "", "holds no tags; add a row for each"))
+        problems.append(TagFileProblem(file, 0, "", "", "holds no tags; add a row for each"))
     if problems:
         raise TagMapError(sorted(problems, key=lambda problem: problem.row))
     notes = (f"{file}: {note}" for note in dialect.notes(reader.tags))
@@ -212,7 +212,7 @@ class _Reader:
 
     def __init__(self, file: str, source: str, dialect: Dialect, marks: str) -> None:
         self.tags: list[Tag] = []
-        self.problems: list[Problem] = []
+        self.problems: list[TagFileProblem] = []
         self._file, self._source, self._dialect = file, source, dialect
         self._marks = marks
         self._rows_by_subject: dict[str, Row] = {}
@@ -289,12 +289,12 @@ class _Reader:
         return place(self._file, row.line, row.template_line).removeprefix(f"{self._file} ")
 
     def _problem(self, row: Row, column: str, value: str, why: str) -> None:
-        self.problems.append(Problem(self._file, row.line, column, value, why, row.template_line))
+        self.problems.append(TagFileProblem(self._file, row.line, column, value, why, row.template_line))
 
 
-def _reported_once(problems: Sequence[Problem]) -> list[Problem]:
+def _reported_once(problems: Sequence[TagFileProblem]) -> list[TagFileProblem]:
     """Report a mistake in a template once, for the first device, with a count of the others."""
-    found: dict[object, list[Problem]] = {}
+    found: dict[object, list[TagFileProblem]] = {}
     for index, problem in enumerate(problems):
         key = (problem.template_row, problem.column, problem.value, problem.why) if problem.template_row else index
         found.setdefault(key, []).append(problem)

@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from agent.ingest.errors import Problem, TagMapError
+from agent.ingest.errors import TagFileProblem, TagMapError
 from agent.ingest.tags.columns import TEMPLATE, USE
 from agent.ingest.tags.sheet import FILE_BYTES_MAX, ROWS_MAX, CellError, Row, Sheet
 
@@ -37,7 +37,7 @@ class _Expansion:
     file: str
     sums: Sums
     rows: list[Row] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[TagFileProblem] = field(default_factory=list)
     characters: int = 0
 
 
@@ -51,7 +51,7 @@ def expand(file: str, sheet: Sheet, columns: Sequence[str], sums: Sums) -> Sheet
     used = [len(templates.get(row.texts.get(USE, ""), ((),))) for row in sheet.rows if TEMPLATE not in row.texts]
     if sum(used) > ROWS_MAX:
         why = f"more than {ROWS_MAX} tags with all devices written out; split the source"
-        raise TagMapError([Problem(file, 0, "", "", why)])
+        raise TagMapError([TagFileProblem(file, 0, "", "", why)])
     for row in sheet.rows:
         if TEMPLATE in row.texts:
             continue
@@ -62,7 +62,9 @@ def expand(file: str, sheet: Sheet, columns: Sequence[str], sums: Sums) -> Sheet
         else:
             near = difflib.get_close_matches(row.texts[USE], templates, 1)
             hint = f"did you mean {near[0]}?" if near else f"give its rows {row.texts[USE]!r} in column {TEMPLATE}"
-            work.problems.append(Problem(file, row.line, USE, row.texts[USE], f"is no template of this file; {hint}"))
+            work.problems.append(
+                TagFileProblem(file, row.line, USE, row.texts[USE], f"is no template of this file; {hint}")
+            )
     in_use = {row.texts.get(USE) for row in sheet.rows}
     notes = tuple(f"{file}: no row uses the template {name}" for name in templates if name not in in_use)
     return Sheet(tuple(work.rows), tuple(work.problems), sheet.decimal_comma, sheet.notes + notes)
@@ -82,19 +84,19 @@ def _templates(work: _Expansion, rows: Sequence[Row], columns: Sequence[str]) ->
     return found
 
 
-def _template_problems(file: str, row: Row, columns: Sequence[str]) -> Iterator[Problem]:
+def _template_problems(file: str, row: Row, columns: Sequence[str]) -> Iterator[TagFileProblem]:
     if USE in row.texts:
         why = f"stands beside a cell in column {TEMPLATE}; a row of a template uses no template, clear one of the two"
-        yield Problem(file, row.line, USE, row.texts[USE], why)
+        yield TagFileProblem(file, row.line, USE, row.texts[USE], why)
     if "{tag}" not in row.texts.get("tag", ""):
         why = "must hold {tag}, for which the device's own tag is put, such as {tag}/power"
-        yield Problem(file, row.line, "tag", row.texts.get("tag", ""), why)
+        yield TagFileProblem(file, row.line, "tag", row.texts.get("tag", ""), why)
     for column, text in row.texts.items():
         for name in PLACEHOLDER.findall(text):
             if name not in columns:
                 near = difflib.get_close_matches(name, columns, 1)
                 hint = f"did you mean {{{near[0]}}}?" if near else f"known are {', '.join(columns)}"
-                yield Problem(file, row.line, column, text, f"names {{{name}}}, which is not a column; {hint}")
+                yield TagFileProblem(file, row.line, column, text, f"names {{{name}}}, which is not a column; {hint}")
 
 
 def _write_out(work: _Expansion, device: Row, template: Sequence[Row]) -> None:
@@ -105,7 +107,7 @@ def _write_out(work: _Expansion, device: Row, template: Sequence[Row]) -> None:
         own -= named | (own - row.texts.keys())
     for column in sorted(own) if template else ():
         why = f"has no effect: every row of the template has its own; clear it, or write {{{column}}} there"
-        work.problems.append(Problem(work.file, device.line, column, device.texts[column], why))
+        work.problems.append(TagFileProblem(work.file, device.line, column, device.texts[column], why))
     for row in template:
         texts = {column: text for column, text in device.texts.items() if column != USE}
         problems = len(work.problems)
@@ -114,7 +116,7 @@ def _write_out(work: _Expansion, device: Row, template: Sequence[Row]) -> None:
                 try:
                     texts[column] = _filled(work, column, text, device)
                 except CellError as error:
-                    work.problems.append(Problem(work.file, device.line, column, text, error.why, row.line))
+                    work.problems.append(TagFileProblem(work.file, device.line, column, text, error.why, row.line))
         if len(work.problems) == problems:
             work.rows.append(Row(device.line, texts, row.line))
 
@@ -131,7 +133,7 @@ def _filled(work: _Expansion, column: str, text: str, device: Row) -> str:
     work.characters += len(text) + sum(len(device.texts[name]) for name in names)
     if work.characters > FILE_BYTES_MAX:
         why = f"is larger than {FILE_BYTES_MAX} bytes with all devices written out; split the source"
-        raise TagMapError([Problem(work.file, device.line, "", "", why)])
+        raise TagMapError([TagFileProblem(work.file, device.line, "", "", why)])
     filled = PLACEHOLDER.sub(lambda match: device.texts[match[1]], text)
     if "+" not in text or column not in work.sums:
         return filled

@@ -9,7 +9,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Sequence
 
-from agent.ingest.errors import Problem, TagMapError
+from agent.ingest.errors import TagFileProblem, TagMapError
 from agent.ingest.tags.sheet import ROWS_MAX, Row, Sheet, check_size, unknown_names
 
 TABLE = "tag"
@@ -29,26 +29,28 @@ def read_toml(file: str, data: bytes, known: Sequence[str]) -> Sheet:
     check_size(file, data)
     text, content = _parsed(file, data)
     problems = [
-        Problem(file, 0, name, "", "is not a table of a tag file; write each tag under [[tag]]")
+        TagFileProblem(file, 0, name, "", "is not a table of a tag file; write each tag under [[tag]]")
         for name in content
         if name != TABLE
     ]
     tables = content.get(TABLE, [])
     lines = list(_table_lines(text))
     if not isinstance(tables, list) or len(tables) != len(lines):
-        problems.append(Problem(file, 0, TABLE, "", "must be written as one [[tag]] table for each tag"))
+        problems.append(TagFileProblem(file, 0, TABLE, "", "must be written as one [[tag]] table for each tag"))
         raise TagMapError(problems)
     if len(tables) > ROWS_MAX:
-        raise TagMapError([Problem(file, lines[ROWS_MAX], "", "", f"more than {ROWS_MAX} tags; split the source")])
+        raise TagMapError(
+            [TagFileProblem(file, lines[ROWS_MAX], "", "", f"more than {ROWS_MAX} tags; split the source")]
+        )
     rows: list[Row] = []
     for line, table in zip(lines, tables, strict=True):
-        found = [Problem(file, line, name, name, why) for name, why in unknown_names(table, known, "key")]
+        found = [TagFileProblem(file, line, name, name, why) for name, why in unknown_names(table, known, "key")]
         texts: dict[str, str] = {}
         for name, value in table.items():
             cell = _text(value)
             if cell is None:
                 why = "must be text in quotes, a number, or true or false"
-                found.append(Problem(file, line, name, str(type(value).__name__), why))
+                found.append(TagFileProblem(file, line, name, str(type(value).__name__), why))
             elif cell.strip():
                 texts[name] = cell.strip()
         problems += found
@@ -62,11 +64,11 @@ def _parsed(file: str, data: bytes) -> tuple[str, dict[str, object]]:
         text = data.decode("utf-8-sig").replace("\r\n", "\n")
         return text, tomllib.loads(text)
     except UnicodeDecodeError as error:
-        raise TagMapError([Problem(file, 0, "", "", "is not UTF-8, which TOML must be")]) from error
+        raise TagMapError([TagFileProblem(file, 0, "", "", "is not UTF-8, which TOML must be")]) from error
     except RecursionError as error:
-        raise TagMapError([Problem(file, 0, "", "", "is nested too deeply")]) from error
+        raise TagMapError([TagFileProblem(file, 0, "", "", "is nested too deeply")]) from error
     except ValueError as error:  # TOMLDecodeError, and an integer of thousands of digits
-        raise TagMapError([Problem(file, 0, "", "", f"is not TOML: {error}")]) from error
+        raise TagMapError([TagFileProblem(file, 0, "", "", f"is not TOML: {error}")]) from error
 
 
 def _table_lines(text: str) -> Iterator[int]:

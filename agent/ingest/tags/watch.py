@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from agent.file_watch import WatchTimes, watch_files
-from agent.ingest.errors import Problem, TagFileUnreadable, TagMapError
+from agent.ingest.errors import TagFileProblem, TagFileUnreadable, TagMapError
 from agent.ingest.ports import KeepFiles
 from agent.ingest.tags.change import admit, difference
 from agent.ingest.tags.file import parse_tag_file, read_tag_file
@@ -34,7 +34,7 @@ class _Content:
 
     digest: bytes = b""
     found: TagMap | None = None
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[TagFileProblem, ...] = ()
     missing_since_s: float | None = None
     data: bytes = b""
 
@@ -48,9 +48,9 @@ class TagWatch:
         sources: Sequence[SourceSettings],
         maps: Mapping[str, TagMap],
         on_map: Callable[[str, TagMap], None],
-        on_problems: Callable[[str, tuple[Problem, ...]], None],
+        on_problems: Callable[[str, tuple[TagFileProblem, ...]], None],
         times: WatchTimes,
-        problems: Mapping[str, tuple[Problem, ...]] = MappingProxyType({}),
+        problems: Mapping[str, tuple[TagFileProblem, ...]] = MappingProxyType({}),
         keep: KeepFiles = lambda _: None,
     ) -> None:
         self._sources = sources
@@ -98,7 +98,7 @@ class TagWatch:
         for name, content in self._contents.items():
             self._report(name, content.problems or admission.problems.get(name, ()))
 
-    def _report(self, name: str, problems: tuple[Problem, ...]) -> None:
+    def _report(self, name: str, problems: tuple[TagFileProblem, ...]) -> None:
         """Report problems once, and once that they are solved."""
         if problems == self._reported.get(name, ()):
             return

@@ -26,7 +26,7 @@ from agent.fact_store import (
     private_files,
 )
 from agent.local_socket import messages
-from agent.local_socket.client import AnyRequest, Reply
+from agent.local_socket.client import AnyRequest, LocalReply
 from agent.local_socket.messages import Answer, Compared, ComparePeer, ConsumerEntry, Request
 from agent.local_socket.serving.operations import LocalOperations
 from agent.local_socket.transport import LocalError, NoNode, StateFolderUnusable
@@ -137,7 +137,7 @@ class RequestHandler:
         self._compare = compare
         self._sources = sources
 
-    async def answer(self, request: AnyRequest, instance: str = "") -> Reply:
+    async def answer(self, request: AnyRequest, instance: str = "") -> LocalReply:
         """The answer to a request. An error of the store or of a check becomes an `ErrorAnswer`."""
         operation = str(request.__struct_config__.tag)
         try:
@@ -147,17 +147,17 @@ class RequestHandler:
                     return outcome
                 hint = _HINTS.get(outcome.code, ERRORS[outcome.code].hint)
                 return self.refused(operation, outcome.code, outcome.message, hint)
-            return Reply(await self._carry_out(request), [])
+            return LocalReply(await self._carry_out(request), [])
         except BsfgError as error:
             code, why = (error.code, error.why) if isinstance(error, StoreError) else ("bad_request", str(error))
             return self.refused(operation, code, why, error.hint)
 
-    def refused(self, operation: str, code: str, why: str, hint: str = "") -> Reply:
+    def refused(self, operation: str, code: str, why: str, hint: str = "") -> LocalReply:
         """The answer to a request that is not carried out."""
         store = self._store
         body = ErrorBody(code=code, message=why[:1000], retryable=ERRORS[code].retryable, hint=hint[:1000])
         where = store_name_of(store.zone, store.node, store.life)
-        return Reply(ErrorAnswer(operation=operation[:64], error=body, **where), [])
+        return LocalReply(ErrorAnswer(operation=operation[:64], error=body, **where), [])
 
     async def _carry_out(self, request: Request) -> Answer:
         store = self._store

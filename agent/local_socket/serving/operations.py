@@ -10,7 +10,7 @@ from collections.abc import Set as AbstractSet
 from functools import partial
 
 from agent.fact_store import FactStore
-from agent.local_socket.client import Reply
+from agent.local_socket.client import LocalReply
 from agent.local_socket.transport import ANSWER_BYTES_MAX
 from agent.message import LOCAL_ZONE
 from agent.replication.protocol.messages import FetchFacts, Request
@@ -63,7 +63,7 @@ class LocalOperations:
         self._consumers = Consumers(self._context)
         self._handlers = handlers(self._context, self._consumers, look_up)
 
-    async def answer(self, request: Request, instance: str) -> Reply | Refuse:
+    async def answer(self, request: Request, instance: str) -> LocalReply | Refuse:
         """The answer to a request of an instance. Raises the store's errors."""
         handler = self._handlers.get(type(request))
         if handler is None:
@@ -82,4 +82,4 @@ class LocalOperations:
                 return Refuse("busy", "a newer fetch of this consumer has taken the place of this one")
             case Refuse():
                 return outcome
-        return Reply(outcome.answer, outcome.attachment)
+        return LocalReply(outcome.answer, outcome.attachment)

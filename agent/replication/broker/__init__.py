@@ -12,7 +12,7 @@ from agent.replication.broker.config import (
     nodes_of,
     parse_link,
 )
-from agent.replication.broker.diagnosis import Diagnostic, Outcome
+from agent.replication.broker.diagnosis import CheckOutcome, Diagnostic
 from agent.replication.broker.folder import BrokerFolder, deny_nodes, find_plugin, write_broker
 from agent.replication.broker.peer_test import Peer, check_peer
 from agent.replication.broker.reload import check_broker_files, config_files, end_broker, find_brokers, reload_broker

@@ -23,7 +23,7 @@ from agent.replication import pki
 from agent.replication.broker.check_session import (
     WAIT_S,
     BrokerTarget,
-    Session,
+    MqttSession,
     accepts_client,
     connection_steps,
     reason_text,
@@ -45,7 +45,7 @@ def check_broker(access: BrokerTarget, links: Iterable[PeerLink]) -> Iterator[Di
     if problems:
         yield from bad_files(problems)
         return
-    session = Session(access)
+    session = MqttSession(access)
     try:
         for diagnostic in chain(connection_steps(access), session.connect()):  # connects only if no step before failed
             if diagnostic.is_bad:
@@ -92,7 +92,7 @@ def _check_unauthenticated(access: BrokerTarget) -> Iterator[Diagnostic]:
             yield good(f"the broker refuses clients {how}")
 
 
-def _check_link(session: Session, node: str, link: PeerLink) -> Iterator[Diagnostic]:
+def _check_link(session: MqttSession, node: str, link: PeerLink) -> Iterator[Diagnostic]:
     """The rights of one link, and one request to the peer if it is connected."""
     instance = f"check-{secrets.token_hex(8)}"
     responses = response_topic(link.serving, link.asking, instance)
@@ -142,7 +142,7 @@ def _check_forbidden(access: BrokerTarget, links: list[PeerLink]) -> Iterator[Di
         (response_topic(UNLINKED_NODE, node, "check"), "send answers in another node's name"),
         ("$SYS/broker/bsfg", "publish below $SYS"),
     ):
-        session = Session(access)
+        session = MqttSession(access)
         try:
             failed = list(session.connect())
             refused = None if failed else session.publish(topic, b"", None, b"")

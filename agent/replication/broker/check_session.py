@@ -1,8 +1,8 @@
 """One short connection to a broker for checks, step by step, so that the step that fails is named.
 
-`connection_steps` resolves the name, connects and performs the handshake, with a result for each; `Session` then uses
-MQTT with one node's identity, one request at a time. Client ids are random and no session is kept, so a running node is
-not disturbed. `check` and `peer_test` decide what is sent and what the results mean.
+`connection_steps` resolves the name, connects and performs the handshake, with a result for each; `MqttSession` then
+uses MQTT with one node's identity, one request at a time. Client ids are random and no session is kept, so a running
+node is not disturbed. `check` and `peer_test` decide what is sent and what the results mean.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from agent.replication.broker.diagnosis import Diagnostic, bad, good, note
 from agent.replication.mqtt import (
     REFUSED_HINT,
     Access,
-    Connection,
     Incoming,
+    MqttConnection,
     explain_alert,
     explain_unreachable,
     explain_untrusted,
@@ -158,13 +158,13 @@ def reason_text(refused: TransportError | None) -> str:
     return refused.why
 
 
-class Session:
+class MqttSession:
     """One MQTT session that carries out one request at a time, on an event loop that runs only meanwhile."""
 
     def __init__(self, access: BrokerTarget) -> None:
         self._access = access
         self._runner = asyncio.Runner()
-        self._connection: Connection | None = None
+        self._connection: MqttConnection | None = None
         self._messages: deque[Received] = deque(maxlen=MESSAGES_MAX)
         self._arrived = asyncio.Event()
 
@@ -174,7 +174,7 @@ class Session:
         make_context = partial(pki.client_context, at.ca_file, at.cert_file, at.key_file)
         access = Access("broker", at.node, at.host, at.port, make_context)
         try:
-            self._connection = self._runner.run(Connection.open(access, self._on_message))
+            self._connection = self._runner.run(MqttConnection.open(access, self._on_message))
         except TransportError as error:
             yield bad(f"{at.host}:{at.port}: {error.why}", error.hint)
 
@@ -206,7 +206,7 @@ class Session:
             self._runner.run(self._connection.close())
         self._runner.close()
 
-    def _open(self) -> Connection:
+    def _open(self) -> MqttConnection:
         assert self._connection is not None, "connect() has succeeded"
         return self._connection
 

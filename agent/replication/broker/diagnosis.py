@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 
-from agent.replication.pki import Problem
+from agent.replication.pki import IdentityProblem
 from agent.replication.protocol.codec import PROTOCOL, VERSION, decode_answer
 from agent.replication.protocol.errors import ERRORS, MalformedMessage
 from agent.replication.protocol.messages import ErrorAnswer, StreamsAnswer, operation_of
@@ -31,7 +31,7 @@ USE_GENERATED = "use the configuration of bsfg broker config"
 Figures = dict[str, float | str | int | list[str] | None]
 
 
-class Outcome(Enum):
+class CheckOutcome(Enum):
     """What a result means: in order, worth knowing, must be corrected."""
 
     GOOD = "good"
@@ -44,7 +44,7 @@ class Diagnostic:
     """The result of one check; `hint` says what to do if it is bad. A peer test names its `step`, and gives figures for
     programs."""
 
-    outcome: Outcome
+    outcome: CheckOutcome
     what: str
     hint: str = ""
     step: str = ""
@@ -53,12 +53,12 @@ class Diagnostic:
     @property
     def is_bad(self) -> bool:
         """Whether something must be corrected."""
-        return self.outcome is Outcome.BAD
+        return self.outcome is CheckOutcome.BAD
 
 
-good = partial(Diagnostic, Outcome.GOOD)
-note = partial(Diagnostic, Outcome.NOTE)
-bad = partial(Diagnostic, Outcome.BAD)
+good = partial(Diagnostic, CheckOutcome.GOOD)
+note = partial(Diagnostic, CheckOutcome.NOTE)
+bad = partial(Diagnostic, CheckOutcome.BAD)
 
 
 def add_link(serving: str, asking: str) -> str:
@@ -67,7 +67,7 @@ def add_link(serving: str, asking: str) -> str:
     return f"add the link on the broker's machine: bsfg broker config FOLDER {link}, and restart the broker"
 
 
-def bad_files(problems: Iterable[Problem]) -> Iterator[Diagnostic]:
+def bad_files(problems: Iterable[IdentityProblem]) -> Iterator[Diagnostic]:
     """Problems of certificate files, as results."""
     return (bad(f"{problem.file}: {problem.why}", problem.hint) for problem in problems)
 
@@ -126,8 +126,8 @@ def judge_round_trips(trips: Sequence[RoundTrip]) -> Iterator[Diagnostic]:
         "round_trip_ms_min": round(took[0], 3),
         "trips": len(took),
     }
-    outcome = Outcome.NOTE if middle > ROUND_TRIP_NOTE_MS else Outcome.GOOD
-    hint = "is the network or the peer overloaded?" if outcome is Outcome.NOTE else ""
+    outcome = CheckOutcome.NOTE if middle > ROUND_TRIP_NOTE_MS else CheckOutcome.GOOD
+    hint = "is the network or the peer overloaded?" if outcome is CheckOutcome.NOTE else ""
     what = f"round trip {middle:.1f} ms (median of {len(took)}), {took[0]:.1f} to {took[-1]:.1f} ms"
     yield Diagnostic(outcome, what, hint, step="round trip", figures=figures)
     yield _judge_clock(min(trips, key=lambda trip: trip.took_ms))
@@ -145,7 +145,9 @@ def _judge_clock(best: RoundTrip) -> Diagnostic:
     if apart <= CLOCK_NOTE_MS:
         return good(what, step="clock", figures=figures)
     hint = "correct the wrong clock (timedatectl on both); facts carry the time of their node"
-    return Diagnostic(Outcome.BAD if apart > CLOCK_BAD_MS else Outcome.NOTE, what, hint, step="clock", figures=figures)
+    return Diagnostic(
+        CheckOutcome.BAD if apart > CLOCK_BAD_MS else CheckOutcome.NOTE, what, hint, step="clock", figures=figures
+    )
 
 
 def judge_streams(node: str, answer: StreamsAnswer, pulls: Collection[str]) -> Diagnostic:
@@ -164,7 +166,7 @@ def judge_streams(node: str, answer: StreamsAnswer, pulls: Collection[str]) -> D
         for entry in answer.streams
     )
     what = f"{node} exports {held or 'nothing'}" + (f"; not pulled: {', '.join(unused)}" if unused else "")
-    return Diagnostic(Outcome.NOTE if unused else Outcome.GOOD, what, step="streams", figures=figures)
+    return Diagnostic(CheckOutcome.NOTE if unused else CheckOutcome.GOOD, what, step="streams", figures=figures)
 
 
 def _span(ms: float) -> str:

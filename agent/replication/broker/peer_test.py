@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from agent.replication import pki
-from agent.replication.broker.check_session import WAIT_S, BrokerTarget, Session, connection_steps, reason_text
+from agent.replication.broker.check_session import WAIT_S, BrokerTarget, MqttSession, connection_steps, reason_text
 from agent.replication.broker.config import PACKET_BYTES_MAX
 from agent.replication.broker.diagnosis import (
     USE_GENERATED,
@@ -66,7 +66,7 @@ def check_peer(access: BrokerTarget, peer: Peer) -> Iterator[Diagnostic]:
         yield replace(diagnostic, step=name)
         if diagnostic.is_bad:
             return
-    session = Session(access)
+    session = MqttSession(access)
     try:
         for diagnostic in session.connect():
             yield replace(diagnostic, step="session")
@@ -98,7 +98,7 @@ def _own_identity(access: BrokerTarget) -> Diagnostic:
     return good(what, step="configuration", figures=figures)
 
 
-def _limits(session: Session) -> Diagnostic:
+def _limits(session: MqttSession) -> Diagnostic:
     """The limits that the broker announced in CONNACK."""
     packet_bytes = getattr(session.connack, "MaximumPacketSize", None)
     retains = getattr(session.connack, "RetainAvailable", 1) != 0
@@ -112,7 +112,7 @@ def _limits(session: Session) -> Diagnostic:
     return good(f"accepted; packets of {limit}, no retained messages", step="session", figures=figures)
 
 
-def _may_answer(session: Session, own_node: str, node: str) -> Diagnostic:
+def _may_answer(session: MqttSession, own_node: str, node: str) -> Diagnostic:
     """Send an unsolicited answer to an instance that does not exist: only the broker's acknowledgement matters."""
     refused = session.publish(response_topic(own_node, node, _instance()), b"", None, b"")
     if refused is None or isinstance(refused, PeerAbsent):
@@ -120,7 +120,7 @@ def _may_answer(session: Session, own_node: str, node: str) -> Diagnostic:
     return bad(f"may not answer {node}: {reason_text(refused)}", add_link(own_node, node), step="rights")
 
 
-def _ask(session: Session, own_node: str, peer: Peer) -> Iterator[Diagnostic]:
+def _ask(session: MqttSession, own_node: str, peer: Peer) -> Iterator[Diagnostic]:
     """Send one request and evaluate its answer, then measure round trips."""
     responses = response_topic(peer.node, own_node, _instance())
     if not session.subscribe(subscription_to(responses)):
@@ -159,7 +159,7 @@ def _ask(session: Session, own_node: str, peer: Peer) -> Iterator[Diagnostic]:
     yield judge_streams(peer.node, answer, peer.pulls)
 
 
-def _round_trip(session: Session, node: str, request: str, responses: str) -> RoundTrip | None:
+def _round_trip(session: MqttSession, node: str, request: str, responses: str) -> RoundTrip | None:
     correlation = secrets.token_bytes(16)
     payload = encode_request(ListStreams())
     sent_s, sent_unix_ms = time.monotonic(), time.time() * 1000

@@ -1,9 +1,9 @@
 """The permanent link to one broker: connects, reconnects after any loss, and routes messages by topic.
 
-A node has one `Link` per broker, shared by its servers and requesters. Routes are fixed before `run` starts; a route is
-one exact topic and a handler that must not block. Subscribed are the few filters that bring these topics of all peers,
-and answers to other instances with the same slot, which are ignored. A lost broker is logged once, and once more when
-it is back, however many attempts failed in between.
+A node has one `BrokerLink` per broker, shared by its servers and requesters. Routes are fixed before `run` starts; a
+route is one exact topic and a handler that must not block. Subscribed are the few filters that bring these topics of
+all peers, and answers to other instances with the same slot, which are ignored. A lost broker is logged once, and once
+more when it is back, however many attempts failed in between.
 
 A new certificate is tried on a second connection. The old connection is closed only after the broker has accepted the
 new one, which costs one reconnect: pending answers are requested again. If the broker refuses the new certificate, the
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from agent.replication.mqtt.carrier import Access, Incoming
-from agent.replication.mqtt.transport import Connection
+from agent.replication.mqtt.transport import MqttConnection
 from agent.replication.pki import Identity, PkiError
 from agent.replication.protocol.errors import ConnectionLost, ConnectionRefused, ReplicationError
 from agent.replication.protocol.pacing import backoff_ms
@@ -107,7 +107,7 @@ class LinkHistory:
         self.down_reason = str(error)
 
 
-class Link:
+class BrokerLink:
     """The link to one broker for the lifetime of a node."""
 
     def __init__(
@@ -118,9 +118,9 @@ class Link:
         if identity is not None:
             identity.on_offer = self._wake
         self._changed = asyncio.Event()  # the connection ended, or a new identity is offered
-        self._replacement: Connection | None = None  # accepted by the broker with a new identity, not yet in use
+        self._replacement: MqttConnection | None = None  # accepted by the broker with a new identity, not yet in use
         self._history = LinkHistory(access.name)
-        self.connection: Connection | None = None
+        self.connection: MqttConnection | None = None
         self._chance = chance
         self.instance = secrets.token_hex(8)  # of this node, for the answers of all peers
         self._routes: dict[str, Callable[[Incoming], None]] = {}
@@ -145,7 +145,7 @@ class Link:
         """Return when the link is up."""
         await self._up.wait()
 
-    def require(self) -> Connection:
+    def require(self) -> MqttConnection:
         """The present connection. Raises ConnectionLost if there is none."""
         if self.connection is None:
             raise ConnectionLost(str(self.access), self._history.down_reason or "not connected")
@@ -203,7 +203,7 @@ class Link:
     async def connected(self) -> AsyncIterator[None]:
         """Connect once for the duration of the block, instead of `run`: for commands. Raises TransportError."""
         self._is_running = True
-        connection = await Connection.open(self.access, self._dispatch)
+        connection = await MqttConnection.open(self.access, self._dispatch)
         try:
             await connection.subscribe(sorted({subscription_to(topic) for topic in self._routes}))
             self.connection = connection
@@ -212,10 +212,10 @@ class Link:
             self.connection = None
             await connection.close()
 
-    async def _open(self) -> Connection:
+    async def _open(self) -> MqttConnection:
         """Connect with the identity to try now, and report the broker's decision to it."""
         try:
-            connection = await Connection.open(self.access, self._dispatch)
+            connection = await MqttConnection.open(self.access, self._dispatch)
         except ConnectionRefused as error:
             if self._identity is not None:
                 self._identity.refused(str(error))
@@ -224,7 +224,7 @@ class Link:
             self._identity.accepted()
         return connection
 
-    async def _wait_until_over(self, connection: Connection) -> None:
+    async def _wait_until_over(self, connection: MqttConnection) -> None:
         """Return when the connection has ended, or when a connection with a new identity is ready to replace it."""
         connection.closed.add_done_callback(lambda _: self._wake())
         while not connection.closed.done():
@@ -252,7 +252,7 @@ class Link:
         else:
             handler(message)
 
-    def _begin_use(self, connection: Connection) -> None:
+    def _begin_use(self, connection: MqttConnection) -> None:
         self._history.connected()
         self.connection = connection
         self._up.set()

@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeVar
 
 from agent.concurrency import timeout
 from agent.replication.mqtt.carrier import Access, Incoming
-from agent.replication.mqtt.link import Link
+from agent.replication.mqtt.link import BrokerLink
 from agent.replication.protocol.codec import (
     ArrivedAnswer,
     RefusesMessage,
@@ -48,7 +48,7 @@ class _OpenRequest(NamedTuple):
     on_heartbeat: Callable[[], None]
 
 
-class Reply(NamedTuple):
+class PeerReply(NamedTuple):
     """A good answer, its batches, and the size of both on the wire in bytes."""
 
     answer: Answer
@@ -60,7 +60,7 @@ class Requester:
     """Sends requests of the link's node to `peer_node`. Must be created before the link runs. `refuses_answer` says
     why an answer is not proven to be the peer's."""
 
-    def __init__(self, link: Link, peer_node: str, refuses_answer: RefusesMessage = accept_every_message) -> None:
+    def __init__(self, link: BrokerLink, peer_node: str, refuses_answer: RefusesMessage = accept_every_message) -> None:
         self.peer_node = peer_node
         self._refuses_answer = refuses_answer
         self.link = link
@@ -91,9 +91,11 @@ class Requester:
             self._open.popitem(last=False)
         return acknowledged
 
-    async def ask(self, request: Request, timeout_s: float) -> Reply:
+    async def ask(self, request: Request, timeout_s: float) -> PeerReply:
         """Send a request and wait for its answer. Raises PeerRefused, MalformedMessage or TransportError."""
-        answered: asyncio.Future[Reply | PeerRefused | MalformedMessage] = asyncio.get_running_loop().create_future()
+        answered: asyncio.Future[PeerReply | PeerRefused | MalformedMessage] = (
+            asyncio.get_running_loop().create_future()
+        )
         unproven: UnprovenAnswer | None = None
 
         def on_answer(arrived: ArrivedAnswer) -> None:
@@ -114,7 +116,7 @@ class Requester:
             if unproven is not None:
                 raise unproven from error
             raise TransportError(self.peer_node, f"no answer in {timeout_s:g} s", "Is the peer overloaded?") from error
-        if isinstance(found, Reply):
+        if isinstance(found, PeerReply):
             return found
         raise found
 
@@ -143,7 +145,7 @@ class Requester:
         return MessagePlace(self.peer_node, self.link.access.node, self.link.instance, correlation)
 
 
-def _opened(arrived: ArrivedAnswer) -> Reply | PeerRefused | MalformedMessage:
+def _opened(arrived: ArrivedAnswer) -> PeerReply | PeerRefused | MalformedMessage:
     """An answer, or the exception to raise for it. Raises UnprovenAnswer."""
     try:
         answer, batches = arrived.open()
@@ -151,7 +153,7 @@ def _opened(arrived: ArrivedAnswer) -> Reply | PeerRefused | MalformedMessage:
         return error
     if isinstance(answer, ErrorAnswer):
         return peer_refused(arrived.place.serving_node, answer)
-    return Reply(answer, batches, len(arrived.payload))
+    return PeerReply(answer, batches, len(arrived.payload))
 
 
 def peer_refused(node: str, answer: ErrorAnswer) -> PeerRefused:
@@ -168,7 +170,7 @@ async def open_requester(
 
     Client id and response topic are random, so the running node is not disturbed.
     """
-    link = Link(access)
+    link = BrokerLink(access)
     requester = Requester(link, peer_node, refuses_answer)
     async with link.connected():
         yield requester
@@ -210,7 +212,7 @@ async def ask_once(
     request: Request,
     answer_s: float,
     refuses_answer: RefusesMessage = accept_every_message,
-) -> Reply:
+) -> PeerReply:
     """Ask `peer_node` on a connection of its own, as `converse`; each attempt waits `answer_s` seconds."""
     return await converse(
         access, peer_node, lambda requester, _: requester.ask(request, answer_s), refuses_answer=refuses_answer

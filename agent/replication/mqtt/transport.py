@@ -1,7 +1,7 @@
 """One connection to a broker: MQTT 5 over mutual TLS 1.3, driven by the event loop, discarded when it ends.
 
 paho implements MQTT, asyncio the waiting: the socket is registered with the loop, and paho is called when it is
-readable or writable. A `Connection` is used once. After a loss `link` makes a new one, because a paho client that
+readable or writable. A `MqttConnection` is used once. After a loss `link` makes a new one, because a paho client that
 reconnects sends its unfinished messages again, forever if the broker refuses one of them.
 
 Guarantees: every message fits the packet size that the broker announced; the outgoing queue is bounded; requests use
@@ -143,7 +143,7 @@ class Outbox:
         return [message.acknowledged for message in messages if message.acknowledged is not None]
 
 
-class Connection:
+class MqttConnection:
     """One connection, created by `open`. It has ended when `closed` has a result, the reason."""
 
     def __init__(self, access: Access, on_message: Callable[[Incoming], None]) -> None:
@@ -161,7 +161,7 @@ class Connection:
         self._client = self._make_client()
 
     @classmethod
-    async def open(cls, access: Access, on_message: Callable[[Incoming], None]) -> Connection:
+    async def open(cls, access: Access, on_message: Callable[[Incoming], None]) -> MqttConnection:
         """Connect and wait for CONNACK. Raises TransportError."""
         connection = cls(access, on_message)
         try:

@@ -56,7 +56,7 @@ from agent.replication.pki.files import (
     read_file,
 )
 from agent.replication.pki.identity import Identity, IdentityWatcher
-from agent.replication.pki.problem import PkiError, Problem
+from agent.replication.pki.problem import IdentityProblem, PkiError
 from agent.replication.pki.renewal import GivenFiles, import_identity
 from agent.replication.pki.requests import Request, make_request, request_fingerprint, sign_request
 from agent.replication.pki.revocation import IssuedRecord, list_issued, reissue_crl, revoke

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from agent.replication.pki.certificates import BACKDATED, authority_identifier, extension_of
 from agent.replication.pki.files import load_certificates, load_crls
-from agent.replication.pki.problem import PkiError, Problem, moment_text
+from agent.replication.pki.problem import IdentityProblem, PkiError, moment_text
 
 REASONS = {
     "unspecified": x509.ReasonFlags.unspecified,
@@ -68,30 +68,32 @@ def number_of(crl: x509.CertificateRevocationList) -> int:
     return number.crl_number if number else 0
 
 
-def check_crl(crl_file: Path, ca_file: Path, *, now: datetime | None = None) -> list[Problem]:
+def check_crl(crl_file: Path, ca_file: Path, *, now: datetime | None = None) -> list[IdentityProblem]:
     """All problems of a revocation list with which a broker would accept revoked certificates or refuse all clients."""
     now = now or datetime.now(UTC)
     try:
         lists = load_crls(crl_file)
         authorities = load_certificates(ca_file)
     except PkiError as error:
-        return [Problem(crl_file, error.why, error.hint)]
+        return [IdentityProblem(crl_file, error.why, error.hint)]
     problems = []
     for crl in lists:
         if not any(is_crl_of(crl, authority) for authority in authorities):
             why = f"the list was signed by {crl.issuer.rfc4514_string()}, which is not in {ca_file}"
-            problems.append(Problem(crl_file, why, "use the ca.crl in the folder of that ca.pem"))
+            problems.append(IdentityProblem(crl_file, why, "use the ca.crl in the folder of that ca.pem"))
         clock = f"(clock here: {moment_text(now)}): the broker would refuse all clients"
         if crl.next_update_utc is not None and crl.next_update_utc < now:
             hint = "check the clock first (timedatectl); if it is right, make a new list: bsfg pki crl"
-            problems.append(Problem(crl_file, f"the list expired at {moment_text(crl.next_update_utc)} {clock}", hint))
+            problems.append(
+                IdentityProblem(crl_file, f"the list expired at {moment_text(crl.next_update_utc)} {clock}", hint)
+            )
         if crl.last_update_utc > now:
             why = f"the list is valid from {moment_text(crl.last_update_utc)} {clock}"
-            problems.append(Problem(crl_file, why, "set the clock (timedatectl)"))
+            problems.append(IdentityProblem(crl_file, why, "set the clock (timedatectl)"))
     return problems
 
 
-def check_not_revoked(cert_file: Path, crl_file: Path) -> list[Problem]:
+def check_not_revoked(cert_file: Path, crl_file: Path) -> list[IdentityProblem]:
     """A problem if the certificate is on its authority's list. `check_crl` reports a list that cannot be read."""
     try:
         certificate, lists = load_certificates(cert_file)[0], load_crls(crl_file)
@@ -103,7 +105,7 @@ def check_not_revoked(cert_file: Path, crl_file: Path) -> list[Problem]:
         if entry is not None and certificate.issuer == crl.issuer:
             found = _revoked(entry)
             why = f"the certificate was revoked at {moment_text(found.at)} ({found.reason})"
-            problems.append(Problem(cert_file, why, "make a new key and certificate: bsfg pki request NAME"))
+            problems.append(IdentityProblem(cert_file, why, "make a new key and certificate: bsfg pki request NAME"))
     return problems
 
 

@@ -24,7 +24,7 @@ from cryptography import x509
 from agent.file_watch import PATIENT, WatchTimes, watch_files
 from agent.replication.pki.checks import check_identity, check_times, client_context
 from agent.replication.pki.files import load_certificates, read_file
-from agent.replication.pki.problem import PkiError, Problem
+from agent.replication.pki.problem import IdentityProblem, PkiError
 from agent.replication.pki.rotation import FileChange, Rotation
 
 _log = logging.getLogger(__name__)
@@ -95,12 +95,12 @@ class Identity:
         if self._rotation.refused(self._trying, why) is FileChange.REFUSED:
             self._log_refused(why)
 
-    def check_files(self, *, is_retry: bool = False) -> Sequence[Problem]:
+    def check_files(self, *, is_retry: bool = False) -> Sequence[IdentityProblem]:
         """Check the files and offer a new valid identity. Returns the problems found. `is_retry`: a periodic check."""
         ca_file, cert_file, key_file = self.files
         digest = self._digest()
         if digest in self._loaded and not is_retry:
-            problems: Sequence[Problem] = ()
+            problems: Sequence[IdentityProblem] = ()
         else:
             problems = check_identity(cert_file, key_file, ca_file, self._zone)
             if not problems:
@@ -113,16 +113,16 @@ class Identity:
                 self._log_refused(why)
         return problems
 
-    def _load(self, digest: bytes) -> list[Problem]:
+    def _load(self, digest: bytes) -> list[IdentityProblem]:
         """Load the identity into memory. Returns a problem if the files have changed since `digest` was computed."""
         ca_file, cert_file, key_file = self.files
         try:
             certificate = load_certificates(cert_file)[0]
             loaded = _Loaded(client_context(ca_file, cert_file, key_file), certificate)
         except PkiError as error:
-            return [Problem(cert_file, error.why, error.hint)]
+            return [IdentityProblem(cert_file, error.why, error.hint)]
         if self._digest() != digest:
-            return [Problem(cert_file, "the files are being replaced", "nothing to do")]
+            return [IdentityProblem(cert_file, "the files are being replaced", "nothing to do")]
         self._loaded[digest] = loaded
         return []
 

@@ -23,7 +23,7 @@ class PkiError(ReplicationError):
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class IdentityProblem:
     """One fault of an identity: the file, the reason, and what to do."""
 
     file: Path

@@ -31,7 +31,7 @@ from agent.replication.pki.files import (
     read_file,
     refuse_existing,
 )
-from agent.replication.pki.problem import PkiError, Problem
+from agent.replication.pki.problem import IdentityProblem, PkiError
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +153,12 @@ def import_identity(
 
 def _problems(
     cert_file: Path, key_file: Path, ca_file: Path, name: str, now: datetime, *, broker: bool
-) -> list[Problem]:
+) -> list[IdentityProblem]:
     if broker:
         return check_broker_identity(cert_file, key_file, ca_file, now=now)
     return check_identity(cert_file, key_file, ca_file, name, now=now)
 
 
-def _refuse(problems: Iterable[Problem], why: str) -> None:
+def _refuse(problems: Iterable[IdentityProblem], why: str) -> None:
     if listed := "".join(f"\n  {problem}" for problem in problems):
         raise PkiError(f"{why}:{listed}", "nothing was written")

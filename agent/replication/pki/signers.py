@@ -33,7 +33,14 @@ from agent.replication.pki.files import (
 from agent.replication.pki.problem import PkiError
 from agent.replication.pki.renewal import IdentityFiles
 from agent.replication.pki.requests import Request, issue_requested, load_request, write_request
-from agent.signing.certificates import FACT_SIGNING, Refusal, Signer, describe_signer, is_signed_by, refuse_anchor
+from agent.signing.certificates import (
+    FACT_SIGNING,
+    CertificateRefusal,
+    Signer,
+    describe_signer,
+    is_signed_by,
+    refuse_anchor,
+)
 from agent.signing.files import load_key
 from agent.signing.keys import SigningError, SigningKey
 from agent.signing.x509_parts import builder, key_usage, subject_name
@@ -139,7 +146,7 @@ def read_signer(cert_file: Path) -> Signer:
     """The signer that a certificate names. Raises PkiError if it is not a signer certificate."""
     certificate = load_certificates(cert_file)[0]
     signer = describe_signer(certificate.public_bytes(serialization.Encoding.DER))
-    if isinstance(signer, Refusal):
+    if isinstance(signer, CertificateRefusal):
         raise PkiError(f"{cert_file} is not a signer certificate: {signer}", "make one: bsfg pki signer key")
     return signer
 

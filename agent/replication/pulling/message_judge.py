@@ -18,7 +18,14 @@ from typing import NamedTuple, Protocol, TypeVar
 from agent.pages import CERTIFICATES_OF_KEY_MAX
 from agent.replication.protocol.messages import SIGNERS_KNOWN_MAX
 from agent.replication.protocol.token_bucket import Priority, TokenBucket
-from agent.signing.certificates import Refusal, RefusalReason, Signer, SignerTrust, describe_signer, signer_of
+from agent.signing.certificates import (
+    CertificateRefusal,
+    RefusalReason,
+    Signer,
+    SignerTrust,
+    describe_signer,
+    signer_of,
+)
 from agent.signing.chains import Rule
 from agent.signing.messages import MessagePlace, MessageProof, answer_bytes, request_bytes, signer_name
 from agent.signing.records import KEY_ID_BYTES
@@ -78,16 +85,16 @@ class TrustPolicy:
             return "required" if self.own_certificates else "if_present"
         return self.rules.get(zone, "if_present")
 
-    def signer(self, certificate: bytes, now_ms: int) -> Signer | Refusal:
+    def signer(self, certificate: bytes, now_ms: int) -> Signer | CertificateRefusal:
         """The signer that a certificate names, if it is trusted."""
         found = signer_of(certificate, self.trust, now_ms)
-        if isinstance(found, Refusal) and found.reason is RefusalReason.UNKNOWN_ISSUER:
+        if isinstance(found, CertificateRefusal) and found.reason is RefusalReason.UNKNOWN_ISSUER:
             return describe_signer(certificate) if certificate in self.own_certificates else found
         return found
 
 
 @lru_cache(SIGNERS_KNOWN_MAX)
-def _described(certificate: bytes) -> Signer | Refusal:
+def _described(certificate: bytes) -> Signer | CertificateRefusal:
     """The signer that a certificate names. Cached, because the same certificate comes with each message."""
     return describe_signer(certificate)
 
@@ -202,12 +209,12 @@ class MessageJudge:
         key_id, signers, named = proof.certificate, self.signers(()), None
         if len(key_id) != KEY_ID_BYTES:
             named = _described(proof.certificate)
-            if isinstance(named, Refusal) or named.zone != zone:
+            if isinstance(named, CertificateRefusal) or named.zone != zone:
                 return f"its certificate is not one of {zone}"
             key_id, signers = named.key_id, self.signers([proof.certificate])
         signer = signers.resolve(zone, key_id)
         if not isinstance(signer, Signer):
-            reason = signer.reason.value if isinstance(signer, Refusal) else "unknown"
+            reason = signer.reason.value if isinstance(signer, CertificateRefusal) else "unknown"
             if must_sign or not (is_id_of_answer or isinstance(named, Signer)):
                 return f"the key {key_id.hex()} of {zone} is not trusted: {reason}"
             if not isinstance(named, Signer):
@@ -247,7 +254,7 @@ class MessageJudge:
             unknown.spend(1, now_ms)
             return True
 
-    def _report_dates(self, zone: str, key_id: bytes, refusal: Refusal) -> None:
+    def _report_dates(self, zone: str, key_id: bytes, refusal: CertificateRefusal) -> None:
         """Log once for each key of a peer whose certificate is outside its dates."""
         with self._lock:
             is_known = (zone, key_id) in self._reported_keys
@@ -279,7 +286,7 @@ class MessageSigners:
                 of_key = self._received.setdefault((named.zone, named.key_id), [])
                 if len(of_key) < CERTIFICATES_OF_KEY_MAX:  # an honest peer never sends more
                     of_key.append(certificate)
-        self._resolved: dict[tuple[str, bytes], Signer | Refusal | None] = {}
+        self._resolved: dict[tuple[str, bytes], Signer | CertificateRefusal | None] = {}
         self.trusted: dict[tuple[str, bytes], TrustedKey] = {}
 
     def of(self, zone: str, key_id: bytes) -> tuple[Sequence[bytes], bool]:
@@ -288,14 +295,14 @@ class MessageSigners:
         trusted = self.trusted.get((zone, key_id))
         return (self._received.get((zone, key_id), ()), False) if trusted is None else (trusted.certificates, True)
 
-    def resolve(self, zone: str, key_id: bytes) -> Signer | Refusal | None:
+    def resolve(self, zone: str, key_id: bytes) -> Signer | CertificateRefusal | None:
         """The signer of a zone with this key; if none is trusted, the last refusal; None for an unknown key."""
         key = zone, key_id
         if key not in self._resolved:
             self._resolved[key] = self._find(zone, key_id)
         return self._resolved[key]
 
-    def _find(self, zone: str, key_id: bytes) -> Signer | Refusal | None:
+    def _find(self, zone: str, key_id: bytes) -> Signer | CertificateRefusal | None:
         trusted, refused = self.known.get((zone, key_id)), None
         if trusted is not None and self._policy.trust.is_suspect(key_id, self._now_ms):
             trusted = None
@@ -307,7 +314,7 @@ class MessageSigners:
             if trusted is not None and certificate in trusted.certificates:
                 continue
             found = self._policy.signer(certificate, self._now_ms)
-            if isinstance(found, Refusal):
+            if isinstance(found, CertificateRefusal):
                 refused = found
             elif (found.zone, found.key_id) == (zone, key_id):
                 new = TrustedKey((certificate,), found)

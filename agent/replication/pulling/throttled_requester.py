@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from agent.replication.mqtt import Reply, Requester
+from agent.replication.mqtt import PeerReply, Requester
 from agent.replication.protocol.errors import ReplicationError
 from agent.replication.protocol.messages import Request, operation_of
 from agent.replication.protocol.token_bucket import Priority, TokenBucket
@@ -49,7 +49,7 @@ class ThrottledRequester:
         """Return when the link is up."""
         await self._requester.link.wait_up()
 
-    async def ask(self, request: Request, timeout_s: float) -> Reply:
+    async def ask(self, request: Request, timeout_s: float) -> PeerReply:
         """As `Requester.ask`; `timeout_s` starts after the wait for bandwidth."""
         await self._wait_for_bandwidth()
         span = self._telemetry.start(Span.ASK, operation_of(request), peer=self.peer_node)

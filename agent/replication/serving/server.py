@@ -16,7 +16,7 @@ from functools import partial
 
 from agent.concurrency import TaskGroup
 from agent.errors import StoreError
-from agent.replication.mqtt import Incoming, Link
+from agent.replication.mqtt import BrokerLink, Incoming
 from agent.replication.protocol.codec import (
     RefusesRequest,
     accept_every_request,
@@ -66,7 +66,7 @@ class Server:
 
     def __init__(
         self,
-        link: Link,
+        link: BrokerLink,
         store: ServingStore,
         peers: Mapping[str, PeerRights],
         *,

@@ -68,7 +68,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Derivation:
     """How a table is computed. `settings` are all values that its rows depend on; `days_back` is how many days before
     its date a row reads; `facts` counts the facts that the rows of a file represent (None: as many as the input
     has)."""
@@ -97,7 +97,7 @@ class KeptDay:
 
 
 @dataclass(slots=True)
-class Outcome:
+class DerivationOutcome:
     """What a step did. `repeated`: the facts among those that it read that its rows leave out as repetitions."""
 
     computed: int = 0
@@ -138,17 +138,17 @@ def derived(folder: Path) -> Source:
 
 def derive(
     spark: SparkSession,
-    step: Step,
+    step: Derivation,
     source: Source,
     report: Callable[[str], None],
     *,
     is_fewer_accepted: bool = False,
-) -> Outcome:
+) -> DerivationOutcome:
     """Bring a table up to date. Raises JobRefused, also if rows do not represent the facts that were read."""
     _claim(step.folder)
     before = derived(step.folder)
     wanted = {key: state for key in source.parts if (state := _state(step, source, key)) != _recorded(before, key)}
-    outcome = Outcome(unchanged=len(source.parts) - len(wanted))
+    outcome = DerivationOutcome(unchanged=len(source.parts) - len(wanted))
     for key in [key for key, part in before.parts.items() if part.facts and key not in source.parts]:
         if is_fewer_accepted:
             _forget(step, before, key)
@@ -176,7 +176,7 @@ def derive(
     return outcome
 
 
-def _written(spark: SparkSession, step: Step, source: Source, keys: Sequence[Key]) -> dict[Key, int]:
+def _written(spark: SparkSession, step: Derivation, source: Source, keys: Sequence[Key]) -> dict[Key, int]:
     """Compute some dates and zones into files outside the table. Returns the number of facts that the rows of each
     represent."""
     is_wanted = F.concat_ws(" ", F.col("date").cast("string"), "zone").isin([" ".join(key) for key in keys])
@@ -200,7 +200,7 @@ def _written(spark: SparkSession, step: Step, source: Source, keys: Sequence[Key
     return found
 
 
-def _state(step: Step, source: Source, key: Key) -> str:
+def _state(step: Derivation, source: Source, key: Key) -> str:
     """A digest of everything that the rows of a date and zone depend on."""
     inputs = [source.parts[near].state if near in source.parts else "" for near in _near(key, step.days_back)]
     content = json.dumps([step.settings, inputs], default=str)
@@ -262,7 +262,7 @@ def _record(folder: Path, table: Source) -> None:
     write_json(folder / RECORD, {" ".join(key): [part.facts, part.landed, part.state] for key, part in parts})
 
 
-def _forget(step: Step, table: Source, key: Key) -> None:
+def _forget(step: Derivation, table: Source, key: Key) -> None:
     del table.parts[key]
     _part_file(step.folder, key).unlink(missing_ok=True)
     _record(step.folder, table)

@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 
 from pyspark_bsfg.errors import JobRefused
 from pyspark_bsfg.jobs import clean, export, gaps, land, rollup
-from pyspark_bsfg.jobs.derived import PART, Outcome, Source, Step, derive, derived, landed, publish_file
+from pyspark_bsfg.jobs.derived import PART, Derivation, DerivationOutcome, Source, derive, derived, landed, publish_file
 from pyspark_bsfg.jobs.land import Order, declared_of
 from pyspark_bsfg.jobs.settings import Clean, Gaps, Rollup, Settings, stream_options
 from pyspark_bsfg.landing.lander import FACTS_SCHEMA
@@ -87,7 +87,7 @@ class Refresh:
             found["export"] = asdict(export.export(asked.export, derived(asked.clean.table), self._report))
         return found
 
-    def _derive(self, step: Step, folder: Path, *, is_landed: bool = False) -> Outcome:
+    def _derive(self, step: Derivation, folder: Path, *, is_landed: bool = False) -> DerivationOutcome:
         source = landed(folder) if is_landed else derived(folder)
         return derive(self._spark, step, source, self._report, is_fewer_accepted=self._is_fewer_accepted)
 
@@ -135,26 +135,26 @@ class Refresh:
             log.warning("losses that sources have declared are not up to date: %s", error)
 
 
-def clean_step(asked: Clean) -> Step:
+def clean_step(asked: Clean) -> Derivation:
     """The table of `[clean]`."""
     settings = [clean.VERSION, asked.accept_uncertain, *(asdict(rule) for rule in asked.rule)]
-    return Step(
+    return Derivation(
         "clean", asked.table, LANDED,
         lambda facts: clean.cleaned(facts, asked.rule, is_uncertain_accepted=asked.accept_uncertain),
         settings, ("tag", "source_time_ns", "offset"), facts=lambda file: int(pq.read_metadata(file).num_rows), is_exact=False,
     )  # fmt: skip
 
 
-def rollup_steps(asked: Rollup) -> list[Step]:
+def rollup_steps(asked: Rollup) -> list[Derivation]:
     """The tables of `[rollup]`, each from the one before."""
     settings = [rollup.VERSION, asked.hold_s, *(asdict(counter) for counter in asked.counter)]
-    minutes = Step(
+    minutes = Derivation(
         "rollup 1m", asked.table / "1m", _some(clean.CLEAN, rollup.COLUMNS),
         lambda facts: rollup.by_minute(facts, asked.hold_s, asked.counter),
         settings, ("tag", "start"), days_back=1, facts=_counted,
     )  # fmt: skip
     wider = [
-        Step(
+        Derivation(
             f"rollup {name}", asked.table / name, rollup.ROLLED, lambda rows, s=seconds: rollup.coarser(rows, s),  # type: ignore[misc]
             [rollup.VERSION, name], ("tag", "start"), facts=_counted,
         )
@@ -163,11 +163,11 @@ def rollup_steps(asked: Rollup) -> list[Step]:
     return [minutes, *wider]
 
 
-def within_step(asked: Gaps) -> Step:
+def within_step(asked: Gaps) -> Derivation:
     """The table from which gaps are reported."""
     limit_s = gaps.expected_s(asked.expected_s, asked.tag)
     settings = [gaps.VERSION, asked.expected_s, *(asdict(expected) for expected in asked.tag)]
-    return Step(
+    return Derivation(
         "gaps", asked.table / WITHIN, _some(clean.CLEAN, gaps.COLUMNS), lambda facts: gaps.found_within(facts, limit_s),
         settings, ("tag", "kind", "begin"),
     )  # fmt: skip

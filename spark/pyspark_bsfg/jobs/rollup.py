@@ -33,7 +33,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from agent.counter import CounterReader, Reading
+from agent.counter import CounterReader, CounterReading
 from agent.message import SampleRank
 from pyspark_bsfg.jobs.clean import floored, severity, tag_is
 from pyspark_bsfg.jobs.settings import DAY_S, Counter
@@ -152,7 +152,7 @@ def _read_counter(
     reader = CounterReader(modulus or None, DAY_S * _SECOND_NS)
     found: list[tuple[float | None, float | None]] = []
     for value, time_ns, life, unit in zip(numbers, times_ns, lives, units, strict=True):
-        increase = None if value is None else reader.read(Reading(value, time_ns, life), unit)
+        increase = None if value is None else reader.read(CounterReading(value, time_ns, life), unit)
         shown = None if increase is None else (increase.counted, (time_ns - increase.before.time_ns) / _SECOND_NS)
         found.append(shown or (None, None))
     return found

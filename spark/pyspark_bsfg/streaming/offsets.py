@@ -49,7 +49,7 @@ class StreamOffset(NamedTuple):
         return Position(bytes.fromhex(self.life), self.offset)
 
 
-class Step(NamedTuple):
+class NextBatch(NamedTuple):
     """The end of the next micro-batch, and the facts before its first one that the store no longer has."""
 
     end: StreamOffset
@@ -73,7 +73,7 @@ def first_offset(start: Start, held: Bounds) -> StreamOffset:
 
 def next_step(
     start: StreamOffset, held: Bounds, rows_max: int | None, target: StreamOffset | None, on_restored: OnRestored
-) -> Step:
+) -> NextBatch:
     """The end of the batch after `start`, which `held` has resolved: at most `rows_max` facts, not beyond `target`. It
     is `start` itself if there is nothing to read. Raises FactsGone for a log that is not the one that was read, if that
     is refused."""
@@ -86,8 +86,8 @@ def next_step(
                 "onRestored=reread reads on from there; drop rows with a (zone, life, sequence) that you have",
             )
         if held.resolved is None:
-            return Step(StreamOffset(held.life, held.first_offset - 1))
-        return Step(StreamOffset(start.life, held.resolved))
+            return NextBatch(StreamOffset(held.life, held.first_offset - 1))
+        return NextBatch(StreamOffset(start.life, held.resolved))
     after = max(start.offset, held.first_offset - 1)
     lost = OffsetRange(start.offset + 1, after) if after > start.offset else None
     end = held.end_offset
@@ -95,7 +95,7 @@ def next_step(
         end = min(end, target.offset)
     if rows_max is not None:
         end = min(end, after + rows_max)
-    return Step(StreamOffset(held.life, end) if end > start.offset else start, lost)
+    return NextBatch(StreamOffset(held.life, end) if end > start.offset else start, lost)
 
 
 def parts(

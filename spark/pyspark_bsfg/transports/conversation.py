@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from typing import NamedTuple
 
 from agent.concurrency import timeout
-from agent.replication.mqtt import Access, Reply, Requester, converse
+from agent.replication.mqtt import Access, PeerReply, Requester, converse
 from agent.replication.protocol.codec import RefusesMessage
 from agent.replication.protocol.errors import MalformedMessage, PeerRefused, ReplicationError
 from agent.replication.protocol.messages import Request
@@ -27,7 +27,7 @@ IDLE_S_MAX = 5.0  # longer than between two micro-batches; then the connection i
 
 class _Asked(NamedTuple):
     request: Request
-    answered: Future[Reply]
+    answered: Future[PeerReply]
 
 
 class Conversation:
@@ -51,7 +51,7 @@ class Conversation:
         """Whether it answers requests."""
         return self._thread.is_alive()
 
-    def ask(self, request: Request) -> Future[Reply]:
+    def ask(self, request: Request) -> Future[PeerReply]:
         """Send a request when those before it are answered. The future raises PeerRefused, MalformedMessage or
         TransportError; requests that wait behind a failed connection fail with it."""
         asked = _Asked(request, Future())

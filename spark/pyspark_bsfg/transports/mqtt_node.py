@@ -26,7 +26,7 @@ from agent.batch import Definitions
 from agent.lease import LeaseClaim
 from agent.pages import LackingDefinitions, Start
 from agent.positions import Position
-from agent.replication.mqtt import Access, Reply
+from agent.replication.mqtt import Access, PeerReply
 from agent.replication.pki import PkiError, client_context, describe, load_certificates
 from agent.replication.protocol.definition_fetch import DefinitionFetch
 from agent.replication.protocol.errors import DefinitionsUnavailable, PeerRefused, ReplicationError, advice
@@ -187,10 +187,10 @@ class MqttNodeSource:
         if offset > 0:
             self._ask(ConfirmReceipt(consumer_name=consumer, offset=offset, life=life, lease=claim.epoch or None))
 
-    def _ask(self, request: Request) -> Reply:
+    def _ask(self, request: Request) -> PeerReply:
         return self._answer_of(self._conversation.ask(request))
 
-    def _answer_of(self, asked: Future[Reply]) -> Reply:
+    def _answer_of(self, asked: Future[PeerReply]) -> PeerReply:
         """The answer to a request. Raises SparkError."""
         try:
             return asked.result()

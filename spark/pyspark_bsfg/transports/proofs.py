@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from agent.batch import Batch
 from agent.fact_store import Verified
-from agent.signing.certificates import Refusal, Signer, SignerTrust, describe_signer, signer_of
+from agent.signing.certificates import CertificateRefusal, Signer, SignerTrust, describe_signer, signer_of
 from agent.signing.chains import Proof, SignedEnd, check_record
 from agent.signing.messages import signer_name
 from agent.signing.records import key_id_in
@@ -62,5 +62,5 @@ class Signers:
         since_ms = self._compromised.get(key_id_in(record))
         return "suspect" if since_ms is not None and self._now_ms >= since_ms else "yes"
 
-    def _resolve(self, zone: str, key_id: bytes) -> Signer | Refusal | None:
+    def _resolve(self, zone: str, key_id: bytes) -> Signer | CertificateRefusal | None:
         return self._trusted.get((zone, key_id))

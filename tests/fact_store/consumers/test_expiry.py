@@ -17,7 +17,7 @@ from agent.fact_store.core import NEVER_NS, lifecycle
 from agent.fact_store.core.catalog import Catalog, StoreNames
 from agent.fact_store.core.errors import ConfirmBeyondLog, ConsumerInUse, StreamIsLocal, UnknownConsumer
 from agent.fact_store.core.frontier import Confirmed
-from agent.fact_store.core.lifecycle import Event, Lifecycle
+from agent.fact_store.core.lifecycle import ConsumerEvent, Lifecycle
 from agent.fact_store.core.records import ConsumerState
 from agent.settings.store import StreamSettings
 from tests.fact_store.making import AT_ONCE, TELEMETRY, done, failed, samples, tag
@@ -113,7 +113,7 @@ def test_consumers_of_two_streams_are_lost_after_the_time_of_their_own() -> None
         state = ConsumerState(number, name, "idmz", stream, Lifecycle.ONLINE, 0, Confirmed())
         catalog.consumers[name] = state
     assert lifetimes.due(catalog, 1000) == {}
-    for at_ns, due, alarm_ns in ((1045, {"a": Event.LOST}, 1065), (1065, {"c": Event.LOST}, 1100)):
+    for at_ns, due, alarm_ns in ((1045, {"a": ConsumerEvent.LOST}, 1065), (1065, {"c": ConsumerEvent.LOST}, 1100)):
         if at_ns == 1045:
             for name in ("c", "removed"):
                 activity.record_fetch(name, is_at_end=False, waits_ns=0, now_ns=1020, now_unix_ms=0)
@@ -124,7 +124,7 @@ def test_consumers_of_two_streams_are_lost_after_the_time_of_their_own() -> None
             catalog.consumers[name] = dataclasses.replace(catalog.consumers[name], lifecycle=Lifecycle.OFFLINE)
         assert lifetimes.due(catalog, at_ns) == {}
         assert lifetimes.alarm_ns == alarm_ns
-    assert lifetimes.due(catalog, 1100) == {"b": Event.LOST}
+    assert lifetimes.due(catalog, 1100) == {"b": ConsumerEvent.LOST}
     assert activity.get("removed") is None
 
 
@@ -150,7 +150,7 @@ def test_the_time_of_a_state_begins_with_the_state() -> None:
     now_ns += 6 * lifecycle.REMOVAL_NS
     enter("removed", Lifecycle.DELETION_STARTED)
     assert lifetimes.due(catalog, now_ns + lifecycle.REMOVAL_NS - 1) == {}
-    assert lifetimes.due(catalog, now_ns + lifecycle.REMOVAL_NS) == {"removed": Event.REMOVED}
+    assert lifetimes.due(catalog, now_ns + lifecycle.REMOVAL_NS) == {"removed": ConsumerEvent.REMOVED}
 
 
 def test_a_confirmation_does_not_end_a_wait_at_the_end() -> None:
@@ -179,11 +179,11 @@ def test_an_event_that_comes_too_late_changes_nothing(tmp_path: Path) -> None:
         done(store.consumers.confirm(NAME, 3))
         before = store.consumers.get(NAME)
         assert before is not None
-        for event in (Event.REMOVED, Event.REMOVE):
+        for event in (ConsumerEvent.REMOVED, ConsumerEvent.REMOVE):
             late = partial(apply_events, events={NAME: event, "gone": event}, seen_unix_ms=lambda _: None)
             done(store._writer.submit("expire", late))
             assert store.consumers.get(NAME) == before
-        lost = partial(apply_events, events={NAME: Event.LOST}, seen_unix_ms=lambda _: None)
+        lost = partial(apply_events, events={NAME: ConsumerEvent.LOST}, seen_unix_ms=lambda _: None)
         done(store._writer.submit("expire", lost))
         assert store.consumers.get(NAME) == dataclasses.replace(before, lifecycle=Lifecycle.OFFLINE)
 

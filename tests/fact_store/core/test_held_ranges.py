@@ -11,9 +11,9 @@ from agent.fact_store.core.held_ranges import (
     RANGES_MAX,
     Branch,
     Duplicate,
-    Gap,
     Insert,
     LifeRefused,
+    MissingSequences,
     decide_insert,
     find_predecessor,
 )
@@ -101,12 +101,12 @@ OLD, NEW, THIRD = b"old", b"new", b"third"
         ({OLD: (run(1, 3),)}, batch(4), None),  # a restart
         ({OLD: (run(1, 3),), THIRD: (run(4, 4),)}, batch(5), None),
         ({OLD: (run(1, 5),)}, batch(4), Branch(OLD, 30)),  # the store was put back
-        ({OLD: (run(1, 3),)}, batch(6), Gap(31, 50)),
-        ({OLD: (run(1, 3),)}, batch(4, "forked"), Gap(30, 30)),  # what it continues was never here
+        ({OLD: (run(1, 3),)}, batch(6), MissingSequences(31, 50)),
+        ({OLD: (run(1, 3),)}, batch(4, "forked"), MissingSequences(30, 30)),  # what it continues was never here
     ],
 )
 def test_what_a_life_continues(
-    held: dict[bytes, tuple[HeldRange, ...]], offered: HeldRange, found: Branch | Gap | None
+    held: dict[bytes, tuple[HeldRange, ...]], offered: HeldRange, found: Branch | MissingSequences | None
 ) -> None:
     """The end of a life, another life that goes on, or something that is not held."""
     assert find_predecessor(held, NEW, offered, lambda _, sequence: INTACT(sequence)) == found

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from agent.fact_store.core import lifecycle
-from agent.fact_store.core.lifecycle import REMOVAL_NS, TRANSITIONS, Event, Lifecycle, next_timeout
+from agent.fact_store.core.lifecycle import REMOVAL_NS, TRANSITIONS, ConsumerEvent, Lifecycle, next_timeout
 from agent.fact_store.core.operational_facts import operational_fact
 from agent.message import check_message
 from tools.draw_lifecycle import PAGE, diagram, drawn
@@ -18,7 +18,7 @@ def test_the_docstring_shows_the_table() -> None:
     """The docstring has the same rows as the code."""
     assert lifecycle.__doc__ is not None
     rows = re.findall(r"^    (\w.*?)  +(\w+)  +(\w.*)$", lifecycle.__doc__, re.MULTILINE)
-    shown = {(Lifecycle(a), Event(b)): Lifecycle(c) for a, b, c in rows if a != "state"}
+    shown = {(Lifecycle(a), ConsumerEvent(b)): Lifecycle(c) for a, b, c in rows if a != "state"}
     assert shown == TRANSITIONS
 
 
@@ -44,14 +44,14 @@ def test_every_state_is_reached_and_left() -> None:
     "state, coming",
     [
         (Lifecycle.NEW, None),
-        (Lifecycle.ONLINE, (Event.LOST, 1045)),
+        (Lifecycle.ONLINE, (ConsumerEvent.LOST, 1045)),
         (Lifecycle.OFFLINE, None),
-        (Lifecycle.DELETION_STARTED, (Event.REMOVED, 1000 + REMOVAL_NS)),
-        (Lifecycle.INELIGIBLE, (Event.LOST, 1045)),
+        (Lifecycle.DELETION_STARTED, (ConsumerEvent.REMOVED, 1000 + REMOVAL_NS)),
+        (Lifecycle.INELIGIBLE, (ConsumerEvent.LOST, 1045)),
         (Lifecycle.DELETED, None),
     ],
 )
-def test_transitions_caused_by_time(state: Lifecycle, coming: tuple[Event, int] | None) -> None:
+def test_transitions_caused_by_time(state: Lifecycle, coming: tuple[ConsumerEvent, int] | None) -> None:
     """An active consumer that is not seen is lost, a removal is completed, and the table has these rows."""
     assert next_timeout(state, 1000, 45) == coming
     assert coming is None or (state, coming[0]) in TRANSITIONS

@@ -18,7 +18,7 @@ from agent.fact_store.divergence import scrubber
 from agent.fact_store.divergence.quarantine import keep_log, mark_suspect, quarantine, quarantined_files, suspect_reason
 from agent.fact_store.divergence.witness import (
     LiveWitness,
-    Witness,
+    WitnessedEnds,
     read_json,
     read_witness,
     write_json,
@@ -28,7 +28,7 @@ from tests.fact_store.making import TELEMETRY, done, samples, tag, unattended
 from tests.support.disk_calls import DiskCalls
 from tests.waiting import wait_until
 
-WITNESS = Witness(3, {TELEMETRY: 7})
+WITNESS = WitnessedEnds(3, {TELEMETRY: 7})
 
 
 def fill(store: FactStore) -> None:

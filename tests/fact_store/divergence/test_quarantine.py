@@ -14,7 +14,7 @@ from agent.fact_store import FactStore
 from agent.fact_store.core.errors import StoreDamaged, StoreForeign
 from agent.fact_store.divergence import witness
 from agent.fact_store.divergence.quarantine import mark_suspect, quarantine, quarantined_files
-from agent.fact_store.divergence.witness import LiveWitness, Witness, read_witness
+from agent.fact_store.divergence.witness import LiveWitness, WitnessedEnds, read_witness
 from agent.fact_store.sqlite import NO_LOG, LogEnd, read_header
 from agent.pages import Page
 from agent.positions import Position
@@ -108,20 +108,20 @@ def test_the_witness_follows_each_commit(tmp_path: Path) -> None:
         live.record({})
         header, (_, frames, _) = read_header(path), database.execute("PRAGMA wal_checkpoint").fetchone()
         assert header is not None
-        assert read_witness(path) == Witness(1, {"a": 1}, LogEnd(header.salts, frames))
+        assert read_witness(path) == WitnessedEnds(1, {"a": 1}, LogEnd(header.salts, frames))
     path.unlink()
     live.close()
     live = LiveWitness(path, 1, {"a": 1}, None)
     live.record({"a": 5, "b": 7})
-    assert read_witness(path) == Witness(1, {"a": 5, "b": 7})
+    assert read_witness(path) == WitnessedEnds(1, {"a": 5, "b": 7})
     live.record({"b": 8})
     live.close()
     live.record({"a": 9})
-    assert read_witness(path) == Witness(1, {"a": 5, "b": 8})
+    assert read_witness(path) == WitnessedEnds(1, {"a": 5, "b": 8})
     content = bytearray((tmp_path / "facts.db.witness").read_bytes())
     content[3 * 128 + 70] ^= 1
     (tmp_path / "facts.db.witness").write_bytes(content)
-    assert read_witness(path) == Witness(1, {"a": 5})
+    assert read_witness(path) == WitnessedEnds(1, {"a": 5})
 
 
 def test_the_witness_leaves_out_a_log_in_which_a_commit_has_failed(tmp_path: Path) -> None:

@@ -32,9 +32,9 @@ FOLDER = Path(agent.fact_store.__file__).parent
 
 
 @pytest.fixture
-def second_step() -> migrations.Step:
+def second_step() -> migrations.Migration:
     """A step that no release has."""
-    return migrations.Step("0002_test_note", SECOND_STEP)
+    return migrations.Migration("0002_test_note", SECOND_STEP)
 
 
 def test_steps_are_numbered_one_by_one() -> None:
@@ -67,7 +67,7 @@ def test_a_store_of_an_earlier_format_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_migrated_store_keeps_everything(
-    tmp_path: Path, second_step: migrations.Step, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, second_step: migrations.Migration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Samples, messages and their ids, consumers and definitions are there after a step, the log goes on, and nothing
     is damaged. The program without the step then refuses the store and changes nothing."""
@@ -98,7 +98,7 @@ def test_a_migrated_store_keeps_everything(
 
 
 def test_a_step_that_fails_changes_nothing(
-    tmp_path: Path, second_step: migrations.Step, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, second_step: migrations.Migration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step is one transaction: when its last statement fails, the statements before it are undone and the step is not
     recorded. The next attempt, which does not fail, takes it."""

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.ingest.modbus.address import Register, Table
-from agent.ingest.modbus.read_plan import Limits, Span, plan_reads
+from agent.ingest.modbus.read_plan import Limits, RegisterSpan, plan_reads
 from tests.ingest.modbus.devices import register
 
 registers = st.lists(
@@ -57,7 +57,7 @@ def test_a_plan_serves_everything_once_within_the_limits(wanted: list[Register],
 def test_no_plan_has_fewer_reads(wanted: list[Register], bounds: Limits, refused: list[tuple[int, int]]) -> None:
     """The plan is as short as the best of all partitions, found by trying every one. A read covers a refused span only
     if its first value does."""
-    spans = [Span(1, Table.HOLDING, first, first + count) for first, count in refused]
+    spans = [RegisterSpan(1, Table.HOLDING, first, first + count) for first, count in refused]
 
     def is_free(group: list[Register]) -> bool:
         start, end = min(r.address for r in group), max(r.end for r in group)

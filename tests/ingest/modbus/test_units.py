@@ -4,7 +4,7 @@ import pytest
 
 from agent.ingest.modbus import units
 from agent.ingest.modbus.address import Register
-from agent.ingest.modbus.read_plan import Limits, Span
+from agent.ingest.modbus.read_plan import Limits, RegisterSpan
 from agent.ingest.modbus.refusal import SILENT
 from agent.ingest.modbus.refusal_search import Finding, Segment
 from agent.ingest.modbus.units import SPAN_RETRY_NS, Unit
@@ -14,9 +14,9 @@ A, B, C = register(0), register(10), register(20)
 APART = Limits(125, 0)  # each of these in a read of its own
 
 
-def span_of(register: Register, count: int = 1) -> Span:
+def span_of(register: Register, count: int = 1) -> RegisterSpan:
     """The addresses from the first of a register."""
-    return Span(1, register.table, register.address, register.address + count)
+    return RegisterSpan(1, register.table, register.address, register.address + count)
 
 
 def refused(unit: Unit, register: Register, code: int = 2, now_ns: int = 0) -> bool:

@@ -8,7 +8,7 @@ from agent.ingest.gap import TagGap
 from agent.ingest.opcua.address import TagPoint
 from agent.ingest.opcua.decode import Change, Changes, Header, Publication
 from agent.ingest.opcua.poll_source import OpcuaPollSource
-from agent.ingest.opcua.session import Session
+from agent.ingest.opcua.session import OpcuaSession
 from agent.ingest.opcua.source import OpcuaSource
 from agent.ingest.opcua.subscriptions.item_plan import ServerLimits
 from agent.ingest.opcua.subscriptions.subscription import CallSize, Subscription
@@ -53,7 +53,7 @@ async def made(*tags: Tag, **settings: object) -> tuple[OpcuaSource, FakeStore]:
 
 async def declare(source: OpcuaSource) -> None:
     """Declare what is lost, as after a reading of the server's clock."""
-    await source._declare_losses(cast("Session", FakeSession()))
+    await source._declare_losses(cast("OpcuaSession", FakeSession()))
     await source.finish()
 
 
@@ -71,4 +71,4 @@ def publication(*changes: Change) -> Publication:
 
 async def take(source: OpcuaSource, *changes: Change) -> None:
     """A publication comes."""
-    await source._take_publication(cast("Session", FakeSession()), HEADER, publication(*changes))
+    await source._take_publication(cast("OpcuaSession", FakeSession()), HEADER, publication(*changes))

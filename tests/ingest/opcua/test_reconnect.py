@@ -2,20 +2,20 @@
 
 import pytest
 
-from agent.ingest.opcua.reconnect import NEXT, Outcome, RedundantServers, Step, next_step
+from agent.ingest.opcua.reconnect import NEXT, ReconnectOutcome, ReconnectStep, RedundantServers, next_step
 
 A, B, C = "opc.tcp://a", "opc.tcp://b", "opc.tcp://c"
 
 
 def test_every_outcome_of_every_step_has_a_successor() -> None:
     """Nothing is undecided, and refusals lead to the last step, which keeps nothing."""
-    assert NEXT.keys() == {(step, outcome) for step in Step for outcome in Outcome}
-    for outcome in (Outcome.REFUSED, Outcome.SILENT):
-        step, taken = Step.REACTIVATE, []
+    assert NEXT.keys() == {(step, outcome) for step in ReconnectStep for outcome in ReconnectOutcome}
+    for outcome in (ReconnectOutcome.REFUSED, ReconnectOutcome.SILENT):
+        step, taken = ReconnectStep.REACTIVATE, []
         while step not in taken:
             taken.append(step)
             step = next_step(step, outcome)
-        assert taken == [Step.REACTIVATE, Step.TRANSFER, Step.REBUILD]
+        assert taken == [ReconnectStep.REACTIVATE, ReconnectStep.TRANSFER, ReconnectStep.REBUILD]
 
 
 @pytest.mark.parametrize(

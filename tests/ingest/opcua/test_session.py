@@ -28,9 +28,9 @@ from agent.ingest.opcua.session import (
     LIFETIME_MS_MIN,
     Ending,
     ItemRequest,
+    OpcuaSession,
     OpenedSubscription,
     PublishRefused,
-    Session,
     _request_of,
     new_client,
     open_session,
@@ -49,7 +49,7 @@ S = 1_000_000_000
 SETTINGS = OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv"))
 
 
-def session_with(monkeypatch: pytest.MonkeyPatch, *answers: object) -> tuple[Session, list[Any]]:
+def session_with(monkeypatch: pytest.MonkeyPatch, *answers: object) -> tuple[OpcuaSession, list[Any]]:
     """A session whose requests are answered by these, and the requests."""
     client = new_client(SETTINGS)
     asked: list[Any] = []
@@ -64,7 +64,7 @@ def session_with(monkeypatch: pytest.MonkeyPatch, *answers: object) -> tuple[Ses
         return Buffer(struct_to_binary(found))
 
     monkeypatch.setattr(client.uaclient.session, "send", send)
-    return Session(client, SETTINGS), asked
+    return OpcuaSession(client, SETTINGS), asked
 
 
 async def test_a_publish_acknowledges_and_gives_the_bytes_as_they_came(monkeypatch: pytest.MonkeyPatch) -> None:

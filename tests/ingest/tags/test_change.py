@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from agent.ingest.errors import Problem
+from agent.ingest.errors import TagFileProblem
 from agent.ingest.sampling import SamplingRule
 from agent.ingest.tags.change import admit, difference
 from agent.ingest.tags.tag_map import Tag, TagMap
@@ -59,12 +59,12 @@ def test_a_refusal_names_row_and_owner() -> None:
     """The operator is told which row of which file stands in the way, from whichever side the edit came."""
     why = "is also in {}, of source {}; a tag comes from one source: name it otherwise, as {}"
     found = admit({"a": A, "b": B}, {"b": tags("b.csv", "z", "y")})
-    assert found.problems == {"b": (Problem("b.csv", 3, "tag", "y", why.format("a.csv row 3", "a", "b/y")),)}
+    assert found.problems == {"b": (TagFileProblem("b.csv", 3, "tag", "y", why.format("a.csv row 3", "a", "b/y")),)}
     found = admit({"a": A, "b": B}, {"b": tags("b.csv", "z", "y", "x")})
     more = why.format("a.csv row 3", "a (and 1 more of its tags)", "b/y")
-    assert found.problems == {"b": (Problem("b.csv", 3, "tag", "y", more),)}
+    assert found.problems == {"b": (TagFileProblem("b.csv", 3, "tag", "y", more),)}
     found = admit({"a": A, "b": B}, {"a": tags("a.csv", "x", "y", "z")})
-    assert found.problems == {"a": (Problem("a.csv", 4, "tag", "z", why.format("b.csv row 2", "b", "a/z")),)}
+    assert found.problems == {"a": (TagFileProblem("a.csv", 4, "tag", "z", why.format("b.csv row 2", "b", "a/z")),)}
 
 
 @pytest.mark.parametrize("after", [tag("x", address="i=2"), tag("x", stream="facts.alarms"), tag("x", deadband=1.0)])

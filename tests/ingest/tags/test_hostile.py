@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from agent.ingest.errors import PROBLEMS_MAX, Problem, TagMapError
+from agent.ingest.errors import PROBLEMS_MAX, TagFileProblem, TagMapError
 from agent.ingest.tags.file import dialect_of, parse_tag_file
 from agent.ingest.tags.foreign import ignition, kepware, neuron
 from agent.ingest.tags.foreign.translation import Options, tag_file
@@ -63,7 +63,7 @@ def test_a_tag_file_is_read_or_refused(data: bytes) -> None:
             ModbusSourceSettings(name="m", host="h", tags_file=Path(name), address_base=40_001),
         ):
             tags: Sequence[object] = ()
-            problems: Sequence[Problem] = ()
+            problems: Sequence[TagFileProblem] = ()
             try:
                 tags = parse_tag_file(settings, data).tags
             except TagMapError as error:

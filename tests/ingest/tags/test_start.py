@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from agent.ingest.errors import Problem
+from agent.ingest.errors import TagFileProblem
 from agent.ingest.tags.change import plan_sources
 from agent.ingest.tags.file import parse_tag_file
 from agent.ingest.tags.tag_map import TagMap
 from agent.settings.sources import ModbusSourceSettings
 
 SOURCES = {name: ModbusSourceSettings(name, Path(f"{name}.csv"), 0, host="h") for name in ("m1", "m2")}
-WRONG = (Problem("m1.csv", 2, "type", "int17", "did you mean int16?"),)
+WRONG = (TagFileProblem("m1.csv", 2, "type", "int17", "did you mean int16?"),)
 
 
 def tags(source: str, *rows: str, base: int = 0) -> TagMap:

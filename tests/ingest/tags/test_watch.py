@@ -142,7 +142,7 @@ class Watching:
         assert source == "plc"
         self.taken.append([tag.definition.subject.rpartition("/")[2] for tag in found.tags])
 
-    def _tell(self, source: str, problems: tuple[watch.Problem, ...]) -> None:
+    def _tell(self, source: str, problems: tuple[watch.TagFileProblem, ...]) -> None:
         assert source == "plc"
         self.told.append(tuple(problem.why for problem in problems))
 

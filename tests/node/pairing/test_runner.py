@@ -17,7 +17,7 @@ from agent.fact_store import StoreDamaged
 from agent.health.snapshot import PairRefusal
 from agent.node.pairing import LeadDesk, PairPorts, PairRunner, partner_lacks
 from agent.node.pairing.runner import ANSWER_S, MS, SwitchRefused
-from agent.replication.mqtt import Reply
+from agent.replication.mqtt import PeerReply
 from agent.replication.protocol.errors import PeerRefused, TransportError
 from agent.replication.protocol.messages import ClaimEntry, ClaimLead, LeadAnswer
 from agent.replication.serving import store_name_of
@@ -40,14 +40,14 @@ class Peer:
         self.says: Says | None = None
         self.asked: list[ClaimLead] = []
 
-    async def ask(self, request: Any, timeout_s: float) -> Reply:
+    async def ask(self, request: Any, timeout_s: float) -> PeerReply:
         """Its answer; a silent one costs the time-out."""
         self.asked.append(request)
         if self.says is None:
             silence: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             await asyncio.wait([silence], timeout=timeout_s)
             raise TransportError("peer", "no answer")
-        return Reply(await self.says(request), [])
+        return PeerReply(await self.says(request), [])
 
 
 class Box:

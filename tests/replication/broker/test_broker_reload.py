@@ -20,7 +20,7 @@ from click.testing import CliRunner
 from agent.cli import bsfg
 from agent.replication import pki
 from agent.replication.broker.config import CRL_NAME, BrokerPlan, PeerLink, parse_config
-from agent.replication.broker.diagnosis import Diagnostic, Outcome
+from agent.replication.broker.diagnosis import CheckOutcome, Diagnostic
 from agent.replication.broker.folder import deny_nodes, write_broker
 from agent.replication.broker.reload import (
     _unreadable,
@@ -46,7 +46,7 @@ LINKS = (PeerLink("plant-a", "idmz"), PeerLink("plant-b", "idmz"), PeerLink("idm
 
 def bad(diagnostics: list[Diagnostic]) -> list[str]:
     """The bad diagnostics."""
-    return [diagnostic.what for diagnostic in diagnostics if diagnostic.outcome is Outcome.BAD]
+    return [diagnostic.what for diagnostic in diagnostics if diagnostic.outcome is CheckOutcome.BAD]
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_of_several_revocation_lists_the_one_that_ends_first_counts(tmp_path: Pa
         (folder / CRL_NAME).write_bytes(b"".join((site / "ca.crl").read_bytes() for site in order))
         found = list(check_broker_files(folder / "mosquitto.conf", now=looked))
         assert bad(found) == [], "each authority has its list"
-        notes = [finding.what for finding in found if finding.outcome is Outcome.NOTE]
+        notes = [finding.what for finding in found if finding.outcome is CheckOutcome.NOTE]
         soon = pki.load_certificates(others[0] / "ca.pem")[0].subject.rfc4514_string()
         assert notes == [f"the revocation list of {soon} ends in 20 days"]
 
@@ -261,7 +261,7 @@ def test_expiry_is_announced_a_month_ahead(broker: Mosquitto) -> None:
     notes = [
         finding
         for finding in check_broker_files(broker.files.config_file, now=later)
-        if finding.outcome is Outcome.NOTE
+        if finding.outcome is CheckOutcome.NOTE
     ]
     assert ["the broker's certificate ends in 9 days" in note.what or "10 days" in note.what for note in notes] == [
         True

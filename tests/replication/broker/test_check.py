@@ -10,7 +10,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from agent.replication.broker.check import check_broker
-from agent.replication.broker.diagnosis import Diagnostic, Outcome
+from agent.replication.broker.diagnosis import CheckOutcome, Diagnostic
 from tests.replication.broker.zones import LINKS, ZONES, Zones, target_of
 from tests.support.mosquitto import Mosquitto
 
@@ -24,7 +24,7 @@ def _diagnostics(broker: Mosquitto, zone: str, /, **change: Any) -> list[Diagnos
 def test_check_finds_nothing_wrong(broker: Mosquitto, zone: str) -> None:
     """The check of a correct broker is good for every zone; an absent peer is a note only."""
     diagnostics = _diagnostics(broker, zone)
-    assert [diagnostic for diagnostic in diagnostics if diagnostic.outcome is Outcome.BAD] == []
+    assert [diagnostic for diagnostic in diagnostics if diagnostic.outcome is CheckOutcome.BAD] == []
     assert len(diagnostics) >= 10
 
 
@@ -86,7 +86,7 @@ def test_check_finds_a_weak_broker(tmp_path: Path, spoiled: dict[str, str], says
         changed = [f"{setting} {value}" for setting, value in spoiled.items() if value]
         config.write_text("\n".join([*kept, *changed, ""]))
         broker.restart()
-        bad = [diagnostic for diagnostic in _diagnostics(broker, "idmz") if diagnostic.outcome is Outcome.BAD]
+        bad = [diagnostic for diagnostic in _diagnostics(broker, "idmz") if diagnostic.outcome is CheckOutcome.BAD]
         assert says <= {diagnostic.what for diagnostic in bad}
         assert all(diagnostic.hint for diagnostic in bad)
 
@@ -100,5 +100,7 @@ def test_check_names_a_missing_link(tmp_path: Path) -> None:
             ("plant-a", "plant-a may answer idmz: failed"),
             ("plant-a", "plant-a may not receive requests"),
         ):
-            bad = [diagnostic.what for diagnostic in _diagnostics(broker, zone) if diagnostic.outcome is Outcome.BAD]
+            bad = [
+                diagnostic.what for diagnostic in _diagnostics(broker, zone) if diagnostic.outcome is CheckOutcome.BAD
+            ]
             assert [problem for problem in bad if problem.startswith(what)], bad

@@ -15,7 +15,7 @@ from agent.cli import bsfg
 from agent.replication import pki
 from agent.replication.broker import peer_test
 from agent.replication.broker.check_session import BrokerTarget
-from agent.replication.broker.diagnosis import Diagnostic, Outcome
+from agent.replication.broker.diagnosis import CheckOutcome, Diagnostic
 from agent.replication.broker.peer_test import Peer, check_peer
 from tests.replication.broker.zones import target_of
 from tests.replication.nodes import STREAM, Node, write_node_toml
@@ -36,7 +36,7 @@ def tried(wanted: BrokerTarget, peer: Peer = PLANT) -> list[Diagnostic]:
 
 def last_bad(steps: list[Diagnostic]) -> tuple[str, str]:
     """Name and message of the one failed step, which must have a hint."""
-    bad = [step for step in steps if step.outcome is Outcome.BAD]
+    bad = [step for step in steps if step.outcome is CheckOutcome.BAD]
     assert len(bad) == 1, steps
     assert bad[0].hint
     return bad[0].step, bad[0].what
@@ -51,7 +51,7 @@ async def test_all_is_well_while_nodes_run(broker: Mosquitto, tmp_path: Path) ->
         await plant.append(1, 100)
         steps = await asyncio.to_thread(tried, target_of(broker))
         assert [step.step for step in steps] == ALL_STEPS
-        assert {step.outcome for step in steps} == {Outcome.GOOD}
+        assert {step.outcome for step in steps} == {CheckOutcome.GOOD}
         figures = {name: value for step in steps for name, value in step.figures.items()}
         assert figures["life"] == plant.store.life.hex()
         assert figures["packet_bytes_max"] == 1_048_576
@@ -123,7 +123,7 @@ def test_the_step_that_fails_is_the_last_and_is_named(
     steps = tried(change(target_of(broker), tmp_path, broker))
     name, what = last_bad(steps)
     assert (name, says in what) == (step, True)
-    assert steps[-1].outcome is Outcome.BAD
+    assert steps[-1].outcome is CheckOutcome.BAD
     assert [done.step for done in steps[:-1]] == ALL_STEPS[: ALL_STEPS.index(step)]
 
 

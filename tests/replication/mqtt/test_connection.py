@@ -19,7 +19,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from agent.replication.mqtt import transport
 from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.mqtt.tls_client import TlsClient
-from agent.replication.mqtt.transport import INCOMING_BYTES_MAX, READS_PER_WAKE_MAX, Connection
+from agent.replication.mqtt.transport import INCOMING_BYTES_MAX, READS_PER_WAKE_MAX, MqttConnection
 from agent.replication.protocol.errors import (
     BrokerUnreachable,
     ConnectionLost,
@@ -99,19 +99,21 @@ class Played:
 def played(monkeypatch: pytest.MonkeyPatch) -> Iterator[Played]:
     """The client of the connections of a test."""
     client = Played()
-    monkeypatch.setattr(Connection, "_make_client", lambda _: client)
+    monkeypatch.setattr(MqttConnection, "_make_client", lambda _: client)
     with contextlib.closing(client.opened), contextlib.closing(client.broker):
         yield client
 
 
-def accepts(connection: Connection, **limits: int) -> None:
+def accepts(connection: MqttConnection, **limits: int) -> None:
     """The broker accepts the session, with these limits."""
     connection._on_connect(connection._client, None, None, GRANTED, SimpleNamespace(**limits))  # type: ignore[arg-type]
 
 
-def connected(monkeypatch: pytest.MonkeyPatch, on_message: Callable[[Incoming], None] = lambda _: None) -> Connection:
+def connected(
+    monkeypatch: pytest.MonkeyPatch, on_message: Callable[[Incoming], None] = lambda _: None
+) -> MqttConnection:
     """A connection over the played client that is up; nothing wakes it but the test."""
-    connection = Connection(ACCESS, on_message)
+    connection = MqttConnection(ACCESS, on_message)
     connection._socket = connection._client.opened  # type: ignore[attr-defined]
     monkeypatch.setattr(transport, "rearm_quickack", lambda _: None)
     return connection
@@ -119,7 +121,7 @@ def connected(monkeypatch: pytest.MonkeyPatch, on_message: Callable[[Incoming], 
 
 async def test_the_first_reason_counts() -> None:
     """The first reason for the end of a connection is reported, not the errors that follow from it."""
-    connection = Connection(ACCESS, lambda _: None)
+    connection = MqttConnection(ACCESS, lambda _: None)
     connection._end_with(ConnectionLost("b", "first"))
     connection._end_with(ConnectionLost("b", "second"))
     assert "first" in str(connection.closed.result())
@@ -215,7 +217,7 @@ async def test_unexpected_packets_end_the_connection(
     command: int, packet: bytes, code: MQTTErrorCode, arrives: int
 ) -> None:
     """A packet with a QoS that was never requested, or a malformed one, ends the connection."""
-    client = Connection(ACCESS, lambda _: None)._client
+    client = MqttConnection(ACCESS, lambda _: None)._client
     client.arrived = []
     client._in_packet["command"], client._in_packet["packet"] = command, bytearray(packet)
     assert client._handle_publish() == code
@@ -228,15 +230,15 @@ async def test_a_connection_is_up_with_what_came_with_its_handshake(
     """The broker is told the largest packet that is accepted, and to keep no session. Its CONNACK counts although TLS
     has read it ahead: the socket never becomes readable."""
     monkeypatch.setattr(transport, "rearm_quickack", lambda _: None)
-    opened = list[Connection]()
+    opened = list[MqttConnection]()
 
-    def tick(connection: Connection) -> None:
+    def tick(connection: MqttConnection) -> None:
         opened.append(connection)
 
-    monkeypatch.setattr(Connection, "_tick", tick)
+    monkeypatch.setattr(MqttConnection, "_tick", tick)
     played.reads.append(lambda: accepts(opened[0]))
     async with asyncio.timeout(LIMIT_S):
-        connection = await Connection.open(ACCESS, lambda _: None)
+        connection = await MqttConnection.open(ACCESS, lambda _: None)
     announced = played.connected["properties"]
     assert announced.MaximumPacketSize == INCOMING_BYTES_MAX
     assert announced.SessionExpiryInterval == 0
@@ -246,7 +248,7 @@ async def test_a_connection_is_up_with_what_came_with_its_handshake(
 async def test_an_attempt_that_is_cancelled_leaves_no_socket(played: Played) -> None:
     """The attempt ends at once, although its thread still connects; the socket that the thread gets then is closed."""
     played.may_connect.clear()
-    attempt = asyncio.create_task(Connection.open(ACCESS, lambda _: None))
+    attempt = asyncio.create_task(MqttConnection.open(ACCESS, lambda _: None))
     await asyncio.sleep(0)
     attempt.cancel()
     async with asyncio.timeout(LIMIT_S):
@@ -265,7 +267,7 @@ async def test_a_broker_that_does_not_answer_is_left(monkeypatch: pytest.MonkeyP
     async with asyncio.timeout(LIMIT_S):
         if limit == "CONNACK_S_MAX":
             with pytest.raises(BrokerUnreachable, match="no CONNACK"):
-                await Connection.open(ACCESS, lambda _: None)
+                await MqttConnection.open(ACCESS, lambda _: None)
         else:
             with pytest.raises(ConnectionLost, match="no SUBACK"):
                 await connected(monkeypatch).subscribe(["t"])

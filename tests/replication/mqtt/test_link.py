@@ -9,7 +9,7 @@ import pytest
 
 from agent.replication.mqtt import link as link_module
 from agent.replication.mqtt.carrier import Access
-from agent.replication.mqtt.link import REFUSALS_UNTIL_ERROR, Link
+from agent.replication.mqtt.link import REFUSALS_UNTIL_ERROR, BrokerLink
 from agent.replication.pki import PkiError
 from agent.replication.protocol.errors import BrokerUnreachable, ConnectionLost, ConnectionRefused, ReplicationError
 from tests.waiting import LIMIT_S, wait_until_async
@@ -37,7 +37,7 @@ class Standing:
 
 
 class Broker:
-    """The results of `Connection.open`, one attempt after the other: an error, or a connection."""
+    """The results of `MqttConnection.open`, one attempt after the other: an error, or a connection."""
 
     def __init__(self, *attempts: ReplicationError | None) -> None:
         self.attempts = list(attempts)
@@ -63,7 +63,7 @@ class Broker:
         await wait_until_async(lambda: len(self.connections) == 2, "the second connection")
 
 
-def after_each_failure(link: Link, look: Callable[[], None]) -> None:
+def after_each_failure(link: BrokerLink, look: Callable[[], None]) -> None:
     """Look at the link whenever it has noted a failure."""
     note_failure = link._history.failed
 
@@ -75,7 +75,7 @@ def after_each_failure(link: Link, look: Callable[[], None]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def running(monkeypatch: pytest.MonkeyPatch, broker: Broker, identity: Any = None) -> AsyncIterator[Link]:
+async def running(monkeypatch: pytest.MonkeyPatch, broker: Broker, identity: Any = None) -> AsyncIterator[BrokerLink]:
     """A link at this broker, which notes what its watchers are told."""
 
     def backoff_ms(_least_ms: int, _most_ms: int, count: int, _chance: float) -> int:
@@ -83,8 +83,8 @@ async def running(monkeypatch: pytest.MonkeyPatch, broker: Broker, identity: Any
         return 0
 
     monkeypatch.setattr(link_module, "backoff_ms", backoff_ms)
-    monkeypatch.setattr(link_module.Connection, "open", broker.open)
-    link = Link(ACCESS, identity=identity)
+    monkeypatch.setattr(link_module.MqttConnection, "open", broker.open)
+    link = BrokerLink(ACCESS, identity=identity)
     link.route("bsfg/1/plant-a/idmz/rsp/0/1", lambda _: None)
     link.watch(lambda: None, lambda _: None)  # of another peer
     link.watch(lambda: broker.happened.append("up"), lambda reason: broker.happened.append(f"down: {reason}"))
@@ -193,9 +193,9 @@ async def test_an_identity_that_was_mended_needs_nobody(monkeypatch: pytest.Monk
 async def test_a_command_leaves_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """The connection of a command is closed when the command is done, and when it fails."""
     broker = Broker()
-    monkeypatch.setattr(link_module.Connection, "open", broker.open)
+    monkeypatch.setattr(link_module.MqttConnection, "open", broker.open)
     for error in (None, ValueError("the command failed")):
-        link = Link(ACCESS)
+        link = BrokerLink(ACCESS)
         link.route("bsfg/1/plant-a/idmz/rsp/0/1", lambda _: None)
         with contextlib.suppress(ValueError):
             async with link.connected():

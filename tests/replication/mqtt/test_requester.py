@@ -16,9 +16,9 @@ import pytest
 
 from agent.replication.mqtt import requester
 from agent.replication.mqtt.carrier import Access, Incoming
-from agent.replication.mqtt.link import Link
-from agent.replication.mqtt.requester import ATTEMPTS, REQUESTS_KNOWN_MAX, Reply, Requester, ask_once, converse
-from agent.replication.mqtt.transport import Connection
+from agent.replication.mqtt.link import BrokerLink
+from agent.replication.mqtt.requester import ATTEMPTS, REQUESTS_KNOWN_MAX, PeerReply, Requester, ask_once, converse
+from agent.replication.mqtt.transport import MqttConnection
 from agent.replication.protocol.codec import (
     ANSWER_BYTES_MAX,
     ArrivedAnswer,
@@ -64,7 +64,7 @@ class Published(NamedTuple):
 
 
 class RecordingConnection:
-    """Takes the place of `Connection`: acknowledges each request at once and records it."""
+    """Takes the place of `MqttConnection`: acknowledges each request at once and records it."""
 
     def __init__(self, on_message: Callable[[Incoming], None]) -> None:
         self.deliver = on_message
@@ -105,7 +105,7 @@ class Scene(NamedTuple):
 
     async def ask(
         self, timeout_s: float = 5.0, request: Request | None = None
-    ) -> tuple[asyncio.Task[Reply], Published]:
+    ) -> tuple[asyncio.Task[PeerReply], Published]:
         """An open request, and what was published for it."""
         known = len(self.connection.published)
         asking = asyncio.get_running_loop().create_task(self.requester.ask(request or ListStreams(), timeout_s))
@@ -130,8 +130,10 @@ async def play(
         opened.append(RecordingConnection(on_message))
         return opened[-1]
 
-    monkeypatch.setattr(Connection, "open", open_)
-    link = Link(Access("site", "idmz", "localhost", 8883, lambda: pytest.fail("no TLS is needed"), lambda: signer))
+    monkeypatch.setattr(MqttConnection, "open", open_)
+    link = BrokerLink(
+        Access("site", "idmz", "localhost", 8883, lambda: pytest.fail("no TLS is needed"), lambda: signer)
+    )
     requester = Requester(link, "plant-a", refuses)
     async with link.connected():
         yield Scene(requester, opened[0])
@@ -323,7 +325,7 @@ ACCESS = Access("b", "idmz", "host", 1, lambda: None)  # type: ignore[arg-type, 
 BUSY = PeerRefused("plant-a", "busy", "busy", "", retryable=True)
 FORBIDDEN = PeerRefused("plant-a", "stream_not_exported", "no", "", retryable=False)
 LOST = TransportError("plant-a", "no answer")
-ANSWER = Reply(None, [])  # type: ignore[arg-type]
+ANSWER = PeerReply(None, [])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 
 from agent.replication import pki
 from agent.replication.mqtt.carrier import Access, Incoming
-from agent.replication.mqtt.transport import Connection
+from agent.replication.mqtt.transport import MqttConnection
 from agent.replication.protocol.errors import BrokerUnreachable, ConnectionLost, ConnectionRefused, TransportError
 from agent.replication.protocol.topics import request_topic, response_topic, subscription_to
 from tests.replication.nodes import access
@@ -33,7 +33,7 @@ def context(ca_file: Path, issued: pki.Issued) -> ssl.SSLContext:
 async def why_not(wanted: Access) -> TransportError:
     """The error of a connection attempt."""
     with pytest.raises(TransportError) as raised:
-        await Connection.open(wanted, lambda _: None)
+        await MqttConnection.open(wanted, lambda _: None)
     return raised.value
 
 
@@ -63,8 +63,8 @@ async def test_two_connections_of_a_zone_are_independent_clean_sessions(broker: 
     """Two connections of one zone are two clean sessions, so neither takes over the other and nothing is kept.
     TCP_NODELAY is set: without it an answer takes up to 88 ms longer."""
     before = len(broker.log_text())
-    opened = await Connection.open(access(broker, "idmz"), lambda _: None)
-    two = await Connection.open(access(broker, "idmz"), lambda _: None)
+    opened = await MqttConnection.open(access(broker, "idmz"), lambda _: None)
+    two = await MqttConnection.open(access(broker, "idmz"), lambda _: None)
     await opened.subscribe([subscription_to(MINE)])
     await two.subscribe([subscription_to(MINE)])
     assert not opened.closed.done()
@@ -114,7 +114,7 @@ async def test_silent_brokers_leave_the_shared_threads_free(broker: Mosquitto, m
         mute.setblocking(False)
         asyncio.get_running_loop().set_default_executor(shared)
         wanted = Access("b", "idmz", "127.0.0.1", mute.getsockname()[1], access(broker, "idmz").make_context)
-        connecting = [asyncio.create_task(Connection.open(wanted, lambda _: None)) for _ in range(4)]
+        connecting = [asyncio.create_task(MqttConnection.open(wanted, lambda _: None)) for _ in range(4)]
         async with asyncio.timeout(LIMIT_S / 2):
             accepted = [await asyncio.get_running_loop().sock_accept(mute) for _ in connecting]
         assert await asyncio.to_thread(lambda: "done") == "done"
@@ -133,11 +133,11 @@ async def test_a_broker_that_is_full_is_named(tmp_path: Path) -> None:
         config.write_text(re.sub(r"max_connections \d+", "max_connections 2", config.read_text()))
         small.restart()
 
-        standing = list[Connection]()
+        standing = list[MqttConnection]()
 
         async def fill() -> None:
             for zone in ("plant-a", "idmz", "enterprise", "plant-b", "plant-a", "idmz"):
-                standing.append(await Connection.open(access(small, zone), lambda _: None))
+                standing.append(await MqttConnection.open(access(small, zone), lambda _: None))
 
         with pytest.raises(BrokerUnreachable, match="max_connections"):
             await fill()
@@ -164,8 +164,8 @@ async def test_a_port_without_tls_is_named(broker: Mosquitto) -> None:
 async def test_large_messages_both_ways(broker: Mosquitto) -> None:
     """Pages of all sizes up to the packet limit arrive complete, also if many are in the sockets at once."""
     arrived: list[Incoming] = []
-    server = await Connection.open(access(broker, "plant-a"), lambda _: None)
-    client = await Connection.open(access(broker, "idmz"), arrived.append)
+    server = await MqttConnection.open(access(broker, "plant-a"), lambda _: None)
+    client = await MqttConnection.open(access(broker, "idmz"), arrived.append)
     await client.subscribe([subscription_to(MINE)])
     assert client.packet_bytes_max == 1_048_576
     sizes = [1, 16_383, 16_384, 65_536, 262_144, 1_000_000] * 3

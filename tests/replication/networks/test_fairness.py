@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from agent.replication.mqtt.carrier import Incoming
-from agent.replication.mqtt.transport import Connection
+from agent.replication.mqtt.transport import MqttConnection
 from agent.replication.protocol.codec import encode_request
 from agent.replication.protocol.errors import TransportError
 from agent.replication.protocol.messages import FetchFacts, FetchRange, GetLatest, LatestAnswer, Request
@@ -51,7 +51,7 @@ class Flood:
     def __init__(self, broker: Mosquitto, request: Request) -> None:
         self._access = access(broker, "evil")
         self._payload = encode_request(request)
-        self._connection: Connection | None = None
+        self._connection: MqttConnection | None = None
         self.answers = 0
 
     def _arrived(self, _: Incoming) -> None:
@@ -67,7 +67,7 @@ class Flood:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator["Flood"]:
         """Run it connected, with all its requests open."""
-        self._connection = await Connection.open(self._access, self._arrived)
+        self._connection = await MqttConnection.open(self._access, self._arrived)
         await self._connection.subscribe([subscription_to(FLOOD_TO)])
         try:
             for _ in range(2 * REQUESTS_OPEN_MAX):
@@ -110,9 +110,9 @@ def test_pages_of_one_zone_do_not_delay_those_of_another(
     """Evil requests pages of the largest size, as many at once as it may. Between a request of idmz and its answer,
     only a few pages of evil are sent: those being read, and those in the connection's queue."""
     events = list[str]()
-    publish, arrive = Connection.publish_answer, Server._arrived
+    publish, arrive = MqttConnection.publish_answer, Server._arrived
 
-    def published(self: Connection, topic: str, payload: bytes, correlation: bytes) -> None:
+    def published(self: MqttConnection, topic: str, payload: bytes, correlation: bytes) -> None:
         events.append(topic.split("/")[3])
         publish(self, topic, payload, correlation)
 
@@ -121,7 +121,7 @@ def test_pages_of_one_zone_do_not_delay_those_of_another(
             events.append("asked")
         arrive(self, incoming)
 
-    monkeypatch.setattr(Connection, "publish_answer", published)
+    monkeypatch.setattr(MqttConnection, "publish_answer", published)
     monkeypatch.setattr(Server, "_arrived", arrived)
 
     async def scenario() -> None:

@@ -14,8 +14,8 @@ import pytest
 from agent.file_watch import WatchTimes
 from agent.replication import pki
 from agent.replication.mqtt.carrier import Access
-from agent.replication.mqtt.link import Link
-from agent.replication.mqtt.transport import Connection
+from agent.replication.mqtt.link import BrokerLink
+from agent.replication.mqtt.transport import MqttConnection
 from agent.replication.pki.identity import Identity, IdentityWatcher
 from agent.replication.protocol.errors import ConnectionRefused
 from tests.replication.nodes import STREAM, Node, sealed
@@ -39,7 +39,7 @@ class Files:
         self.bring(pki.issue_zone(self.site, zone, NOW, force=True))
         self.identity = Identity("private", zone, self.ca, self.cert, self.key)
         wanted = Access("private", zone, broker.host, broker.port, self.identity.context)
-        self.link = Link(wanted, identity=self.identity)
+        self.link = BrokerLink(wanted, identity=self.identity)
         self.watch = IdentityWatcher([self.identity], EAGER)
 
     def bring(self, issued: pki.Issued) -> None:
@@ -162,5 +162,5 @@ async def test_a_refused_handshake_names_the_reason(
         return pki.client_context(broker.ca_file, issued.cert_file, issued.key_file)
 
     with pytest.raises(ConnectionRefused, match=says) as caught:
-        await Connection.open(Access("b", "idmz", broker.host, broker.port, unchecked), lambda _: None)
+        await MqttConnection.open(Access("b", "idmz", broker.host, broker.port, unchecked), lambda _: None)
     assert caught.value.hint

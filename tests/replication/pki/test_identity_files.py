@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from agent.replication import pki
-from agent.replication.pki import PkiError, Problem
+from agent.replication.pki import IdentityProblem, PkiError
 from agent.replication.pki import identity as tested
 from agent.replication.pki.identity import Identity, IdentityWatcher
 
-EXPIRED = Problem(Path("idmz.pem"), "the certificate expired at noon", "renew it")
+EXPIRED = IdentityProblem(Path("idmz.pem"), "the certificate expired at noon", "renew it")
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from agent.cli import bsfg
 from agent.config import load
 from agent.replication import pki
 from agent.settings.signing import OriginSettings, SigningSettings
-from agent.signing.certificates import FACT_SIGNING, Refusal, RefusalReason, Signer, SignerTrust, signer_of
+from agent.signing.certificates import FACT_SIGNING, CertificateRefusal, RefusalReason, Signer, SignerTrust, signer_of
 from agent.signing.files import load_identity, load_trust, read_compromises
 from tests.replication.pki.site import NOW, make_site
 
@@ -86,7 +86,7 @@ def test_certificates_of_tls_and_of_facts_never_stand_in_for_each_other(signers:
     facts, tls = signers / "facts", signers / "tls"
     anchors = [x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes()) for folder in (facts, tls)]
     found = signer_of(der_of(tls / "zones/plant-a.pem"), SignerTrust(anchors), NOW_MS)
-    assert isinstance(found, Refusal)
+    assert isinstance(found, CertificateRefusal)
     assert found.reason is RefusalReason.NOT_A_SIGNER
     request = pki.request_signer(signers / "plant-a", "plant-a").request_file
     with pytest.raises(pki.PkiError, match="not a facts authority"):
@@ -99,7 +99,7 @@ def test_certificates_of_tls_and_of_facts_never_stand_in_for_each_other(signers:
     assert any("not for a client" in str(problem) for problem in _identity_problems(signers, node))
 
 
-def _identity_problems(signers: Path, node: Path) -> list[pki.Problem]:
+def _identity_problems(signers: Path, node: Path) -> list[pki.IdentityProblem]:
     return pki.check_identity(node / "plant-a.pem", node / "plant-a.key", signers / "facts/ca.pem", "plant-a", now=NOW)
 
 
@@ -151,7 +151,7 @@ def test_what_pin_prints_is_accepted_in_node_toml(tmp_path: Path) -> None:
     trust = load_trust(settings.signing, settings.origin)
     assert isinstance(signer_of(der_of(certificate), trust, NOW_MS), Signer)
     assert run("key", "plant-a", "--pki", node, "--force").exit_code == 0
-    assert isinstance(signer_of(der_of(certificate), trust, NOW_MS), Refusal)
+    assert isinstance(signer_of(der_of(certificate), trust, NOW_MS), CertificateRefusal)
     assert (node / "signers/previous/plant-a.key").exists()
 
 
@@ -225,7 +225,7 @@ def test_a_compromised_key_is_recorded_and_refused(signers: Path, tmp_path: Path
     settings = load(file)
     trust = load_trust(settings.signing, settings.origin)
     found = signer_of(der_of(certificate), trust, NOW_MS)
-    assert isinstance(found, Refusal)
+    assert isinstance(found, CertificateRefusal)
     assert found.reason is RefusalReason.COMPROMISED
     assert isinstance(signer_of(der_of(signers / "idmz/signers/idmz.pem"), trust, NOW_MS), Signer)
     for words, why in (

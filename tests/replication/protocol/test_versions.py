@@ -17,7 +17,7 @@ from agent.cli.health import status as status_command
 from agent.health.brief import encode_health
 from agent.health.snapshot import NodeSnapshot, PeerStatus
 from agent.health.verdict import assess
-from agent.replication.broker.diagnosis import Outcome
+from agent.replication.broker.diagnosis import CheckOutcome
 from agent.replication.broker.peer_test import Peer, check_peer
 from agent.replication.mqtt import requester
 from agent.replication.protocol.errors import PeerRefused
@@ -136,7 +136,7 @@ def test_another_major_version_is_reported_at_the_requester(
         assert "Update the older of the two nodes." in reason
         peer = Peer("plant-a", asks_us=False, pulls=(STREAM,), is_asked=True)
         steps = await asyncio.to_thread(lambda: list(check_peer(target_of(broker), peer)))
-        bad = [step for step in steps if step.outcome is Outcome.BAD]
+        bad = [step for step in steps if step.outcome is CheckOutcome.BAD]
         assert [step.step for step in bad] == ["protocol"]
         assert both in bad[0].what
         assert bad[0].hint == "Update the older of the two nodes."

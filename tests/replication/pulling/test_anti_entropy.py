@@ -15,7 +15,7 @@ from agent.config import load
 from agent.fact_store import FactStore
 from agent.local_socket.serving import RequestHandler, serve
 from agent.node import compare
-from agent.replication.mqtt.link import Link
+from agent.replication.mqtt.link import BrokerLink
 from agent.replication.mqtt.requester import Requester
 from agent.replication.pulling import PageJudge
 from agent.settings.store import StoreSettings
@@ -71,7 +71,7 @@ def test_the_commands_of_the_page(broker: Mosquitto, tmp_path: Path) -> None:
             assert "repaired: 1 ranges, 100 facts" in outputs[2]
             with FactStore.open(tmp_path / "state" / "facts.db", "idmz") as store:
                 assert sealed(store)[:10] == before
-                link = Link(access(broker, "idmz"))
+                link = BrokerLink(access(broker, "idmz"))
                 requesters = {"plant-a": Requester(link, "plant-a")}
                 known = compare.comparers(load(config), store, requesters, {}, PageJudge(store))
                 door = RequestHandler(store, partial(compare.compare, known))

@@ -10,7 +10,7 @@ import pytest
 
 from agent.errors import StoreError
 from agent.pages import ArtifactReference
-from agent.replication.mqtt.requester import Reply
+from agent.replication.mqtt.requester import PeerReply
 from agent.replication.protocol.errors import MalformedMessage, PeerRefused, TransportError
 from agent.replication.protocol.messages import CHUNK_BYTES_MAX, GetObject, ListStreams, ObjectAnswer, StreamsAnswer
 from agent.replication.protocol.token_bucket import TokenBucket
@@ -71,7 +71,7 @@ class Peer:
         self.answers = list(answers)
         self.asked: list[GetObject] = []
 
-    async def ask(self, request: GetObject, _: float) -> Reply:
+    async def ask(self, request: GetObject, _: float) -> PeerReply:
         self.asked.append(request)
         if self.answers:
             raise self.answers.pop(0)
@@ -79,7 +79,7 @@ class Peer:
         answer = ObjectAnswer(
             store_zone="plant", life=LIFE, size=len(self.blob), offset=request.offset, bytes=len(data)
         )
-        return Reply(answer, [data] if data else [], len(data) + 300)
+        return PeerReply(answer, [data] if data else [], len(data) + 300)
 
 
 def bring(files: Files, peer: Peer, bandwidth: TokenBucket | None = None) -> None:
@@ -116,7 +116,7 @@ class FarAway(Peer):
         self.waiting: list[asyncio.Event] = []
         self.waited: list[int] = []
 
-    async def ask(self, request: GetObject, timeout_s: float) -> Reply:
+    async def ask(self, request: GetObject, timeout_s: float) -> PeerReply:
         mine = asyncio.Event()
         self.waiting.append(mine)
         try:
@@ -129,7 +129,7 @@ class FarAway(Peer):
             self.waited.append(len(self.waiting))
             self.waiting.remove(mine)
         reply = await super().ask(request, timeout_s)
-        return Reply(reply.answer, [chunk[: self.most] for chunk in reply.batches], reply.bytes)
+        return PeerReply(reply.answer, [chunk[: self.most] for chunk in reply.batches], reply.bytes)
 
 
 def test_chunks_are_asked_for_ahead_and_stored_in_order() -> None:
@@ -177,7 +177,7 @@ def test_a_loss_in_the_middle_keeps_what_came_before() -> None:
     the first."""
 
     class Lossy(Peer):
-        async def ask(self, request: GetObject, timeout_s: float) -> Reply:
+        async def ask(self, request: GetObject, timeout_s: float) -> PeerReply:
             if request.offset == CHUNK_BYTES_MAX and not any(
                 earlier.offset == CHUNK_BYTES_MAX for earlier in self.asked
             ):
@@ -323,9 +323,9 @@ def test_another_answer_than_an_artifact_is_no_artifact() -> None:
     """A peer that answers another message does not have the artifact."""
 
     class Confused(Peer):
-        async def ask(self, request: GetObject | ListStreams, _: float) -> Reply:
+        async def ask(self, request: GetObject | ListStreams, _: float) -> PeerReply:
             del request
-            return Reply(StreamsAnswer(store_zone="plant", life=LIFE, streams=[]), [])
+            return PeerReply(StreamsAnswer(store_zone="plant", life=LIFE, streams=[]), [])
 
     files = Files()
     bring(files, Confused())
@@ -348,12 +348,12 @@ def test_a_chunk_that_does_not_go_on_ends_the_transfer(shift: int, data: bytes) 
     of its bytes are stored."""
 
     class Odd(Peer):
-        async def ask(self, request: GetObject, _: float) -> Reply:
+        async def ask(self, request: GetObject, _: float) -> PeerReply:
             self.asked.append(request)
             assert len(self.asked) < 100, "it is asked without end"
             own = {"store_zone": "plant", "life": LIFE, "size": len(BLOB)}
             answer = ObjectAnswer(**own, offset=request.offset + shift, bytes=len(data))  # type: ignore[arg-type]
-            return Reply(answer, [data] if data else [], 300)
+            return PeerReply(answer, [data] if data else [], 300)
 
     files = Files()
     bring(files, Odd())

@@ -22,8 +22,8 @@ from agent.fact_store import FactStore, StoreDamaged
 from agent.pages import Declined, OriginRange, ReceivedPage
 from agent.positions import Position
 from agent.replication.mqtt.carrier import Access, Incoming
-from agent.replication.mqtt.link import Link
-from agent.replication.mqtt.requester import Reply, peer_refused
+from agent.replication.mqtt.link import BrokerLink
+from agent.replication.mqtt.requester import PeerReply, peer_refused
 from agent.replication.protocol.codec import decode_answer, encode_request
 from agent.replication.protocol.errors import PeerRefused
 from agent.replication.protocol.messages import (
@@ -74,13 +74,13 @@ class Peer:
     outgoing_bytes = 0
 
     def __init__(self, store: FactStore) -> None:
-        self.link = Link(Access("b", "plant-a", "host", 1, lambda: None))  # type: ignore[arg-type, return-value]
+        self.link = BrokerLink(Access("b", "plant-a", "host", 1, lambda: None))  # type: ignore[arg-type, return-value]
         self.link.connection = self  # type: ignore[assignment]
         self.server = Server(self.link, store, {"idmz": PeerRights({STREAM})})  # type: ignore[arg-type]
         self.answers = dict[bytes, bytes]()
         self.spoil: Callable[[Request], Request] = lambda request: request
 
-    async def ask(self, request: Request, _timeout_s: float) -> Reply:
+    async def ask(self, request: Request, _timeout_s: float) -> PeerReply:
         correlation = len(self.answers).to_bytes(16)
         payload = encode_request(self.spoil(request))
         answer_to = response_topic("plant-a", "idmz", "1")
@@ -89,7 +89,7 @@ class Peer:
         answer, batches = decode_answer(self.answers[correlation])
         if isinstance(answer, ErrorAnswer):
             raise peer_refused(self.peer_node, answer)
-        return Reply(answer, batches, len(self.answers[correlation]))
+        return PeerReply(answer, batches, len(self.answers[correlation]))
 
     def publish_answer(self, _topic: str, payload: bytes, correlation: bytes) -> None:
         self.answers[correlation] = payload
@@ -710,7 +710,7 @@ async def test_a_comparison_is_bound_to_one_copy_of_the_log(
             async with comparing(now, idmz) as (comparer, peer):
                 ask, answers = peer.ask, [first_answer]
 
-                async def after_the_first(request: Request, timeout_s: float) -> Reply:
+                async def after_the_first(request: Request, timeout_s: float) -> PeerReply:
                     return answers.pop() if answers else await ask(request, timeout_s)
 
                 peer.ask = after_the_first  # type: ignore[method-assign]
@@ -782,14 +782,14 @@ class Inventor:
     ) -> None:
         self.ranges, self.pages, self.asked = ranges, pages, list[Request]()
 
-    async def ask(self, request: Request, _timeout_s: float) -> Reply:
+    async def ask(self, request: Request, _timeout_s: float) -> PeerReply:
         self.asked.append(request)
         own: dict[str, Any] = {"store_zone": "plant-a", "life": "0" * 32, "stream": STREAM}
         if isinstance(request, FetchSequences):
-            return Reply(SequencesAnswer(**own, origin=request.origin, **self.pages(request.first_sequence)), [])
+            return PeerReply(SequencesAnswer(**own, origin=request.origin, **self.pages(request.first_sequence)), [])
         assert isinstance(request, GetDigests)
         if request.last_sequence is not None:
-            return Reply(
+            return PeerReply(
                 DigestsAnswer(**own, end_offset=1, end_life="0" * 32, ends=[(request.last_sequence, "a" * 32)]), []
             )
         zone = request.zone or min({row[0].split("/")[0] for row in self.ranges} - {request.after_zone})
@@ -798,7 +798,9 @@ class Inventor:
         part = left[-1:] if request.zone is None else left[-2000:]
         before = [(zone, len(left) - len(part), "b" * 32)]
         more = request.zone is None and any(row[0].split("/")[0] > zone for row in self.ranges)
-        return Reply(DigestsAnswer(**own, end_offset=1, end_life="0" * 32, ranges=part, before=before, more=more), [])
+        return PeerReply(
+            DigestsAnswer(**own, end_offset=1, end_life="0" * 32, ranges=part, before=before, more=more), []
+        )
 
     async def compared(self, idmz: FactStore) -> Comparison:
         """The result of a comparison with repair with this peer, from which everything was pulled."""

@@ -16,7 +16,7 @@ from agent.config import load
 from agent.local_socket.serving import open_store
 from agent.message import Sample, TagDefinition
 from agent.node.latest import FOLDER, has_peer_latest, peer_latest, save_peer_latest
-from agent.replication.mqtt import Reply
+from agent.replication.mqtt import PeerReply
 from agent.replication.protocol.codec import HEADER_BYTES_MAX
 from agent.replication.protocol.errors import MalformedMessage, PeerRefused
 from agent.replication.protocol.messages import GetLatest, LatestAnswer, LatestEntry, PeerLatest
@@ -155,8 +155,8 @@ def test_a_value_that_is_no_json_is_refused_and_the_others_stay(
     own = {"store_zone": "plant-a", "life": "0" * 32, "stream": STREAM}
     answer = LatestAnswer(**own, end_offset=3, queue_depth=0, depth_facts=1, values=sent)
 
-    async def ask(_request: GetLatest, _timeout_s: float) -> Reply:
-        return Reply(answer, [])
+    async def ask(_request: GetLatest, _timeout_s: float) -> PeerReply:
+        return PeerReply(answer, [])
 
     async def run() -> None:
         requester: Any = SimpleNamespace(ask=ask, peer_node="plant-a", page_bytes=lambda size: size)
@@ -185,7 +185,7 @@ async def test_values_are_asked_for_until_they_are_kept(monkeypatch: pytest.Monk
         failures.append(count)
         return 0
 
-    async def ask(request: GetLatest, _timeout_s: float) -> Reply:
+    async def ask(request: GetLatest, _timeout_s: float) -> PeerReply:
         nonlocal now_s
         asked.append(now_s)
         now_s += 5.0
@@ -193,7 +193,7 @@ async def test_values_are_asked_for_until_they_are_kept(monkeypatch: pytest.Monk
             raise PeerRefused("plant-a", "busy", "later", "", retryable=True)
         is_first = request.after is None
         more: dict[str, Any] = {**own, "queue_depth": 0, "depth_facts": 1, "more": is_first}
-        return Reply(LatestAnswer(values=pages[not is_first], **more), [])
+        return PeerReply(LatestAnswer(values=pages[not is_first], **more), [])
 
     def keep(latest: PeerLatest) -> None:
         kept.append(latest)
@@ -231,11 +231,11 @@ async def test_the_values_of_a_peer_are_bounded(
     own: dict[str, Any] = {"store_zone": "plant-a", "life": "0" * 32, "stream": STREAM, "more": True}
     asked = list[GetLatest]()
 
-    async def ask(request: GetLatest, _timeout_s: float) -> Reply:
+    async def ask(request: GetLatest, _timeout_s: float) -> PeerReply:
         asked.append(request)
         assert len(asked) <= answers, "it is asked without end"
         values = [odd(0, subject=f"tag:{len(asked):03}", zone=zone)]
-        return Reply(LatestAnswer(**own, end_offset=3, queue_depth=0, depth_facts=1, values=values), [], size)
+        return PeerReply(LatestAnswer(**own, end_offset=3, queue_depth=0, depth_facts=1, values=values), [], size)
 
     requester: Any = SimpleNamespace(ask=ask, peer_node="plant-a", page_bytes=lambda size: size)
     seed = LatestSeed(requester, STREAM, frozenset({"plant-a"}), asyncio.Event(), lambda _: None)

@@ -32,7 +32,7 @@ from agent.pages import (
     ReceivedPage,
 )
 from agent.positions import Position, Trail
-from agent.replication.mqtt import Reply
+from agent.replication.mqtt import PeerReply
 from agent.replication.protocol.codec import ArrivedAnswer, accept_every_message, encode_error
 from agent.replication.protocol.errors import ERRORS, ConnectionLost, NotAuthorized
 from agent.replication.protocol.messages import (
@@ -50,7 +50,7 @@ from agent.replication.pulling.catch_up import BEHIND_FACTS_MIN
 from agent.replication.pulling.page_check import check_batches
 from agent.replication.pulling.receiving.pull_events import Asking, FetchFailed, ReceiverSettings, Tick
 from agent.settings.peers import BYTES_PER_SECOND_MIN
-from agent.signing.certificates import Refusal, RefusalReason
+from agent.signing.certificates import CertificateRefusal, RefusalReason
 from agent.signing.messages import MessagePlace
 from tests.fact_store.making import TELEMETRY, Elsewhere, message
 from tests.replication.answers import encode_answer
@@ -303,11 +303,11 @@ async def test_definitions_that_the_store_lacks_are_fetched_before_the_page() ->
     async with pulling() as scene:
         asked = list[GetDefinitions]()
 
-        async def ask(request: GetDefinitions, _: float) -> Reply:
+        async def ask(request: GetDefinitions, _: float) -> PeerReply:
             asked.append(request)
             (wanted,) = request.wanted
             run = DefinitionRun(zone="plant", digest=wanted.digest, lengths=[len(body) for body in plant.bodies])
-            return Reply(DefinitionsAnswer(store_zone="plant", life=ONE, runs=[run]), list(plant.bodies))
+            return PeerReply(DefinitionsAnswer(store_zone="plant", life=ONE, runs=[run]), list(plant.bodies))
 
         scene.puller._runner._definitions._requester.ask = ask  # type: ignore[method-assign,assignment]
         await scene.answer(plant.page(1, 10))
@@ -328,12 +328,12 @@ async def test_a_page_waits_while_its_definitions_cannot_be_fetched() -> None:
     plant = Peer()
     lacking = [LackingDefinitions("plant", plant.definitions)]
     async with pulling() as scene:
-        outcomes: list[Exception | Reply] = [
+        outcomes: list[Exception | PeerReply] = [
             ConnectionLost("broker", "cut"),
-            Reply(DefinitionsAnswer(store_zone="plant", life=ONE), []),
+            PeerReply(DefinitionsAnswer(store_zone="plant", life=ONE), []),
         ]
 
-        async def ask(*_: object) -> Reply:
+        async def ask(*_: object) -> PeerReply:
             outcome = outcomes.pop(0)
             if isinstance(outcome, Exception):
                 raise outcome
@@ -482,9 +482,9 @@ async def test_many_certificates_are_not_parsed_in_the_event_loop(
     millisecond."""
     plant, threads = Peer(), set[threading.Thread]()
 
-    def described(certificate: bytes) -> Refusal:
+    def described(certificate: bytes) -> CertificateRefusal:
         threads.add(threading.current_thread())
-        return Refusal(RefusalReason.MALFORMED, str(len(certificate)))
+        return CertificateRefusal(RefusalReason.MALFORMED, str(len(certificate)))
 
     monkeypatch.setattr(message_judge, "_described", described)
     async with pulling() as scene:

@@ -10,7 +10,7 @@ from agent.config import ConfigFile
 from agent.fact_store.store import FactStore
 from agent.node.node import Node, compare
 from agent.node.start import Start
-from agent.replication.mqtt.requester import Reply
+from agent.replication.mqtt.requester import PeerReply
 from agent.replication.protocol.errors import TransportError
 from agent.replication.protocol.messages import ListStreams, StreamsAnswer
 from agent.replication.protocol.token_bucket import REPAIR_WAITS_MS_MAX, Priority, TokenBucket
@@ -38,11 +38,11 @@ class Peer:
         self.asked_ms: list[int] = []
         self.fails = False
 
-    async def ask(self, _request: ListStreams, _timeout_s: float) -> Reply:
+    async def ask(self, _request: ListStreams, _timeout_s: float) -> PeerReply:
         self.asked_ms.append(self.clock.now_ms)
         if self.fails:
             raise TransportError("plant", "no answer")
-        return Reply(StreamsAnswer(store_zone="plant", life="0" * 32, streams=[]), [], ANSWER_BYTES)
+        return PeerReply(StreamsAnswer(store_zone="plant", life="0" * 32, streams=[]), [], ANSWER_BYTES)
 
 
 class Clock:

@@ -16,7 +16,7 @@ from agent.message import Envelope
 from agent.node.latest import latest_lookup
 from agent.pages import StoredBatch
 from agent.replication.mqtt.carrier import Access, Incoming
-from agent.replication.mqtt.link import Link
+from agent.replication.mqtt.link import BrokerLink
 from agent.replication.protocol.codec import decode_answer, encode_request
 from agent.replication.protocol.messages import ErrorAnswer, ErrorBody, NewFact, NewMessage, Request
 from agent.replication.protocol.topics import request_topic, response_topic
@@ -68,7 +68,7 @@ class Peer:
     outgoing_bytes = 0
 
     def __init__(self) -> None:
-        self.link = Link(Access("b", "plant-a", "host", 1, lambda: None))  # type: ignore[arg-type, return-value]
+        self.link = BrokerLink(Access("b", "plant-a", "host", 1, lambda: None))  # type: ignore[arg-type, return-value]
         self.link.connection = self  # type: ignore[assignment]
         self.answers = list[Any]()
         self.batches = list[bytes]()  # of the last one

@@ -11,7 +11,7 @@ import pytest
 
 from agent.replication.mqtt.carrier import Incoming
 from agent.replication.mqtt.requester import Requester
-from agent.replication.mqtt.transport import Connection
+from agent.replication.mqtt.transport import MqttConnection
 from agent.replication.protocol.codec import decode_answer
 from agent.replication.protocol.messages import (
     AppendAnswer,
@@ -114,7 +114,7 @@ async def test_each_operation_answers_what_the_store_holds(broker: Mosquitto, tm
 class Intruder:
     """A connection in a zone's name that publishes anything and records what arrives."""
 
-    def __init__(self, connection: Connection, arrived: list[Incoming]) -> None:
+    def __init__(self, connection: MqttConnection, arrived: list[Incoming]) -> None:
         self.connection = connection
         self.arrived = arrived
 
@@ -134,7 +134,7 @@ class Intruder:
 async def intruder(broker: Mosquitto, zone: str, *topics: str) -> AsyncIterator[Intruder]:
     """A client with the certificate of `zone`, subscribed to any topic."""
     arrived: list[Incoming] = []
-    connection = await Connection.open(access(broker, zone), arrived.append)
+    connection = await MqttConnection.open(access(broker, zone), arrived.append)
     await connection.subscribe(topics)
     try:
         yield Intruder(connection, arrived)

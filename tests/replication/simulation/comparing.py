@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 
 from agent.errors import StoreError
-from agent.replication.mqtt.requester import Reply, peer_refused
+from agent.replication.mqtt.requester import PeerReply, peer_refused
 from agent.replication.protocol.codec import ArrivedAnswer, encode_request
 from agent.replication.protocol.errors import ReplicationError, TransportError
 from agent.replication.protocol.messages import ErrorAnswer, Request
@@ -112,7 +112,7 @@ class PeerRequester:
     def pages_ahead(self, _: int, pages_max: int) -> int:
         return pages_max
 
-    async def ask(self, request: Request, timeout_s: float) -> Reply:
+    async def ask(self, request: Request, timeout_s: float) -> PeerReply:
         """As `Requester.ask`."""
         node, peer, world = self._pull.node, self._pull.peer, self._pull.node.world
         payload, life, answered = encode_request(request), node.life, Future[bytes]()
@@ -140,4 +140,4 @@ class PeerRequester:
         found, batches = ArrivedAnswer(sent, place, node.judge.messages.refuses_answer).open()
         if isinstance(found, ErrorAnswer):
             raise peer_refused(self.peer_node, found)
-        return Reply(found, batches, len(sent))
+        return PeerReply(found, batches, len(sent))

@@ -16,7 +16,7 @@ from pyspark.errors import PySparkException
 from pyspark_bsfg.errors import JobRefused
 from pyspark_bsfg.jobs import derived as module
 from pyspark_bsfg.jobs import land
-from pyspark_bsfg.jobs.derived import Key, Outcome, Part, Source, Step, derive, derived, landed
+from pyspark_bsfg.jobs.derived import Derivation, DerivationOutcome, Key, Part, Source, derive, derived, landed
 from pyspark_bsfg.jobs.land import ATTEMPTS_MAX, BACK_OFF_S, Order
 from pyspark_bsfg.landing.files import FileWriter
 from pyspark_bsfg.landing.identities import Identities
@@ -38,7 +38,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[Key]:
     def stands_for(facts: int) -> int:
         return facts if facts < 9 else 2
 
-    def copy(_: Any, step: Step, source: Source, keys: Sequence[Key]) -> dict[Key, int]:
+    def copy(_: Any, step: Derivation, source: Source, keys: Sequence[Key]) -> dict[Key, int]:
         for key in keys:
             path = step.folder / module._ASIDE / f"date={key[0]}" / f"zone={key[1]}" / "x.parquet"
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,17 +55,17 @@ def source(facts: dict[Key, int]) -> Source:
     return Source(Path("landed"), {key: Part(count, count, (), str(count)) for key, count in facts.items()})
 
 
-def step(folder: Path, days_back: int = 0, settings: object = "") -> Step:
+def step(folder: Path, days_back: int = 0, settings: object = "") -> Derivation:
     """A table that is a copy."""
-    return Step("copy", folder, TABLE, lambda rows: rows, settings, (), days_back=days_back)
+    return Derivation("copy", folder, TABLE, lambda rows: rows, settings, (), days_back=days_back)
 
 
-def brought_up(made: Step, facts: dict[Key, int], **more: bool) -> Outcome:
+def brought_up(made: Derivation, facts: dict[Key, int], **more: bool) -> DerivationOutcome:
     """Derive without Spark."""
     return derive(None, made, source(facts), lambda _: None, **more)  # type: ignore[arg-type]
 
 
-def brought_on(made: Step, of: Step) -> Outcome:
+def brought_on(made: Derivation, of: Derivation) -> DerivationOutcome:
     """Derive a table from a derived one, without Spark."""
     return derive(None, made, derived(of.folder), lambda _: None)  # type: ignore[arg-type]
 

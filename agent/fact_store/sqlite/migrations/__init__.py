@@ -27,7 +27,7 @@ __all__ = ["FILES", "applied", "check_known", "migrate"]
 MIGRATION_SET = "bsfg"
 
 
-class Step(NamedTuple):
+class Migration(NamedTuple):
     """One file of this folder."""
 
     stem: str
@@ -36,7 +36,7 @@ class Step(NamedTuple):
 
 # Not by path: Spark imports this package from a zip.
 FILES = tuple(
-    Step(file.name.removesuffix(".sql"), file.read_text(encoding="utf-8"))
+    Migration(file.name.removesuffix(".sql"), file.read_text(encoding="utf-8"))
     for file in sorted(files(__package__).iterdir(), key=lambda file: file.name)
     if file.name[0].isdigit() and file.name.endswith(".sql")
 )
@@ -85,7 +85,7 @@ def _absent(*modules: str) -> Iterator[None]:
             del sys.modules[name]
 
 
-def _migration(step: Step) -> Callable[[Database], None]:
+def _migration(step: Migration) -> Callable[[Database], None]:
     def apply(database: Database) -> None:
         for statement in statements(step.script):
             database.conn.execute(statement)

@@ -39,7 +39,7 @@ Progress = Callable[[str, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class RefusedRange:
     """A range that the device refuses, and the reason."""
 
     first: int
@@ -89,7 +89,7 @@ async def open_device(settings: ModbusSourceSettings) -> AsyncIterator[Line]:
 
 async def read_around(
     line: Line, unit_id: int, table: Table, address: int, count: int
-) -> tuple[dict[int, int], list[Refusal]]:
+) -> tuple[dict[int, int], list[RefusedRange]]:
     """The words at `count` addresses and around them that the device gives, and the refused ranges. Raises SourceLost
     and UnitSilent."""
     words: dict[int, int] = {}
@@ -107,7 +107,7 @@ async def read_around(
     return words, list(_lacking(words, refused))
 
 
-def _lacking(words: Mapping[int, int], refused: Mapping[tuple[int, int], str]) -> Iterator[Refusal]:
+def _lacking(words: Mapping[int, int], refused: Mapping[tuple[int, int], str]) -> Iterator[RefusedRange]:
     """The addresses that no read gave. Neighbours with the same reason are one range; the reason of the shortest read
     counts."""
     whys: dict[int, str] = {}
@@ -116,7 +116,7 @@ def _lacking(words: Mapping[int, int], refused: Mapping[tuple[int, int], str]) -
     numbered = enumerate(sorted(whys))  # the difference of address and number is the same for neighbours
     for (_, why), part in groupby(numbered, key=lambda pair: (pair[1] - pair[0], whys[pair[1]])):
         places = [place for _, place in part]
-        yield Refusal(places[0], places[-1] + 1, why)
+        yield RefusedRange(places[0], places[-1] + 1, why)
 
 
 async def find_units(settings: ModbusSourceSettings, unit_ids: Sequence[int], progress: Progress) -> list[FoundUnit]:

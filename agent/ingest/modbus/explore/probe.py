@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from agent.ingest.errors import SourceError, SourceLost
 from agent.ingest.modbus.explore.device import open_device, read_tags_over
-from agent.ingest.probe_result import Outcome, ProbeStep, TagReading, failed, tags_step
+from agent.ingest.probe_result import ProbeStep, StepOutcome, TagReading, failed, tags_step
 from agent.ingest.quality import BAD_TIMEOUT
 from agent.ingest.tags.tag_map import Tag
 from agent.settings.sources import ModbusSourceSettings
@@ -30,7 +30,7 @@ async def steps(settings: ModbusSourceSettings, tags: Sequence[Tag], tags_total:
     try:
         async with open_device(settings) as line:
             took_ms = 1000 * (time.monotonic() - began_s)
-            yield ProbeStep("connection", Outcome.OK, f"to {settings.where} within {took_ms:.0f} ms")
+            yield ProbeStep("connection", StepOutcome.OK, f"to {settings.where} within {took_ms:.0f} ms")
             try:
                 readings = await read_tags_over(line, settings, tags)
             except SourceLost as error:
@@ -55,9 +55,9 @@ def judged(
     if silent:
         what = f"no answer from unit {', '.join(map(str, silent))}" + (f"; {answering} answers" if answering else "")
         todo = f"which units are there: bsfg modbus scan {settings.name}; a slow device needs a longer timeout_ms"
-        found = [ProbeStep("units", Outcome.FAILED, what, todo, is_partial=bool(answering))]
+        found = [ProbeStep("units", StepOutcome.FAILED, what, todo, is_partial=bool(answering))]
     else:
-        found = [ProbeStep("units", Outcome.OK, f"{answering} answer{'s' * (len(units) == 1)}")]
+        found = [ProbeStep("units", StepOutcome.OK, f"{answering} answer{'s' * (len(units) == 1)}")]
     todo = f"find the registers with bsfg modbus probe {settings.name} REGISTER, and correct {settings.tags_file}"
     return [*found, tags_step(readings, tags_total, todo)]
 
@@ -69,4 +69,4 @@ async def _name(settings: ModbusSourceSettings) -> ProbeStep:
         todo = "correct host, or this machine's name resolution; an address such as 192.0.2.20 works, too"
         return failed("name", f"the host name {settings.host} is unknown here ({error.strerror})", todo)
     addresses = ", ".join(sorted({str(address[4][0]) for address in found}))
-    return ProbeStep("name", Outcome.OK, f"{settings.host} is {addresses}, port {settings.port}")
+    return ProbeStep("name", StepOutcome.OK, f"{settings.host} is {addresses}, port {settings.port}")

@@ -30,7 +30,7 @@ class ConnectionEnded(Exception):
     """The connection ended before an answer."""
 
 
-class Connection(ModbusProtocol):
+class ModbusConnection(ModbusProtocol):
     """One connection. `receive` returns the answer that is waited for, when it is complete."""
 
     def __init__(self, params: CommParams, receive: Receive) -> None:
@@ -116,9 +116,9 @@ def _end_wait(answer: asyncio.Future[Frame | None]) -> None:
         answer.set_result(None)
 
 
-async def open_connection(settings: ModbusSourceSettings, receive: Receive) -> Connection:
+async def open_connection(settings: ModbusSourceSettings, receive: Receive) -> ModbusConnection:
     """Connect. Raises SourceLost and SourceRefused."""
-    connection = Connection(_parameters(settings), receive)
+    connection = ModbusConnection(_parameters(settings), receive)
     if settings.transport == "tls":  # the transport would compare the certificate with `host` only
         connection.call_create = partial(
             connection.loop.create_connection,

@@ -10,7 +10,7 @@ import asyncio
 import time
 
 from agent.ingest.modbus.line.answers import NUMBERS, AnswerMatcher
-from agent.ingest.modbus.line.connection import Connection
+from agent.ingest.modbus.line.connection import ModbusConnection
 from agent.settings.sources import ModbusSourceSettings
 
 IDLE_ENDS_TOLD = 2  # connections that ended between two requests, until it is said
@@ -25,7 +25,7 @@ class Endpoint:
     def __init__(self, settings: ModbusSourceSettings) -> None:
         is_rtu = settings.transport in ("rtu", "rtu_over_tcp")
         self.answers = AnswerMatcher(is_rtu=is_rtu, first_number=time.monotonic_ns() % NUMBERS)
-        self.connection: Connection | None = None
+        self.connection: ModbusConnection | None = None
         self.turn = asyncio.Lock()
         self.quiet_until_s = 0.0
         self.users = 0  # sources that are connected

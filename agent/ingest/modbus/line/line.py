@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Self
 
 from agent.ingest.errors import IngestError, SourceLost
-from agent.ingest.modbus.line.connection import Connection, ConnectionEnded, open_connection
+from agent.ingest.modbus.line.connection import ConnectionEnded, ModbusConnection, open_connection
 from agent.ingest.modbus.line.endpoint import Endpoint
 from agent.ingest.modbus.line.frames import Frame, shape_of
 from agent.ingest.modbus.read_plan import Read
@@ -285,7 +285,7 @@ class Line:
 
     # --- the connection -----------------------------------------------------------------------------------------------
 
-    async def _ready(self) -> Connection:
+    async def _ready(self) -> ModbusConnection:
         """The connection, opened again if it has ended or late answers may come over it."""
         endpoint = self._endpoint
         connection = endpoint.connection

@@ -38,16 +38,16 @@ from agent.ingest.opcua.events.event_fields import (
     REFRESH_END,
     REFRESH_REQUIRED,
     REFRESH_START,
-    Event,
     EventPublication,
     Field,
+    OpcuaEvent,
     decode_events,
 )
 from agent.ingest.opcua.events.event_message import absent_message, condition_names, event_message, refresh_message
 from agent.ingest.opcua.events.event_service import EventService, standard_type_name
 from agent.ingest.opcua.publisher import Publisher, Route
 from agent.ingest.opcua.publishing import Missing
-from agent.ingest.opcua.session import Session
+from agent.ingest.opcua.session import OpcuaSession
 from agent.ingest.opcua.subscriptions.item_plan import Created, ItemPlan
 from agent.ingest.opcua.subscriptions.liveness import Liveness
 from agent.ingest.recorder import Recorder
@@ -151,7 +151,7 @@ class EventCollector:
         counts = self._events_total, self._recorder.lost_total
         return *counts, self._last_event_ns // 1_000_000, len(self._conditions.retained)
 
-    async def begin_life(self, session: Session, publisher: Publisher, group: TaskGroup, *, is_kept: bool) -> None:
+    async def begin_life(self, session: OpcuaSession, publisher: Publisher, group: TaskGroup, *, is_kept: bool) -> None:
         """Called in each life before anything is published. `is_kept`: the subscription continues. A task in `group`
         records what arrives."""
         self._publisher = publisher
@@ -190,7 +190,7 @@ class EventCollector:
 
     # --- receiving ----------------------------------------------------------------------------------------------------
 
-    def _route(self, subscription: _Subscription, session: Session) -> Route:
+    def _route(self, subscription: _Subscription, session: OpcuaSession) -> Route:
         """The route of a subscription in this session."""
 
         async def decode(_: Header, body: bytes) -> EventPublication:
@@ -228,13 +228,13 @@ class EventCollector:
             since, why = missing
             self._declare(why, since, now)
 
-    async def _note_missing(self, session: Session, missing: Missing) -> None:
+    async def _note_missing(self, session: OpcuaSession, missing: Missing) -> None:
         """A publication did not arrive, and the server does not hold it any more."""
         if missing.subscription_id == self._subscription.id:
             since = self._complete or self._subscription.opened
             self._lose(NOT_DELIVERED, since, await self.clock.read(session))
 
-    async def _drain(self, session: Session, service: EventService) -> None:
+    async def _drain(self, session: OpcuaSession, service: EventService) -> None:
         """The only task that records."""
         while True:
             try:
@@ -272,7 +272,7 @@ class EventCollector:
             self._refresh.complete()
         await self._recorder.settle()
 
-    def _is_wanted(self, event: Event) -> bool:
+    def _is_wanted(self, event: OpcuaEvent) -> bool:
         """Whether an event is of a configured node and severe enough. A known condition is followed to its end,
         whatever the severity."""
         if event.handle not in self._notifiers:
@@ -292,7 +292,7 @@ class EventCollector:
             found.append((refresh_message(retained, source, zone, now_ns), now_ns))
         return [(message, time_ns or now_ns) for message, time_ns in found]
 
-    async def _learn_types(self, events: Sequence[Event], session: Session, service: EventService) -> None:
+    async def _learn_types(self, events: Sequence[OpcuaEvent], session: OpcuaSession, service: EventService) -> None:
         """Read the names of event types that are not known yet."""
         types = {str(event.fields["event_type"]) for event in events if "event_type" in event.fields}
         new = sorted(types - self._type_names.keys())
@@ -343,7 +343,7 @@ class EventCollector:
 
     # --- asking -------------------------------------------------------------------------------------------------------
 
-    async def run(self, session: Session, publisher: Publisher) -> None:
+    async def run(self, session: OpcuaSession, publisher: Publisher) -> None:
         """Keep a subscription with its items, and ask for refreshes, once the values are subscribed and until the life
         ends. A SourceLost raised here ends the life."""
         service = EventService(session.library)
@@ -372,7 +372,7 @@ class EventCollector:
             self._subscription.liveness.excuse(time.monotonic())
         return self._subscription.liveness.silent_s(time.monotonic()) > self._subscription.silence_max_s
 
-    async def _open(self, session: Session, publisher: Publisher) -> bool:
+    async def _open(self, session: OpcuaSession, publisher: Publisher) -> bool:
         """Create a subscription, in place of one that ended. False if the server refuses it."""
         lost = self._subscription
         if lost.id:
@@ -392,7 +392,7 @@ class EventCollector:
         await session.namespaces()
         return True
 
-    async def _create_due(self, session: Session, service: EventService) -> None:
+    async def _create_due(self, session: OpcuaSession, service: EventService) -> None:
         """Monitor the nodes that are due. A refused one is tried again later."""
         subscription = self._subscription
         while handles := self._plan.next_call(time.monotonic_ns()):

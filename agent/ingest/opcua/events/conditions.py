@@ -23,7 +23,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from agent.ingest.opcua.events.event_fields import QUEUE_OVERFLOW, REFRESH_END, REFRESH_REQUIRED, REFRESH_START, Event
+from agent.ingest.opcua.events.event_fields import (
+    QUEUE_OVERFLOW,
+    REFRESH_END,
+    REFRESH_REQUIRED,
+    REFRESH_START,
+    OpcuaEvent,
+)
 
 CONDITIONS_MAX = 20_000  # known at the same time, about 1 kB each; the end of one beyond them is an ordinary event
 REFRESH_PAUSE_S = 10.0  # between two refreshes; doubles while refreshes overflow the queue of the server
@@ -48,9 +54,9 @@ class AcceptedEvents:
     `absent`, the last known states of absent conditions. `is_complete`: a refresh is over, and all retained conditions
     are known."""
 
-    events: Sequence[Event]
+    events: Sequence[OpcuaEvent]
     refreshed: frozenset[int] = frozenset()
-    absent: Sequence[Event] = ()
+    absent: Sequence[OpcuaEvent] = ()
     is_complete: bool = False
     is_refresh_required: bool = False
 
@@ -59,18 +65,18 @@ class RetainedConditions:
     """The retained conditions of one server."""
 
     def __init__(self) -> None:
-        self._retained: dict[Key, Event] = {}
+        self._retained: dict[Key, OpcuaEvent] = {}
         self._refresh = Refresh.NONE
         self._start_ns = 0  # time of RefreshStart on the server's clock; 0: not known
         self._seen: set[Key] = set()  # in this refresh, or otherwise in this burst
         self._is_incomplete = False
 
     @property
-    def retained(self) -> list[Event]:
+    def retained(self) -> list[OpcuaEvent]:
         """The last known states."""
         return list(self._retained.values())
 
-    def knows(self, event: Event) -> bool:
+    def knows(self, event: OpcuaEvent) -> bool:
         """Whether this is an event of a retained condition."""
         return event.is_condition and _key(event) in self._retained
 
@@ -92,12 +98,12 @@ class RetainedConditions:
         return self._refresh is not Refresh.NONE
 
     def take_publication(
-        self, events: Iterable[Event], refresh_events: Iterable[Event], *, more: bool
+        self, events: Iterable[OpcuaEvent], refresh_events: Iterable[OpcuaEvent], *, more: bool
     ) -> AcceptedEvents:
         """Take in one publication: its events, and those about the refresh (`refresh_events`), which several items may
         have received."""
         is_required = self._see_refresh_events(refresh_events)
-        taken: list[Event] = []
+        taken: list[OpcuaEvent] = []
         refreshed: set[int] = set()
         for event in events:
             is_old = self.is_refreshing and not (self._start_ns and event.time_ns >= self._start_ns)
@@ -111,7 +117,7 @@ class RetainedConditions:
         absent, is_complete = self._end_burst()
         return AcceptedEvents(taken, frozenset(refreshed), absent, is_complete, is_required)
 
-    def _see_refresh_events(self, refresh_events: Iterable[Event]) -> bool:
+    def _see_refresh_events(self, refresh_events: Iterable[OpcuaEvent]) -> bool:
         is_required = False
         for event in refresh_events:
             if event.is_of(REFRESH_START):
@@ -121,7 +127,7 @@ class RetainedConditions:
             is_required |= event.is_of(REFRESH_REQUIRED)
         return is_required
 
-    def _note_condition(self, event: Event) -> bool:
+    def _note_condition(self, event: OpcuaEvent) -> bool:
         """Remember a state. False if it is the known one."""
         key = _key(event)
         self._seen.add(key)
@@ -135,7 +141,7 @@ class RetainedConditions:
             self._retained[key] = event
         return True
 
-    def _end_burst(self) -> tuple[Sequence[Event], bool]:
+    def _end_burst(self) -> tuple[Sequence[OpcuaEvent], bool]:
         """At the end of a burst: the absent conditions and whether a refresh is complete."""
         if self._refresh is Refresh.NONE:
             self._reset()
@@ -201,7 +207,7 @@ class QueueWatch:
         self._sizes = queue_sizes
         self._counts: Counter[int] = Counter()
 
-    def take_publication(self, events: Iterable[Event], *, more: bool) -> bool:
+    def take_publication(self, events: Iterable[OpcuaEvent], *, more: bool) -> bool:
         """Take in the events of a publication. Whether some may be lost before it."""
         has_overflowed = False
         for event in events:
@@ -213,13 +219,13 @@ class QueueWatch:
         return has_overflowed or any(1 < self._sizes.get(handle, 0) <= count for handle, count in counts.items())
 
 
-def _key(event: Event) -> Key:
+def _key(event: OpcuaEvent) -> Key:
     fields = event.fields
     names = ("condition_id",) if "condition_id" in fields else ("source_node", "source_name", "condition_name")
     return (*(fields.get(name) for name in names), fields.get("branch_id"))
 
 
-def _state(event: Event) -> Event:
+def _state(event: OpcuaEvent) -> OpcuaEvent:
     """An event without the fields that may change when a server sends a state again."""
     return replace(
         event,

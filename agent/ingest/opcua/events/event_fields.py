@@ -90,7 +90,7 @@ class Text(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class OpcuaEvent:
     """One notified event. `handle` is the client handle of the monitored item. A time of 0 was not sent. `fields` has
     the fields that are not null, without the times."""
 
@@ -114,7 +114,7 @@ class EventPublication:
     """The events in the answer to one Publish. `unreadable`: events that cannot be read, the malformed one and those
     behind it."""
 
-    events: Sequence[Event]
+    events: Sequence[OpcuaEvent]
     status_change: int | None = None
     unreadable: int = 0
 
@@ -129,7 +129,7 @@ def decode_events(data: bytes, fields_of: Mapping[int, Sequence[Field]], reader:
 
 
 def _publication(data: bytes, fields_of: Mapping[int, Sequence[Field]], reader: Reader) -> EventPublication:
-    events: list[Event] = []
+    events: list[OpcuaEvent] = []
     status_change, unreadable = None, 0
     for kind, body in notifications(data):
         if kind == EVENTS:
@@ -139,7 +139,7 @@ def _publication(data: bytes, fields_of: Mapping[int, Sequence[Field]], reader: 
     return EventPublication(events, status_change, unreadable)
 
 
-def _event_list(data: bytes, fields_of: Mapping[int, Sequence[Field]], reader: Reader, events: list[Event]) -> int:
+def _event_list(data: bytes, fields_of: Mapping[int, Sequence[Field]], reader: Reader, events: list[OpcuaEvent]) -> int:
     """Append the events of the EventNotificationList in `data`. Returns how many could not be read."""
     (count,) = _I32.unpack_from(data, 0)
     if count > EVENTS_MAX:
@@ -157,7 +157,7 @@ def _event_list(data: bytes, fields_of: Mapping[int, Sequence[Field]], reader: R
 
 def _event(
     data: bytes, position: int, fields_of: Mapping[int, Sequence[Field]], reader: Reader
-) -> tuple[Event | None, int]:
+) -> tuple[OpcuaEvent | None, int]:
     handle, length = _LIST.unpack_from(data, position)
     position += _LIST.size
     asked = fields_of.get(handle, ())
@@ -168,7 +168,7 @@ def _event(
         if index < len(asked) and (fitting := _fitting(asked[index].kind, variant_type, value)) is not None:
             found[asked[index].name] = fitting
     time_ns, receive_time_ns = found.pop("time", 0), found.pop("receive_time", 0)
-    return (Event(handle, found, time_ns, receive_time_ns) if asked else None), position
+    return (OpcuaEvent(handle, found, time_ns, receive_time_ns) if asked else None), position
 
 
 def _value(data: bytes, position: int, reader: Reader) -> tuple[Any, int]:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from agent.ingest.opcua.events.event_fields import Event, Text
+from agent.ingest.opcua.events.event_fields import OpcuaEvent, Text
 from agent.message import OBJECT_BYTES_MAX, UNIX_MS_MAX, Envelope, Fact, Message, canonical_json, time_text
 from agent.status_codes import status_name
 
@@ -34,7 +34,7 @@ _NOT_IN_SUBJECTS = re.compile(rb"[^\x21-\x24\x26-\x2e\x30-\x7e]")  # "%" and "/"
 
 
 def event_message(
-    event: Event, source: str, zone: str, type_names: Mapping[str, str], now_ns: int, *, is_refreshed: bool = False
+    event: OpcuaEvent, source: str, zone: str, type_names: Mapping[str, str], now_ns: int, *, is_refreshed: bool = False
 ) -> Message:
     """The message of an event. `type_names` has the known names of event types. `now_ns` dates an event without a
     time."""
@@ -46,17 +46,17 @@ def event_message(
     return _message(_subject(event, source), predicate, content, source, zone, time_ns, is_refreshed=is_refreshed)
 
 
-def absent_message(event: Event, source: str, zone: str, type_names: Mapping[str, str], now_ns: int) -> Message:
+def absent_message(event: OpcuaEvent, source: str, zone: str, type_names: Mapping[str, str], now_ns: int) -> Message:
     """The message that a condition with this last known state is not retained any more, because a refresh at `now_ns`
     did not contain it."""
     kept = ("condition_id", "condition_name", "branch_id", "event_type", "source_node", "source_name")
     known = {name: value for name, value in event.fields.items() if name in kept}
-    content = _content(Event(event.handle, {**known, "retain": False}, now_ns), type_names)
+    content = _content(OpcuaEvent(event.handle, {**known, "retain": False}, now_ns), type_names)
     content["reason"] = ABSENT_AT_REFRESH
     return _message(_subject(event, source), CONDITION_CHANGED, content, source, zone, now_ns, is_refreshed=True)
 
 
-def condition_names(events: Iterable[Event]) -> list[str]:
+def condition_names(events: Iterable[OpcuaEvent]) -> list[str]:
     """The names of the conditions of these states, each once, sorted."""
     return sorted({_condition(event) for event in events})
 
@@ -73,7 +73,7 @@ def refresh_message(retained: Sequence[str], source: str, zone: str, now_ns: int
     return _message(f"source:{source}", CONDITIONS_REFRESHED, content, source, zone, now_ns)
 
 
-def _condition(event: Event) -> str:
+def _condition(event: OpcuaEvent) -> str:
     """The name of a condition: its node id, or source and name if the server gives none."""
     fields = event.fields
     if "condition_id" in fields:
@@ -81,7 +81,7 @@ def _condition(event: Event) -> str:
     return "/".join(_plain(fields.get(name)) for name in ("source_name", "condition_name"))
 
 
-def _content(event: Event, type_names: Mapping[str, str]) -> dict[str, Any]:
+def _content(event: OpcuaEvent, type_names: Mapping[str, str]) -> dict[str, Any]:
     content: dict[str, Any] = {}
     for name, value in event.fields.items():
         if isinstance(value, Text):
@@ -107,7 +107,7 @@ def _shortened(content: dict[str, Any]) -> dict[str, Any]:
     return {**content, **{name: content[name][:LONG_TEXT_CHARACTERS_MAX] for name in cut}, "shortened": cut}
 
 
-def _subject(event: Event, source: str) -> str:
+def _subject(event: OpcuaEvent, source: str) -> str:
     """`condition:<source>/<source name>/<condition name>` or `event:<source>/<source name>`. Names need not be unique;
     the node ids in the object are."""
     fields = event.fields

@@ -29,10 +29,10 @@ from agent.ingest.opcua.security.certificate import (
 )
 from agent.ingest.opcua.security.channel import choose_endpoint, judge_server, mode_name, policy_name, presented_by
 from agent.ingest.opcua.security.client import StepTrackingClient, offered_endpoints
-from agent.ingest.opcua.security.refusal import NAME_UNKNOWN, Failure, Identity, Step, explain
+from agent.ingest.opcua.security.refusal import NAME_UNKNOWN, ClientIdentity, ConnectStep, Failure, explain
 from agent.ingest.opcua.security.trust_folder import TrustFolder
-from agent.ingest.opcua.security.trust_list import Verdict
-from agent.ingest.probe_result import Outcome, ProbeStep, failed
+from agent.ingest.opcua.security.trust_list import TrustVerdict
+from agent.ingest.probe_result import ProbeStep, StepOutcome, failed
 from agent.settings.opcua_address import STANDARD_URI, NodeAddress
 from agent.settings.sources import OpcuaSourceSettings, SecurityMode, SecurityPolicy, section
 
@@ -66,7 +66,7 @@ class Probe:
     settings: OpcuaSourceSettings
     password: str
     is_chosen: bool
-    confirm: Callable[[Verdict], bool]
+    confirm: Callable[[TrustVerdict], bool]
     is_over: bool = False
     _endpoints: list[ua.EndpointDescription] = field(default_factory=list)
     _are_hidden: bool = False
@@ -86,7 +86,7 @@ class Probe:
                 found = failed(name, str(error))
             if found is not None:
                 yield found
-                if found.outcome is Outcome.FAILED:
+                if found.outcome is StepOutcome.FAILED:
                     return
         async for found in self._session_steps():
             yield found
@@ -97,10 +97,10 @@ class Probe:
         try:
             found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except OSError as error:
-            failure = Failure(Step.TCP, NAME_UNKNOWN, str(error))
-            return failed("name", str(explain(failure, Identity(self.settings.url, ""))))
+            failure = Failure(ConnectStep.TCP, NAME_UNKNOWN, str(error))
+            return failed("name", str(explain(failure, ClientIdentity(self.settings.url, ""))))
         addresses = sorted({str(entry[4][0]) for entry in found})
-        return ProbeStep("name", Outcome.OK, f"{host} is {', '.join(addresses)}, port {port}")
+        return ProbeStep("name", StepOutcome.OK, f"{host} is {', '.join(addresses)}, port {port}")
 
     async def _ask(self) -> ProbeStep:
         """TCP, Hello and GetEndpoints. A failure names the one that failed."""
@@ -111,7 +111,7 @@ class Probe:
                 raise
             self._are_hidden = True
             return ProbeStep(
-                "endpoints", Outcome.NOTE, "not shown without security; the file of its certificate is given"
+                "endpoints", StepOutcome.NOTE, "not shown without security; the file of its certificate is given"
             )
         lines = [_endpoint_line(endpoint) for endpoint in self._endpoints]
         server = self._endpoints[0].Server if self._endpoints else None
@@ -120,23 +120,25 @@ class Probe:
             return failed("endpoints", f"{self.settings.url} offers no endpoint at this address", todo)
         name = server.ApplicationName.Text if server.ApplicationName is not None else ""
         what = f"{name or 'a server'} ({server.ApplicationUri}), product {server.ProductUri or 'unnamed'}"
-        return ProbeStep("endpoints", Outcome.OK, what, details=tuple(lines))
+        return ProbeStep("endpoints", StepOutcome.OK, what, details=tuple(lines))
 
     async def _choose(self) -> ProbeStep:
         offered = {(policy_name(endpoint), mode_name(endpoint)) for endpoint in self._endpoints}
         settings = self.settings
         if settings.security_policy == "None":
             if ("None", "None") in offered:
-                return ProbeStep("policy", Outcome.NOTE, "no signing and no encryption, as asked for with --insecure")
+                return ProbeStep(
+                    "policy", StepOutcome.NOTE, "no signing and no encryption, as asked for with --insecure"
+                )
             return failed("policy", f"{settings.url} does not offer connections without security", "omit --insecure")
         wanted = (settings.security_policy, settings.security_mode)
         if wanted in offered or self._are_hidden:
-            return ProbeStep("policy", Outcome.OK, f"{wanted[0]}, {wanted[1]}")
+            return ProbeStep("policy", StepOutcome.OK, f"{wanted[0]}, {wanted[1]}")
         if not self.is_chosen:
             for policy, mode in _PREFERRED:
                 if (policy, mode) in offered:
                     self.settings = replace(settings, security_policy=policy, security_mode=mode)
-                    return ProbeStep("policy", Outcome.OK, f"{policy}, {mode}")
+                    return ProbeStep("policy", StepOutcome.OK, f"{policy}, {mode}")
         policies = sorted({policy for policy, _ in offered})
         todo = f"enable one of {', '.join(dict.fromkeys(policy for policy, _ in _PREFERRED))} at the server"
         if "None" in policies:
@@ -158,7 +160,7 @@ class Probe:
         file = await asyncio.to_thread(file_to_import, certificate)
         return ProbeStep(
             "our certificate",
-            Outcome.OK,
+            StepOutcome.OK,
             f"{'made now' if is_new else 'from'} {file}",
             details=(
                 *_certificate_lines(own.sha1, own.sha256, own.validity),
@@ -183,7 +185,7 @@ class Probe:
         )
         name = "its certificate"
         if verdict.trust is not None:
-            return ProbeStep(name, Outcome.OK, f"accepted: {verdict.trust.value}", details=lines)
+            return ProbeStep(name, StepOutcome.OK, f"accepted: {verdict.trust.value}", details=lines)
         if not verdict.is_unknown:
             return failed(name, verdict.why, verdict.todo, lines)
         why = verdict.why + (f", and {verdict.also_why}" if verdict.also_why else "")
@@ -192,18 +194,18 @@ class Probe:
             return failed(name, why, todo, lines)
         if settings.trust_folder is None or verdict.also_why or verdict.why != "is not trusted":
             self.settings = replace(settings, server_certificate_sha256=facts.sha256, server_certificate_file=None)
-            return ProbeStep(name, Outcome.OK, f"pinned now: it {why}", details=lines)
+            return ProbeStep(name, StepOutcome.OK, f"pinned now: it {why}", details=lines)
         folder = TrustFolder(settings.trust_folder)
         await asyncio.to_thread(folder.reject, facts)
         trusted = await asyncio.to_thread(folder.trust, facts.sha1)
-        return ProbeStep(name, Outcome.OK, f"trusted now: {trusted.file}", details=lines)
+        return ProbeStep(name, StepOutcome.OK, f"trusted now: {trusted.file}", details=lines)
 
     async def _session_steps(self) -> AsyncIterator[ProbeStep]:
         settings = self.settings
         try:
             async with open_services(settings, self.password) as services:
                 user = settings.user_name or str(settings.user_certificate_file or "anonymous")
-                yield ProbeStep("session", Outcome.OK, f"opened as {user}")
+                yield ProbeStep("session", StepOutcome.OK, f"opened as {user}")
                 yield await _state_step(services)
                 if (redundancy := await _redundancy_step(services)) is not None:
                     yield redundancy
@@ -226,8 +228,8 @@ async def _state_step(services: Services) -> ProbeStep:
     if isinstance(started, datetime):
         what += f", since {_utc(started):%Y-%m-%d %H:%M} UTC"
     if state == 0:
-        return ProbeStep("server", Outcome.OK, what)
-    return ProbeStep("server", Outcome.NOTE, what, "the server reports that it is not running; check it")
+        return ProbeStep("server", StepOutcome.OK, what)
+    return ProbeStep("server", StepOutcome.NOTE, what, "the server reports that it is not running; check it")
 
 
 async def _redundancy_step(services: Services) -> ProbeStep | None:
@@ -242,7 +244,7 @@ async def _redundancy_step(services: Services) -> ProbeStep | None:
     text = f"{kind}: {', '.join(known) or 'it does not name the others'}"
     if isinstance(level, int):
         text += f"; service level {level}"
-    return ProbeStep("redundancy", Outcome.OK, text)
+    return ProbeStep("redundancy", StepOutcome.OK, text)
 
 
 async def _clock_step(services: Services) -> ProbeStep:
@@ -250,13 +252,15 @@ async def _clock_step(services: Services) -> ProbeStep:
     (server_time,) = await _values(services, ["Server_ServerStatus_CurrentTime"])
     after = datetime.now(UTC)
     if not isinstance(server_time, datetime):
-        return ProbeStep("clock", Outcome.NOTE, "the server does not give its time", "liveness is judged by any answer")
+        return ProbeStep(
+            "clock", StepOutcome.NOTE, "the server does not give its time", "liveness is judged by any answer"
+        )
     difference_s = (_utc(server_time) - (before + (after - before) / 2)).total_seconds()
     ahead = "ahead of" if difference_s >= 0 else "behind"
     what = f"the server's clock is {abs(difference_s):.3f} s {ahead} ours"
     if abs(difference_s) <= CLOCK_DIFFERENCE_S:
-        return ProbeStep("clock", Outcome.OK, what)
-    return ProbeStep("clock", Outcome.NOTE, what, "set both by a time server: values carry the server's time")
+        return ProbeStep("clock", StepOutcome.OK, what)
+    return ProbeStep("clock", StepOutcome.NOTE, what, "set both by a time server: values carry the server's time")
 
 
 async def _limits_step(services: Services) -> ProbeStep:
@@ -269,7 +273,7 @@ async def _limits_step(services: Services) -> ProbeStep:
     (history,) = await _values(services, ["HistoryServerCapabilities_AccessHistoryDataCapability"])
     if isinstance(history, bool):
         lines.append(f"history of values: {'yes' if history else 'no'}")
-    return ProbeStep("limits", Outcome.OK, ", ".join(lines) or "the server declares none")
+    return ProbeStep("limits", StepOutcome.OK, ", ".join(lines) or "the server declares none")
 
 
 async def _values(services: Services, names: Sequence[str]) -> list[Any]:

@@ -22,7 +22,7 @@ from agent.ingest.opcua.decode import Change
 from agent.ingest.opcua.explore.tag_rows import clean_text
 from agent.ingest.opcua.explore.walk import Reference
 from agent.ingest.opcua.security.client import TOO_LARGE, Unreadable, library_call
-from agent.ingest.opcua.session import Session, open_session, quiet_library, read_in_parts
+from agent.ingest.opcua.session import OpcuaSession, open_session, quiet_library, read_in_parts
 from agent.ingest.opcua.subscriptions.item_plan import ServerLimits
 from agent.ingest.opcua.values.type_reader import TypeReader, names_text
 from agent.ingest.probe_result import TagReading
@@ -51,7 +51,7 @@ Question = tuple[NodeAddress, AttributeIds]
 class Services:
     """An open session for exploring a server. Made by `open_services`."""
 
-    def __init__(self, session: Session, namespaces: list[str], limits: ServerLimits) -> None:
+    def __init__(self, session: OpcuaSession, namespaces: list[str], limits: ServerLimits) -> None:
         """A server may lack any of the limits."""
         self._session, self._library, self.namespaces = session, session.library, namespaces
         self._per_read = min(NODES_PER_CALL_MAX, limits.nodes_per_read or NODES_PER_CALL_MAX)

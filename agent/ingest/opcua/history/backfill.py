@@ -33,10 +33,10 @@ from agent.ingest.gap import (
 )
 from agent.ingest.opcua.address import Reading
 from agent.ingest.opcua.history.gap_fill import (
+    FillOutcome,
     GapFill,
     HistoryPage,
     HistoryRange,
-    Outcome,
 )
 from agent.ingest.ports import StoredFacts
 from agent.ingest.recorder import Recorder
@@ -46,7 +46,7 @@ from agent.ingest.tags.tag_map import Tag
 from agent.message import Envelope, Fact, Message, Sample, canonical_json, time_text
 
 if TYPE_CHECKING:
-    from agent.ingest.opcua.session import Session  # which imports this package
+    from agent.ingest.opcua.session import OpcuaSession  # which imports this package
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class _Job:
     slices: Iterator[_Slice] | None = None  # None: not begun
     halves: list[_Slice] = field(default_factory=list)  # halves of slices with too many stored times; taken first
     fill: GapFill | None = None
-    outcomes: Counter[Outcome] = field(default_factory=Counter)
+    outcomes: Counter[FillOutcome] = field(default_factory=Counter)
     not_filled: list[int] = field(default_factory=list)
     values: int = 0
 
@@ -150,7 +150,7 @@ class HistoryBackfill:
         self._endless.clear()
         self._add(_Job("request", first_ns, min(last_ns, self.now_ns() - UNDELIVERED_NS_MAX)))
 
-    async def run(self, session: Session) -> None:
+    async def run(self, session: OpcuaSession) -> None:
         """Fill gaps for the length of a session."""
         for begun in self._jobs:
             if begun.fill is not None:
@@ -222,7 +222,7 @@ class HistoryBackfill:
                 job = job.with_all_of(known)
         self._jobs.append(job)
 
-    async def _step(self, job: _Job, session: Session) -> int:
+    async def _step(self, job: _Job, session: OpcuaSession) -> int:
         """Make one call of a job, or end it. Returns how many values were read."""
         if job.fill is None:
             assert job.slices is not None, "it has begun"
@@ -277,7 +277,7 @@ class HistoryBackfill:
             self._add(_Job("gap", first_ns, last_ns + 1, {sample.tag for sample in later}, over_s))
         return [sample for sample in missing if not first_ns <= sample.source_time_ns <= last_ns]
 
-    async def _read(self, session: Session, call: list[HistoryRange], values_max: int) -> list[HistoryPage]:
+    async def _read(self, session: OpcuaSession, call: list[HistoryRange], values_max: int) -> list[HistoryPage]:
         """Read history. A tag that is not in the tag map or at the server has none."""
         namespaces = await session.namespaces()
         nodes = {asked: node for asked in call if (node := self._node(asked.tag, namespaces)) is not None}
@@ -312,21 +312,21 @@ class HistoryBackfill:
             for number, times in found.items():
                 stored[numbers[number]].update(times)
         fill = GapFill(stored, piece.first_ns - 1, piece.last_ns, NODES_PER_READ_MAX, VALUES_PER_READ_MAX)
-        fill.give_up(Outcome.ENDLESS, self._endless)
+        fill.give_up(FillOutcome.ENDLESS, self._endless)
         return fill
 
     def _refused(self, job: _Job, error: HistoryRefused, failures: int) -> None:
         """A call failed as a whole. Ask for less later, or give up."""
         assert job.fill is not None, "a call was made"
         if error.is_final:
-            self._give_up(job, Outcome.NO_HISTORY)
+            self._give_up(job, FillOutcome.NO_HISTORY)
         elif failures >= CALLS_FAILED_MAX and not job.fill.call_too_large():
-            self._give_up(job, Outcome.FAILED)
+            self._give_up(job, FillOutcome.FAILED)
         else:
             job.fill.forget_continuation_points()
             job.fill.call_too_large()
 
-    def _give_up(self, job: _Job, outcome: Outcome) -> None:
+    def _give_up(self, job: _Job, outcome: FillOutcome) -> None:
         """End the whole job, because the server refuses all slices alike."""
         assert job.fill is not None, "a call was made"
         job.fill.give_up(outcome)
@@ -338,7 +338,7 @@ class HistoryBackfill:
         """Leave a slice unfilled."""
         extra = {"action": "history_not_filled", "source": self._delivery.source, "why": str(error)}
         log.error("a part of a gap is not filled from history", extra=extra)
-        job.outcomes[Outcome.FAILED] += len(piece.tags)
+        job.outcomes[FillOutcome.FAILED] += len(piece.tags)
         self._name_unfilled(job, piece.tags)
 
     def _name_unfilled(self, job: _Job, tags: Iterable[int]) -> None:
@@ -347,11 +347,11 @@ class HistoryBackfill:
 
     def _count(self, job: _Job, fill: GapFill) -> None:
         job.outcomes.update(fill.outcomes.values())
-        for tag in (tag for tag, outcome in fill.outcomes.items() if outcome is Outcome.NODE_GONE):
+        for tag in (tag for tag, outcome in fill.outcomes.items() if outcome is FillOutcome.NODE_GONE):
             first_ns, last_ns = self._gone.get(tag, (job.first_ns, job.last_ns))
             last_ns = max(last_ns, job.last_ns)
             self._gone[tag] = max(min(first_ns, job.first_ns), last_ns - GONE_NS_MAX), last_ns
-        endless = [tag for tag, outcome in fill.outcomes.items() if outcome is Outcome.ENDLESS]
+        endless = [tag for tag, outcome in fill.outcomes.items() if outcome is FillOutcome.ENDLESS]
         if new := [tag for tag in endless if tag not in self._endless and tag in self._delivery.tags]:
             self._endless.update(new)
             extra = {"action": "history_endless", "source": self._delivery.source, **self._delivery.named(new)}
@@ -360,7 +360,7 @@ class HistoryBackfill:
                 " it is read again by `bsfg opcua backfill`",
                 extra=extra,
             )
-        self._name_unfilled(job, (tag for tag, outcome in fill.outcomes.items() if outcome is not Outcome.FILLED))
+        self._name_unfilled(job, (tag for tag, outcome in fill.outcomes.items() if outcome is not FillOutcome.FILLED))
 
     def _hand_in(self, samples: Sequence[Sample]) -> None:
         """Hand in the samples that the rules let through. The numbers of the tags are known."""
@@ -386,7 +386,7 @@ class HistoryBackfill:
 
     async def _conclude(self, job: _Job) -> None:
         """Record the result of a job as a fact and in the log."""
-        filled, none, failed, endless, gone = (job.outcomes[outcome] for outcome in Outcome)
+        filled, none, failed, endless, gone = (job.outcomes[outcome] for outcome in FillOutcome)
         content = {
             "cause": job.cause,
             "first_time": time_text(job.first_ns),

@@ -56,7 +56,7 @@ class HistoryPage(NamedTuple):
     continuation_point: bytes | None = None
 
 
-class Outcome(Enum):
+class FillOutcome(Enum):
     """The result for one tag."""
 
     FILLED = "filled"
@@ -124,7 +124,7 @@ class GapFill:
         assert nodes_max >= 1 <= values_max, "a call reads at least one value of one node"
         self._stored, self._after_ns, self.before_ns = stored, after_ns, before_ns
         self._open = {tag: _Cursor(after_ns) for tag in stored if before_ns - after_ns > 1}
-        self.outcomes = dict.fromkeys(stored.keys() - self._open.keys(), Outcome.FILLED)
+        self.outcomes = dict.fromkeys(stored.keys() - self._open.keys(), FillOutcome.FILLED)
         self._nodes_max, self.values_max = nodes_max, values_max
         self._is_ordered = True  # the server has returned everything in the order of time
 
@@ -166,7 +166,7 @@ class GapFill:
             cursor.start_ns = self._after_ns  # the rest may be anywhere
         cursor.continuation_point = cursor.call_start_ns = None
 
-    def give_up(self, outcome: Outcome, tags: Collection[int] | None = None) -> None:
+    def give_up(self, outcome: FillOutcome, tags: Collection[int] | None = None) -> None:
         """End these open tags with this outcome, by default all."""
         for tag in [tag for tag in self._open if tags is None or tag in tags]:
             self._end_tag(tag, outcome)
@@ -193,9 +193,9 @@ class GapFill:
             cursor.call_start_ns = asked.start_ns if page.continuation_point else None
             if cursor.continuation_point is None and len(page.values) < self.values_max:
                 has_all = self._is_ordered or cursor.knows_all
-                self._end_tag(asked.tag, Outcome.FILLED if has_all else Outcome.FAILED)
+                self._end_tag(asked.tag, FillOutcome.FILLED if has_all else FillOutcome.FAILED)
             elif cursor.still >= PAGES_STILL_MAX:
-                self._end_tag(asked.tag, Outcome.ENDLESS)
+                self._end_tag(asked.tag, FillOutcome.ENDLESS)
             elif cursor.continuation_point is None and not has_moved:
                 # A full page without a continuation point: the server pages by time, and one instant fills the page.
                 cursor.start_ns += TICK_NS
@@ -222,13 +222,13 @@ class GapFill:
             return  # read again in a smaller call
         cursor.failures += 1
         if status & quality.CODE_BITS in quality.GONE:
-            self._end_tag(tag, Outcome.NODE_GONE)
+            self._end_tag(tag, FillOutcome.NODE_GONE)
         elif status & quality.CODE_BITS in _NO_HISTORY:
-            self._end_tag(tag, Outcome.NO_HISTORY)
+            self._end_tag(tag, FillOutcome.NO_HISTORY)
         elif cursor.failures >= READS_PER_TAG_FAILED_MAX:
-            self._end_tag(tag, Outcome.FAILED)
+            self._end_tag(tag, FillOutcome.FAILED)
 
-    def _end_tag(self, tag: int, outcome: Outcome) -> None:
+    def _end_tag(self, tag: int, outcome: FillOutcome) -> None:
         del self._open[tag]
         self.outcomes[tag] = outcome
 

@@ -36,9 +36,9 @@ from agent.ingest.opcua.security.certificate_facts import (
     public_key_of,
     split_chain,
 )
-from agent.ingest.opcua.security.refusal import Identity
+from agent.ingest.opcua.security.refusal import ClientIdentity
 from agent.ingest.opcua.security.trust_folder import TrustError, TrustFolder
-from agent.ingest.opcua.security.trust_list import Presented, TrustList, Verdict, judge
+from agent.ingest.opcua.security.trust_list import Presented, TrustList, TrustVerdict, judge
 from agent.settings.sources import OpcuaSourceSettings
 
 SHOWN_DIGITS = 16  # of a thumbprint in a line for people; `bsfg opcua trust` takes them, and none can be forged
@@ -95,7 +95,7 @@ class SecuredClient(Client):
 
 async def secure(
     client: SecuredClient, settings: OpcuaSourceSettings, endpoints: Endpoints, password: str = ""
-) -> Identity:
+) -> ClientIdentity:
     """Set up signing and encryption for a server whose certificate is accepted; without a security policy, only the
     user, whose password is encrypted for that certificate. `endpoints` reads what the server offers.
 
@@ -106,7 +106,7 @@ async def secure(
         user = _set_user(client, settings, password)
         server = await _server_certificate(settings, endpoints)
         client.server_key = ServerKey(server.der)
-        return Identity(settings.url, "None", user=user)
+        return ClientIdentity(settings.url, "None", user=user)
     certificate, key_file = settings.certificate_file, settings.private_key_file
     assert certificate is not None, "checked with the settings"
     assert key_file is not None, "checked with the settings"
@@ -121,7 +121,7 @@ async def secure(
     client.security_policy = policy(client.server_key, parse_certificate(own.der), key, mode)
     client.uaclient.set_security(client.security_policy)
     file = await asyncio.to_thread(file_to_import, certificate)
-    return Identity(settings.url, settings.security_policy, own, str(file), user)
+    return ClientIdentity(settings.url, settings.security_policy, own, str(file), user)
 
 
 async def _server_certificate(settings: OpcuaSourceSettings, endpoints: Endpoints) -> CertificateFacts:
@@ -200,7 +200,7 @@ def presented_by(settings: OpcuaSourceSettings, endpoint: ua.EndpointDescription
 
 def judge_server(
     settings: OpcuaSourceSettings, presented: Presented, pinned: CertificateFacts | None = None
-) -> Verdict:
+) -> TrustVerdict:
     """Judge what the server presents by the settings. `pinned` is the certificate in `server_certificate_file`. Raises
     SourceRefused."""
     sha256 = pinned.sha256 if pinned is not None else settings.server_certificate_sha256
@@ -248,7 +248,7 @@ def _trusted_before(settings: OpcuaSourceSettings, facts: CertificateFacts, pinn
     return "" if newest is None else f"SHA-1 {newest.sha1[:SHOWN_DIGITS]}"
 
 
-def _changed(settings: OpcuaSourceSettings, verdict: Verdict, before: str) -> str:
+def _changed(settings: OpcuaSourceSettings, verdict: TrustVerdict, before: str) -> str:
     """The message for another certificate than the trusted one, which is saved in rejected/: one line, and what to do
     if it is right."""
     facts, folder = verdict.facts, settings.trust_folder
@@ -271,7 +271,7 @@ def _changed(settings: OpcuaSourceSettings, verdict: Verdict, before: str) -> st
     return f"{text}; if it was renewed, set {line}"
 
 
-def _not_accepted(settings: OpcuaSourceSettings, verdict: Verdict) -> str:
+def _not_accepted(settings: OpcuaSourceSettings, verdict: TrustVerdict) -> str:
     """The message for a certificate that is not accepted. An unknown one is saved in rejected/."""
     facts, folder = verdict.facts, settings.trust_folder
     text = f"the certificate of {settings.url} ({facts.thumbprints}) {verdict.why}"

@@ -32,9 +32,9 @@ from agent.ingest.opcua.security.refusal import (
     PORT_CLOSED,
     SILENT,
     SWAPPED,
+    ClientIdentity,
+    ConnectStep,
     Failure,
-    Identity,
-    Step,
     explain,
 )
 from agent.ingest.opcua.security.transport import CHANNEL_LIFETIME_MS, NotOpcUa, Transport
@@ -93,7 +93,7 @@ class SessionKey:
 class StepTrackingClient(SecuredClient):
     """The library's client. `step` is the present step of connecting, or the one that failed."""
 
-    step = Step.TCP
+    step = ConnectStep.TCP
     has_reactivated = False
 
     def __init__(self, settings: OpcuaSourceSettings, watchdog_s: float = 0.0, key: SessionKey | None = None) -> None:
@@ -110,20 +110,20 @@ class StepTrackingClient(SecuredClient):
         self.uaclient.pre_request_hook = self._wait_until_ready
 
     async def connect_socket(self) -> None:
-        self.step = Step.TCP
+        self.step = ConnectStep.TCP
         await super().connect_socket()
 
     async def send_hello(self) -> None:
-        self.step = Step.HELLO
+        self.step = ConnectStep.HELLO
         await super().send_hello()
 
     async def open_secure_channel(self, renew: bool = False) -> None:  # noqa: FBT001, FBT002 the library's signature
         if not renew:
-            self.step = Step.CHANNEL
+            self.step = ConnectStep.CHANNEL
         await super().open_secure_channel(renew)
 
     async def create_session(self) -> ua.CreateSessionResult:
-        self.step = Step.SESSION
+        self.step = ConnectStep.SESSION
         return await super().create_session()
 
     async def _create_and_activate_session(self) -> None:
@@ -147,7 +147,7 @@ class StepTrackingClient(SecuredClient):
         await super()._create_and_activate_session()
 
     async def activate_session(self, *arguments: object, **more: object) -> ua.ActivateSessionResult:
-        self.step = Step.USER
+        self.step = ConnectStep.USER
         return await super().activate_session(*arguments, **more)  # type: ignore[arg-type]
 
     async def _renew_channel_loop(self) -> None:
@@ -211,7 +211,7 @@ async def connect(
 ) -> None:
     """Connect by the settings. `endpoint_client` reads the endpoints of the server without security. `password` is used
     if there is no `password_file`. Raises SourceRefused and SourceLost."""
-    identity, at = Identity(settings.url, "None"), endpoint_client  # which asks without security
+    identity, at = ClientIdentity(settings.url, "None"), endpoint_client  # which asks without security
     try:
         if settings.security_policy != "None" or settings.user_name:
             offered = partial(ask_endpoints, endpoint_client)
@@ -240,7 +240,7 @@ async def offered_endpoints(
     try:
         found = await ask_endpoints(endpoint_client)
     except (UaError, OSError, TimeoutError) as error:
-        raise explain(_failure(endpoint_client, error), Identity(settings.url, "None")) from error
+        raise explain(_failure(endpoint_client, error), ClientIdentity(settings.url, "None")) from error
     return [endpoint for endpoint in found if str(endpoint.EndpointUrl).startswith("opc.tcp:")]
 
 
@@ -265,7 +265,7 @@ def _failure(client: StepTrackingClient, error: Exception) -> Failure:
     """The step and status of a library error. The order counts, because TimeoutError and gaierror are OSErrors."""
     text = (str(error).strip() or type(error).__name__).splitlines()[0]
     if isinstance(error, NotOpcUa):
-        return Failure(Step.HELLO, NOT_OPC_UA, text)
+        return Failure(ConnectStep.HELLO, NOT_OPC_UA, text)
     if isinstance(error, UaStatusCodeError):
         return Failure(client.step, type(error).__name__)
     if isinstance(error, TimeoutError):
@@ -273,12 +273,12 @@ def _failure(client: StepTrackingClient, error: Exception) -> Failure:
     if "certificate mismatch" in text or isinstance(error, _FORGED):
         return Failure(client.step, SWAPPED)
     if isinstance(error, socket.gaierror):
-        return Failure(Step.TCP, NAME_UNKNOWN, text)
+        return Failure(ConnectStep.TCP, NAME_UNKNOWN, text)
     refused = (
         isinstance(error, ConnectionRefusedError) or f"[Errno {errno.ECONNREFUSED}]" in text
     )  # of several addresses
-    if refused and client.step is Step.TCP:
-        return Failure(Step.TCP, PORT_CLOSED)
-    if isinstance(error, ConnectionError) and client.step is not Step.TCP:
+    if refused and client.step is ConnectStep.TCP:
+        return Failure(ConnectStep.TCP, PORT_CLOSED)
+    if isinstance(error, ConnectionError) and client.step is not ConnectStep.TCP:
         return Failure(client.step, CLOSED)
     return Failure(client.step, f"{type(error).__name__} {text}")

@@ -14,7 +14,7 @@ from agent.ingest.errors import SourceBusy, SourceError, SourceLost, SourceRefus
 from agent.ingest.opcua.security.certificate_facts import CertificateFacts
 
 
-class Step(Enum):
+class ConnectStep(Enum):
     """The steps of connecting, in their order; the value completes "while ..."."""
 
     TCP = "the TCP connection is opened"
@@ -51,13 +51,13 @@ _BUSY = {"BadTooManySessions", "BadTcpServerTooBusy", "BadMaxConnectionsReached"
 class Failure:
     """The step at which a connection failed, and how. `status` is a symbolic status or one of the texts above."""
 
-    step: Step
+    step: ConnectStep
     status: str
     detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class ClientIdentity:
     """Our identity at the server: our certificate, its file to import, and the user. None and "" without security."""
 
     url: str
@@ -67,23 +67,23 @@ class Identity:
     user: str = ""
 
 
-def explain(failure: Failure, identity: Identity, session_s: float = 0) -> SourceError:
+def explain(failure: Failure, identity: ClientIdentity, session_s: float = 0) -> SourceError:
     """The error that says in one line what happened, at which server, and what to do. SourceRefused: something must be
     changed before another attempt can succeed. `session_s`: how long the server keeps a dead session of ours."""
     status, own = failure.status, identity.certificate
-    if failure.step in (Step.TCP, Step.HELLO):
+    if failure.step in (ConnectStep.TCP, ConnectStep.HELLO):
         return _not_reached(failure, identity)
-    if failure.step is Step.USER and (status in _USER or status.startswith("BadCertificate")):
+    if failure.step is ConnectStep.USER and (status in _USER or status.startswith("BadCertificate")):
         return _user_refused(status, identity)
     if status == SWAPPED:
         text = f"{identity.url} presents another certificate in the session than before, or cannot sign with its key"
         return SourceRefused(f"{text}; something between may answer in its place: find out what is at this address")
-    if failure.step is Step.CHANNEL and identity.policy == "None" and status in {*_POLICY, *_HIDDEN}:
+    if failure.step is ConnectStep.CHANNEL and identity.policy == "None" and status in {*_POLICY, *_HIDDEN}:
         return _nothing_unsecured(status, identity)
     if status in _POLICY:
         text = f"{identity.url} refuses the security policy {identity.policy} ({status})"
         return SourceRefused(f"{text}; choose one that `bsfg opcua test {identity.url}` lists")
-    if own is not None and failure.step in (Step.CHANNEL, Step.SESSION):
+    if own is not None and failure.step in (ConnectStep.CHANNEL, ConnectStep.SESSION):
         if status in _HIDDEN:
             return _untrusted(failure, identity, own)
         if found := _certificate_refused(status, identity, own):
@@ -99,18 +99,18 @@ def explain(failure: Failure, identity: Identity, session_s: float = 0) -> Sourc
     return SourceLost(f"no connection to {identity.url}: {what} while {failure.step.value}")
 
 
-def _nothing_unsecured(status: str, identity: Identity) -> SourceError:
+def _nothing_unsecured(status: str, identity: ClientIdentity) -> SourceError:
     """The server does not even say without security what it offers, so `bsfg opcua test` cannot list it."""
     text = f"{identity.url} answers nothing without security, not even which policies it offers ({status})"
     todo = "export its certificate there, and set server_certificate_file (--server-certificate of `bsfg opcua test`)"
     if status == CLOSED:  # or the server goes down
-        text = f"no connection to {identity.url}: {CLOSED} while {Step.CHANNEL.value}; if that remains, it may answer"
+        text = f"no connection to {identity.url}: {CLOSED} while {ConnectStep.CHANNEL.value}; if that remains, it may answer"
         text += " nothing without security"
     kind = SourceLost if status == CLOSED else SourceRefused
     return kind(f"{text}; {todo} and security_policy to the one that it has")
 
 
-def _not_reached(failure: Failure, identity: Identity) -> SourceError:
+def _not_reached(failure: Failure, identity: ClientIdentity) -> SourceError:
     hints = {
         NAME_UNKNOWN: "the host name of {url} is unknown here ({detail}); correct it, or write the IP address",
         PORT_CLOSED: "nothing listens at {url}; is the server running, and is the port right (4840 is the usual one)?",
@@ -119,9 +119,13 @@ def _not_reached(failure: Failure, identity: Identity) -> SourceError:
     if failure.status in hints:
         return SourceLost(hints[failure.status].format(url=identity.url, detail=failure.detail))
     if failure.status == SILENT:
-        what = "the address does not answer" if failure.step is Step.TCP else "the port is open, but nothing answers"
+        what = (
+            "the address does not answer"
+            if failure.step is ConnectStep.TCP
+            else "the port is open, but nothing answers"
+        )
         return SourceLost(f"no connection to {identity.url}: {what}; check the address, the server and firewalls")
-    if failure.step is Step.HELLO and failure.status == CLOSED:
+    if failure.step is ConnectStep.HELLO and failure.status == CLOSED:
         text = f"{identity.url} closes the connection at the first OPC UA message"
         return SourceLost(f"{text}; is it an OPC UA server with opc.tcp at this port, and not too busy?")
     what = f"{failure.status} {failure.detail}".strip()
@@ -129,7 +133,7 @@ def _not_reached(failure: Failure, identity: Identity) -> SourceError:
     return SourceLost(f"{text}; check the address, the server and firewalls")
 
 
-def _untrusted(failure: Failure, identity: Identity, own: CertificateFacts) -> SourceError:
+def _untrusted(failure: Failure, identity: ClientIdentity, own: CertificateFacts) -> SourceError:
     what = "refuses us, most likely because it does not trust our certificate"
     if failure.status == "BadCertificateUntrusted":
         what = "does not trust our certificate"
@@ -140,7 +144,7 @@ def _untrusted(failure: Failure, identity: Identity, own: CertificateFacts) -> S
     )
 
 
-def _certificate_refused(status: str, identity: Identity, own: CertificateFacts) -> SourceRefused | None:
+def _certificate_refused(status: str, identity: ClientIdentity, own: CertificateFacts) -> SourceRefused | None:
     ours = f"our certificate (thumbprint {own.sha1}, {identity.file_to_import})"
     if status == "BadCertificateTimeInvalid":
         text = f"{identity.url} finds {ours} not valid at its time ({status}); it is valid from {own.validity}"
@@ -158,7 +162,7 @@ def _certificate_refused(status: str, identity: Identity, own: CertificateFacts)
     return None
 
 
-def _user_refused(status: str, identity: Identity) -> SourceError:
+def _user_refused(status: str, identity: ClientIdentity) -> SourceError:
     if not identity.user:
         text = f"{identity.url} accepts no anonymous user ({status})"
         return SourceRefused(f"{text}; set user_name and password_file, or user_certificate_file")

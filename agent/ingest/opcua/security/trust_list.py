@@ -26,7 +26,7 @@ ISSUERS_DEEP_MAX = 5  # certificates between that of a server and one in issuers
 WAYS_MAX = 20  # checked at most, because a server chooses the names in its chain, and each way costs signatures
 
 
-class Trust(Enum):
+class TrustReason(Enum):
     """Why a certificate is accepted."""
 
     PINNED = "pinned"
@@ -57,40 +57,40 @@ class Presented:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class TrustVerdict:
     """`trust` is None for a certificate that is not accepted. `why` completes "the certificate of ... ", `todo` is what
     to do. `is_unknown`: the operator can trust it by a pin, and if `also_why`, a further problem, is empty, by putting
     it into `trusted/`."""
 
     facts: CertificateFacts
-    trust: Trust | None
+    trust: TrustReason | None
     why: str = ""
     todo: str = ""
     is_unknown: bool = False
     also_why: str = ""
 
 
-def judge(presented: Presented, accepted: TrustList, now: datetime) -> Verdict:
+def judge(presented: Presented, accepted: TrustList, now: datetime) -> TrustVerdict:
     """The verdict on what a server presents. Raises ValueError if it is not a certificate."""
     facts = facts_of(presented.chain[0])
     if accepted.pinned_sha256:
         if facts.sha256 == accepted.pinned_sha256:
-            return Verdict(facts, Trust.PINNED)
-        return Verdict(facts, None, "is not the pinned one", is_unknown=True)
+            return TrustVerdict(facts, TrustReason.PINNED)
+        return TrustVerdict(facts, None, "is not the pinned one", is_unknown=True)
     if facts.fault:
         why = f"is not written by the rules of X.509 ({facts.fault})"
-        return Verdict(facts, None, why, is_unknown=True, also_why="can only be pinned")
+        return TrustVerdict(facts, None, why, is_unknown=True, also_why="can only be pinned")
     problem = next(_problems(facts, parse_certificate(presented.chain[0]), presented, now), None)
-    trust = Trust.TRUSTED
+    trust = TrustReason.TRUSTED
     if facts.sha256 not in accepted.trusted:
-        trust, issue = Trust.ISSUED, _issue_problem(presented.chain, accepted, now)
+        trust, issue = TrustReason.ISSUED, _issue_problem(presented.chain, accepted, now)
         if issue is _UNKNOWN_ISSUER:
             also = "" if problem is None else problem.why
-            return Verdict(facts, None, "is not trusted", is_unknown=True, also_why=also)
+            return TrustVerdict(facts, None, "is not trusted", is_unknown=True, also_why=also)
         problem = issue or problem
     if problem is not None:
-        return Verdict(facts, None, problem.why, problem.todo)
-    return Verdict(facts, trust)
+        return TrustVerdict(facts, None, problem.why, problem.todo)
+    return TrustVerdict(facts, trust)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from agent.ingest.completeness import Moment
 from agent.ingest.errors import SourceLost
 from agent.ingest.opcua.address import TagPoint
 from agent.ingest.opcua.decode import Change, DecodeError
-from agent.ingest.opcua.session import TOO_LARGE_STATUSES, CallTooLarge, Session, read_in_parts
+from agent.ingest.opcua.session import TOO_LARGE_STATUSES, CallTooLarge, OpcuaSession, read_in_parts
 from agent.ingest.opcua.subscriptions.monitoring import Monitoring, Trigger
 from agent.ingest.opcua.subscriptions.subscription import Subscription
 from agent.ingest.sampling import Sampler
@@ -70,7 +70,7 @@ class _AuditState:
 class Audit:
     """The audits of one session. `now` gives a time on the server's clock that is not later than the present."""
 
-    def __init__(self, session: Session, sampler: Sampler, nodes_per_read: int, now: Callable[[], Moment]) -> None:
+    def __init__(self, session: OpcuaSession, sampler: Sampler, nodes_per_read: int, now: Callable[[], Moment]) -> None:
         self._session, self._sampler, self._now = session, sampler, now
         self._count = self._count_max = min(NODES_MAX, nodes_per_read or NODES_MAX)
         self._states: dict[int, _AuditState] = {}

@@ -20,7 +20,7 @@ from agent.ingest.gap import ITEM_GONE, NOT_DELIVERED
 from agent.ingest.opcua.address import TagPoint
 from agent.ingest.opcua.decode import Change
 from agent.ingest.opcua.publisher import Publisher
-from agent.ingest.opcua.session import Session, TooManySubscriptions
+from agent.ingest.opcua.session import OpcuaSession, TooManySubscriptions
 from agent.ingest.opcua.subscriptions.audit import Findings, is_missed
 from agent.ingest.opcua.subscriptions.item_plan import NEVER_NS, Groups, ServerLimits
 from agent.ingest.opcua.subscriptions.losses import Absences, Losses
@@ -38,7 +38,7 @@ BAD_SUBSCRIPTION_ID_INVALID = 0x8028_0000
 class Subscriptions:
     """The subscriptions of values. `session` and `publisher` are those of the present life."""
 
-    session: Session
+    session: OpcuaSession
     publisher: Publisher
 
     def __init__(self, settings: OpcuaSourceSettings, delivery: Delivery, clock: SourceClock, losses: Losses) -> None:
@@ -89,7 +89,7 @@ class Subscriptions:
 
     # --- sessions ----------------------------------------------------------------------------------------------------
 
-    def begin_anew(self, session: Session, publisher: Publisher, limits: ServerLimits) -> None:
+    def begin_anew(self, session: OpcuaSession, publisher: Publisher, limits: ServerLimits) -> None:
         """Forget the subscriptions of the session before."""
         self._alive_before_s, self._complete_before = self.alive_s, self.complete
         self._unseen = set[int]().union(*(subscription.plan.live for subscription in self._all))
@@ -97,7 +97,7 @@ class Subscriptions:
         self._groups = Groups(limits, self._settings.items_per_subscription_max)
         self._all, self._by_id, self._ended = [], {}, []
 
-    def resume(self, session: Session, publisher: Publisher) -> None:
+    def resume(self, session: OpcuaSession, publisher: Publisher) -> None:
         """Continue with the same subscriptions in another session. Values of items without a queue are lost between."""
         self.session, self.publisher = session, publisher
         for subscription in self._all:

@@ -19,7 +19,7 @@ from agent.ingest.delivery import Delivery
 from agent.ingest.errors import SourceLost
 from agent.ingest.opcua.address import TagPoint
 from agent.ingest.opcua.decode import Change
-from agent.ingest.opcua.session import HEARTBEAT_INTERVAL_MS, CallTooLarge, ItemRequest, Session
+from agent.ingest.opcua.session import HEARTBEAT_INTERVAL_MS, CallTooLarge, ItemRequest, OpcuaSession
 from agent.ingest.opcua.subscriptions.item_plan import Created, ItemPlan, ServerLimits
 from agent.ingest.opcua.subscriptions.liveness import Liveness
 from agent.ingest.opcua.subscriptions.monitoring import publishing_ms_of, queue_size_for
@@ -71,7 +71,7 @@ class Subscription:
 
     def __init__(
         self,
-        session: Session,
+        session: OpcuaSession,
         settings: OpcuaSourceSettings,
         limits: ServerLimits,
         now: Callable[[], Moment],
@@ -113,7 +113,7 @@ class Subscription:
         self.created_ns = self.opened.time_ns
         self.has_backlog = True
 
-    def resume(self, session: Session) -> None:
+    def resume(self, session: OpcuaSession) -> None:
         """Continue in this session. The server has a few publishing intervals for a sign of life."""
         self._session, self.is_resumed = session, True
         self.liveness.excuse(time.monotonic())

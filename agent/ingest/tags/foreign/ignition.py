@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
 
-from agent.ingest.errors import Problem, TagMapError
+from agent.ingest.errors import TagFileProblem, TagMapError
 from agent.ingest.tags.foreign.ignition_udt import REFERENCE, Export
 from agent.ingest.tags.foreign.translation import (
     ForeignCsv,
@@ -188,14 +188,14 @@ def _from_json(
         check_depth("tags", data)
         root = json.loads(data.decode(options.code_page or "utf-8-sig"))
     except ValueError as error:
-        raise TagMapError([Problem(file, 0, "", "", f"is not JSON: {error}")]) from error
+        raise TagMapError([TagFileProblem(file, 0, "", "", f"is not JSON: {error}")]) from error
     export = Export(file, root)
     for index, (name, tag) in enumerate(export.tags(), 1):
         if index > ROWS_MAX:
-            raise TagMapError([Problem(file, 0, "", "", f"has more than {ROWS_MAX} tags; export it in parts")])
+            raise TagMapError([TagFileProblem(file, 0, "", "", f"has more than {ROWS_MAX} tags; export it in parts")])
         if isinstance(tag, str):
             refused.append(Remark(index, name, tag))
         else:
             yield index, name, tag
     if not export.has_tags:
-        raise TagMapError([Problem(file, 0, "", "", "is no tag export of Ignition: it holds no tags")])
+        raise TagMapError([TagFileProblem(file, 0, "", "", "is no tag export of Ignition: it holds no tags")])

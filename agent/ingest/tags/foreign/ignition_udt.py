@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from typing import Any
 
-from agent.ingest.errors import Problem, TagMapError
+from agent.ingest.errors import TagFileProblem, TagMapError
 from agent.ingest.tags.foreign.translation import NotTranslated
 from agent.ingest.tags.sheet import ROWS_MAX
 
@@ -77,7 +77,9 @@ class Export:
             self.has_tags = True
             self._nodes += 1
             if self._nodes > NODES_MAX:
-                raise TagMapError([Problem(self._file, 0, "", "", f"is more than {NODES_MAX} tags with all UDTs")])
+                raise TagMapError(
+                    [TagFileProblem(self._file, 0, "", "", f"is more than {NODES_MAX} tags with all UDTs")]
+                )
             name = str(tag.get("name", ""))
             here = f"{path}/{name}" if path else name
             kind = tag.get("tagType", "Folder" if "tags" in tag else "AtomicTag")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from agent.ingest.errors import Problem, TagMapError
+from agent.ingest.errors import TagFileProblem, TagMapError
 from agent.ingest.tags.csv_rows import (
     DECIMAL_COMMA,
     GROUPED,
@@ -119,7 +119,7 @@ def tag_file(found: Translation, dialect: Dialect) -> bytes:
             return data
 
 
-def _refuse(found: Translation, problems: Sequence[Problem]) -> None:
+def _refuse(found: Translation, problems: Sequence[TagFileProblem]) -> None:
     """Move the rows with these problems. The header is row 1 of a tag file."""
     at_fault = {problem.row - 2: problem for problem in reversed(problems)}
     assert all(0 <= index < len(found.rows) for index in at_fault), "the file as a whole is well formed"
@@ -160,7 +160,7 @@ def _use_points(file: str, rows: Sequence[ForeignRow], columns: Sequence[str]) -
         for column in columns:
             text = cells.get(column, "")
             if len(marks) == 2 and GROUPED.fullmatch(text):
-                problems.append(Problem(file, row, column, text, both_readings(text)))
+                problems.append(TagFileProblem(file, row, column, text, both_readings(text)))
             elif DECIMAL_COMMA.fullmatch(text):
                 cells[column] = text.replace(",", ".")
     if problems:
@@ -175,13 +175,13 @@ def _csv_rows(file: str, text: str, delimiter: str, kind: ForeignCsv) -> list[Fo
             if any(line[1])
         ]
     except csv.Error as error:
-        raise TagMapError([Problem(file, 0, "", "", f"is not CSV: {error}; check the quotes")]) from error
+        raise TagMapError([TagFileProblem(file, 0, "", "", f"is not CSV: {error}; check the quotes")]) from error
     header = [name.strip().lower() for name in lines[0][1]] if lines else []
     if missing := [name for name in kind.required if name.lower() not in header]:
         why = f"is no export of {kind.product}: its first line has no column {missing[0]!r}"
-        raise TagMapError([Problem(file, 0, "", "", why)])
+        raise TagMapError([TagFileProblem(file, 0, "", "", why)])
     if len(lines) > ROWS_MAX + 1:
-        raise TagMapError([Problem(file, 0, "", "", f"has more than {ROWS_MAX} rows; export it in parts")])
+        raise TagMapError([TagFileProblem(file, 0, "", "", f"has more than {ROWS_MAX} rows; export it in parts")])
     return [(row, {name: cell.strip() for name, cell in zip(header, cells, strict=False)}) for row, cells in lines[1:]]
 
 

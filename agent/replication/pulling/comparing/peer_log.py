@@ -4,7 +4,7 @@ import msgspec
 
 from agent.batch import Origin
 from agent.pages import Span as Sequences
-from agent.replication.mqtt import Reply
+from agent.replication.mqtt import PeerReply
 from agent.replication.protocol.errors import PeerRefused
 from agent.replication.protocol.messages import DigestsAnswer, FetchSequences, GetDigests, LogPosition
 from agent.replication.pulling.comparing.comparison import Comparison
@@ -31,7 +31,7 @@ class PeerLog:
         """How large a page may be now."""
         return self._requester.page_bytes(bytes_max)
 
-    async def ask(self, request: GetDigests | FetchSequences) -> Reply:
+    async def ask(self, request: GetDigests | FetchSequences) -> PeerReply:
         """Ask. Raises OtherCopy if the log has been replaced since the first answer, and the errors of a request."""
         if self._position is not None:
             request = msgspec.structs.replace(request, position=self._position)

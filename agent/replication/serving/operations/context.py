@@ -40,7 +40,7 @@ def give_place(place: asyncio.Future[bool]) -> None:
         place.set_result(False)
 
 
-class Meter:
+class CpuMeter:
     """Measures the processor time of calls."""
 
     def __init__(self, cpu_ns: Callable[[], int]) -> None:
@@ -170,9 +170,9 @@ class Context:
         return await asyncio.get_running_loop().run_in_executor(self.readers, call, *arguments)
 
     @contextlib.asynccontextmanager
-    async def reading(self, node: str) -> AsyncIterator[Meter]:
+    async def reading(self, node: str) -> AsyncIterator[CpuMeter]:
         """Wait for a place to read for a node. Reads run in the meter, so that their time counts against the node."""
-        place, meter = self.future(), Meter(self.cpu_ns)
+        place, meter = self.future(), CpuMeter(self.cpu_ns)
         self.turns.ask(node, place, partial(self._answer_ready_ms, node), self.now_ms())
         self._places.begin_due()
         try:

@@ -15,8 +15,8 @@ from agent.ingest.errors import SourceLost
 from agent.ingest.opcua.decode import Header
 from agent.ingest.opcua.events import EVENTS_LOST, EventCollector
 from agent.ingest.opcua.events.event_fields import (
-    Event,
     EventPublication,
+    OpcuaEvent,
 )
 from agent.ingest.opcua.publisher import Route
 from agent.ingest.opcua.publishing import Missing
@@ -180,7 +180,7 @@ class Collecting:
         return [(gap["reason"], gap["count"], gap["first_time"]) for gap in found]
 
 
-def of(*events: Event, unreadable: int = 0, status: int | None = None) -> EventPublication:
+def of(*events: OpcuaEvent, unreadable: int = 0, status: int | None = None) -> EventPublication:
     """A publication."""
     return EventPublication(events, status, unreadable)
 

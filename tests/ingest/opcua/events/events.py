@@ -10,21 +10,21 @@ from asyncua import ua
 from asyncua.ua import ua_binary
 
 from agent.ingest.opcua.decode import FILETIME_EPOCH
-from agent.ingest.opcua.events.event_fields import Event, Text
+from agent.ingest.opcua.events.event_fields import OpcuaEvent, Text
 
 S = 1_000_000_000
 
 
-def event(type_id: int = 2041, at_s: float = 1, handle: int = 1, **fields: Any) -> Event:
+def event(type_id: int = 2041, at_s: float = 1, handle: int = 1, **fields: Any) -> OpcuaEvent:
     """An event of a standard type."""
     texts = {name: Text(value) if name in TEXTS else value for name, value in fields.items()}
-    return Event(handle, {"event_type": f"i={type_id}", **texts}, int(at_s * S))
+    return OpcuaEvent(handle, {"event_type": f"i={type_id}", **texts}, int(at_s * S))
 
 
 TEXTS = {"source_name", "message", "condition_name", "comment", "active_state", "acked_state", "enabled_state"}
 
 
-def condition(name: str, at_s: float = 1, **fields: Any) -> Event:
+def condition(name: str, at_s: float = 1, **fields: Any) -> OpcuaEvent:
     """The state of a retained condition."""
     known = {"condition_id": f"i={name}", "condition_name": name, "source_name": "Tank", "retain": True}
     return event(2915, at_s, **{**known, "event_id": name.encode() + bytes([int(at_s)]), **fields})

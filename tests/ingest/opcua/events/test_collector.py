@@ -16,7 +16,7 @@ from agent.ingest.opcua.events.event_fields import (
     REFRESH_END,
     REFRESH_REQUIRED,
     REFRESH_START,
-    Event,
+    OpcuaEvent,
 )
 from agent.ingest.opcua.publishing import Missing
 from agent.message import Message, time_text
@@ -208,9 +208,11 @@ async def test_types_are_named() -> None:
     server's table stays without a name."""
     run = Collecting()
     async with run.collecting():
-        vendor = [Event(1, {"event_type": "nsu=urn:x;i=5", "event_id": bytes([n])}, S) for n in range(2)]
-        await run.server.publish(of(*vendor, Event(1, {"event_type": "ns=9;i=1"}, S)))
-        await run.server.publish(of(Event(1, {"event_type": "nsu=urn:x;i=5", "event_id": b"3"}, S), condition("High")))
+        vendor = [OpcuaEvent(1, {"event_type": "nsu=urn:x;i=5", "event_id": bytes([n])}, S) for n in range(2)]
+        await run.server.publish(of(*vendor, OpcuaEvent(1, {"event_type": "ns=9;i=1"}, S)))
+        await run.server.publish(
+            of(OpcuaEvent(1, {"event_type": "nsu=urn:x;i=5", "event_id": b"3"}, S), condition("High"))
+        )
         await wait_until_async(lambda: len(run.store.events) == 5, "five events")
     found = [json.loads(m.fact.object_json).get("event_type_name") for m in run.store.events.values()]
     assert found == ["PumpEventType", "PumpEventType", None, "PumpEventType", "AlarmConditionType"]

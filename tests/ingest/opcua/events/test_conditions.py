@@ -9,13 +9,13 @@ from agent.ingest.opcua.events.conditions import (
     RefreshPlan,
     RetainedConditions,
 )
-from agent.ingest.opcua.events.event_fields import QUEUE_OVERFLOW, REFRESH_END, REFRESH_START, Event
+from agent.ingest.opcua.events.event_fields import QUEUE_OVERFLOW, REFRESH_END, REFRESH_START, OpcuaEvent
 from tests.ingest.opcua.events.events import condition, event
 
 HIGH, LOW = condition("High", 1, active=True), condition("Low", 2, active=True)
 
 
-def start(at_s: float) -> Event:
+def start(at_s: float) -> OpcuaEvent:
     """RefreshStart at this time."""
     return event(REFRESH_START, at_s)
 
@@ -23,7 +23,7 @@ def start(at_s: float) -> Event:
 END = event(REFRESH_END, 99)
 
 
-def known(*events: Event) -> RetainedConditions:
+def known(*events: OpcuaEvent) -> RetainedConditions:
     """A book that has seen these."""
     book = RetainedConditions()
     book.take_publication(events, [], more=False)

@@ -12,7 +12,7 @@ from agent.config import read
 from agent.fact_store import FactStore, StoreReader
 from agent.ingest.gap import NOT_DELIVERED, SERVER_QUEUE_OVERFLOW, SOURCE_LOST, STORE_REJECTED, Gap, gap_message
 from agent.ingest.opcua.events import EVENTS_LOST, collector, event_message
-from agent.ingest.opcua.events.event_fields import ALL_FIELDS, Event, Text
+from agent.ingest.opcua.events.event_fields import ALL_FIELDS, OpcuaEvent, Text
 from agent.query.sql import SqlSession
 from agent.settings.node import NodeSettings
 from tests.ingest.opcua.events.events import S, condition, event
@@ -56,7 +56,7 @@ def test_the_example_is_the_message() -> None:
         "acked_state": Text("Unacknowledged"),
     }
     time_ns = 1_767_323_045_678_000_000
-    alarm = Event(1, fields, time_ns, time_ns + 100)
+    alarm = OpcuaEvent(1, fields, time_ns, time_ns + 100)
     message = event_message.event_message(alarm, "plc", "plant-a", {"i=9341": "ExclusiveLimitAlarmType"}, 0)
     (shown,) = re.findall(r"^    (\{.*\})$", REFERENCE, re.MULTILINE)
     assert json.loads(shown) == json.loads(message.fact.object_json)

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from agent.ingest.opcua.events.event_fields import Event, Text
+from agent.ingest.opcua.events.event_fields import OpcuaEvent, Text
 from agent.ingest.opcua.events.event_message import absent_message, condition_names, event_message, refresh_message
 from agent.message import Message, check_message
 from tests.ingest.opcua.events.events import S, condition, event
@@ -10,7 +10,7 @@ from tests.ingest.opcua.events.events import S, condition, event
 NAMES = {"i=2041": "BaseEventType", "i=2915": "AlarmConditionType"}
 
 
-def made(reported: Event, *, is_refreshed: bool = False) -> Message:
+def made(reported: OpcuaEvent, *, is_refreshed: bool = False) -> Message:
     """The message of an event, which the store would take."""
     message = event_message(reported, "plc", "plant-a", NAMES, 9 * S, is_refreshed=is_refreshed)
     check_message(message)
@@ -27,7 +27,7 @@ def content(message: Message) -> dict[str, object]:
 def test_a_condition_as_a_message() -> None:
     """Its states as truth and as text, its quality as a name, a comment with its locale."""
     high = condition("High", active=True, active_state="Active", quality=0x8000_0000)
-    high = Event(1, {**high.fields, "comment": Text("gesehen", "de")}, high.time_ns)
+    high = OpcuaEvent(1, {**high.fields, "comment": Text("gesehen", "de")}, high.time_ns)
     found = made(high)
     assert (found.fact.subject, found.fact.predicate) == ("condition:plc/Tank/High", "condition_changed")
     said = content(found)
@@ -39,14 +39,14 @@ def test_the_same_event_is_the_same_message() -> None:
     """Also by another item, with another time of receipt, by a refresh, or before the name of its type is known. Any
     other difference makes another message, even under one EventId."""
     high = condition("High", active=True)
-    again = Event(2, high.fields, high.time_ns, receive_time_ns=7 * S)
+    again = OpcuaEvent(2, high.fields, high.time_ns, receive_time_ns=7 * S)
     same = {made(high).envelope.message_id, made(again, is_refreshed=True).envelope.message_id}
     same.add(event_message(high, "plc", "plant-a", {}, 9 * S).envelope.message_id)
     assert len(same) == 1
     others = [
-        Event(1, {**high.fields, "active": False}, high.time_ns),
-        Event(1, {**high.fields, "event_id": b"other"}, high.time_ns),
-        Event(1, high.fields, high.time_ns + 100),
+        OpcuaEvent(1, {**high.fields, "active": False}, high.time_ns),
+        OpcuaEvent(1, {**high.fields, "event_id": b"other"}, high.time_ns),
+        OpcuaEvent(1, high.fields, high.time_ns + 100),
     ]
     assert len({made(other).envelope.message_id for other in others} - same) == 3
 
@@ -78,7 +78,7 @@ def test_what_a_refresh_says_besides() -> None:
     assert (said["reason"], said["time"]) == ("absent_at_refresh", "1970-01-01T00:00:09Z")
     assert not {"active", "acked", "event_id"} & said.keys()
     assert absent.fact.subject == made(high).fact.subject
-    nameless = Event(1, {"retain": True, "source_name": Text("Tank"), "condition_name": Text("Low")})
+    nameless = OpcuaEvent(1, {"retain": True, "source_name": Text("Tank"), "condition_name": Text("Low")})
     names = condition_names([high, high, nameless])
     refreshed = refresh_message(names, "plc", "plant-a", 9 * S)
     check_message(refreshed)

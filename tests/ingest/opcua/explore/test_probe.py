@@ -7,7 +7,7 @@ from asyncua import ua
 from asyncua.crypto.security_policies import SecurityPolicyBasic256Sha256
 from asyncua.ua.object_ids import ObjectIds
 
-from agent.ingest.opcua.explore.probe import Outcome, Probe, _redundancy_step
+from agent.ingest.opcua.explore.probe import Probe, StepOutcome, _redundancy_step
 from agent.settings.opcua_address import NodeAddress
 from agent.settings.sources import OpcuaSourceSettings
 
@@ -47,7 +47,7 @@ async def test_the_section_that_is_printed_passes_the_check(
     """A server that only signs serves any user; the token policy encrypts a password, or it is not sent."""
     server_probe = probe(modes, **user)
     step = await server_probe._choose()
-    assert step.outcome is Outcome.OK
+    assert step.outcome is StepOutcome.OK
     assert server_probe.settings.security_mode == chosen
     assert not list(server_probe.settings.problems())
 

@@ -16,7 +16,7 @@ from agent.ingest.errors import SourceLost
 from agent.ingest.opcua.decode import FILETIME_EPOCH
 from agent.ingest.opcua.explore import services as module
 from agent.ingest.opcua.explore.services import Services, status_text
-from agent.ingest.opcua.session import Session, new_client
+from agent.ingest.opcua.session import OpcuaSession, new_client
 from agent.ingest.opcua.subscriptions.item_plan import ServerLimits
 from agent.message import Json
 from agent.settings.opcua_address import STANDARD_URI, NodeAddress
@@ -134,12 +134,12 @@ async def test_a_node_in_an_unknown_namespace_is_asked_for_in_vain_and_no_other(
     """It does not become a node of the standard namespace."""
     asked: list[ua.NodeId] = []
 
-    class Session(FakeSession):
+    class OpcuaSession(FakeSession):
         async def read(self, parameters: ua.ReadParameters) -> list[ua.DataValue]:
             asked.extend(each.NodeId for each in parameters.NodesToRead)
             return await super().read(parameters)
 
-    await services(Session()).read([(NodeAddress("urn:none", 85), AttributeIds.Value)])
+    await services(OpcuaSession()).read([(NodeAddress("urn:none", 85), AttributeIds.Value)])
     assert asked[0].NamespaceIndex == 0xFFFF
 
 
@@ -157,7 +157,7 @@ async def test_values_are_read_as_a_source_records_them(monkeypatch: pytest.Monk
         return Buffer(head + struct.pack("<i", 1) + value + struct.pack("<i", -1))
 
     monkeypatch.setattr(client.uaclient.session, "send", send)
-    services = Services(Session(client, SETTINGS), [STANDARD_URI], ServerLimits())
+    services = Services(OpcuaSession(client, SETTINGS), [STANDARD_URI], ServerLimits())
     (found,) = await services.values([NodeAddress(STANDARD_URI, 7)])
     assert (found.value, found.quality) == (Json.of([7, 8]), 0)
     assert (found.source_time_ns, found.server_time_ns) == (ns, ns + 1_000)

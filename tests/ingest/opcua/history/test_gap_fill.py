@@ -14,11 +14,11 @@ from agent.ingest import quality
 from agent.ingest.opcua.history.gap_fill import (
     PAGES_STILL_MAX,
     READS_PER_TAG_FAILED_MAX,
+    FillOutcome,
     GapFill,
     HistoryPage,
     HistoryRange,
     HistoryValue,
-    Outcome,
 )
 
 S = 1_000_000_000
@@ -176,7 +176,7 @@ def test_each_missing_value_is_returned_once(
     for tag in times:
         wanted = [v for v in history[tag] if after * S < v.source_time_ns < (after + length) * S]
         assert [value for number, value in found if number == tag] == wanted
-    assert set(gap.outcomes.values()) == {Outcome.FILLED}
+    assert set(gap.outcomes.values()) == {FillOutcome.FILLED}
 
 
 @pytest.mark.parametrize("values_max", [1, 2, 3, 5])
@@ -197,7 +197,7 @@ def test_a_reading_in_the_order_of_recording_begins_again_where_it_is_cut(values
         gap.forget_continuation_points()
     found += [value.source_time_ns for _, value in fill(gap, server)]
     assert sorted(found) == [t * S for t in sorted(times)]
-    assert gap.outcomes == {1: Outcome.FILLED}
+    assert gap.outcomes == {1: FillOutcome.FILLED}
 
 
 def test_a_server_that_forgets_each_continuation_point_and_gives_no_order_is_given_up() -> None:
@@ -211,7 +211,7 @@ def test_a_server_that_forgets_each_continuation_point_and_gives_no_order_is_giv
         pages = server.read(call, 3) if call[0].continuation_point is None else [HistoryPage(POINT_INVALID)]
         gap.answered(call, pages)
     assert calls == 2 * READS_PER_TAG_FAILED_MAX
-    assert gap.outcomes == {1: Outcome.FAILED}
+    assert gap.outcomes == {1: FillOutcome.FAILED}
 
 
 def test_several_values_of_one_instant_survive_a_page_that_ends_between_them() -> None:
@@ -232,7 +232,7 @@ def test_a_server_with_few_continuation_points_is_read_whole(points_max: int, *,
     gap = gap_of(history, 20, 2)
     found = fill(gap, server)
     assert sorted(found) == sorted((tag, value) for tag, values in history.items() for value in values)
-    assert set(gap.outcomes.values()) == {Outcome.FILLED}
+    assert set(gap.outcomes.values()) == {FillOutcome.FILLED}
     assert server.refused_total <= 20
 
 
@@ -249,7 +249,7 @@ def test_a_node_is_not_given_up_for_the_continuation_points_of_others() -> None:
             pages[0] = HistoryPage(NO_POINTS)
         gap.answered(call, pages)
     assert sizes[: READS_PER_TAG_FAILED_MAX + 1] == [4, 3, 2, 1]
-    assert set(gap.outcomes.values()) == {Outcome.FILLED}
+    assert set(gap.outcomes.values()) == {FillOutcome.FILLED}
 
 
 def test_a_server_without_a_continuation_point_for_one_node_is_given_up() -> None:
@@ -257,7 +257,7 @@ def test_a_server_without_a_continuation_point_for_one_node_is_given_up() -> Non
     server = FewPoints({1: [HistoryValue(t * S, float(t), 0) for t in range(1, 8)]}, 0)
     gap = gap_of([1], 20, 2)
     assert fill(gap, server) == []
-    assert gap.outcomes == {1: Outcome.FAILED}
+    assert gap.outcomes == {1: FillOutcome.FAILED}
     assert server.refused_total == READS_PER_TAG_FAILED_MAX
 
 
@@ -274,7 +274,7 @@ def test_a_node_without_history_is_distinguished_from_one_that_fails() -> None:
         gap.answered(
             call, [HistoryPage(statuses[r.tag]) if r.tag in statuses else p for r, p in zip(call, pages, strict=True)]
         )
-    assert gap.outcomes == {1: Outcome.FILLED, 2: Outcome.NO_HISTORY, 3: Outcome.FAILED}
+    assert gap.outcomes == {1: FillOutcome.FILLED, 2: FillOutcome.NO_HISTORY, 3: FillOutcome.FAILED}
     assert calls == READS_PER_TAG_FAILED_MAX
 
 
@@ -286,7 +286,7 @@ def test_a_node_that_fails_between_its_pages_is_read_to_the_end() -> None:
         gap.answered(call, [HistoryPage(BUSY)])
         if call := gap.next_call():
             found += [float(str(sample.value)) for sample in gap.answered(call, server.read(call, gap.values_max))]
-    assert gap.outcomes == {1: Outcome.FILLED}
+    assert gap.outcomes == {1: FillOutcome.FILLED}
     assert found == [float(t) for t in range(1, 21)]
 
 
@@ -317,6 +317,6 @@ def test_a_history_that_never_ends_is_given_up(pages: list[HistoryPage]) -> None
         answers = {1: pages[calls % len(pages)], 2: HistoryPage(NO_DATA)}
         taken += fill.answered(call, [answers[asked.tag] for asked in call])
         calls += 1
-    assert fill.outcomes == {1: Outcome.ENDLESS, 2: Outcome.FILLED}
+    assert fill.outcomes == {1: FillOutcome.ENDLESS, 2: FillOutcome.FILLED}
     assert calls <= PAGES_STILL_MAX + len(pages)
     assert len(taken) == len({sample.source_time_ns for sample in taken})

@@ -15,7 +15,7 @@ from agent.ingest.errors import SourceRefused
 from agent.ingest.opcua.security.certificate_facts import facts_of
 from agent.ingest.opcua.security.channel import choose_endpoint, judge_server, password_refusal, secure, token_policy
 from agent.ingest.opcua.security.trust_folder import TrustFolder
-from agent.ingest.opcua.security.trust_list import Presented, Trust
+from agent.ingest.opcua.security.trust_list import Presented, TrustReason
 from agent.settings.sources import OpcuaSourceSettings
 from tests.ingest.opcua.security.certificates import URI, certificate, der, revocation_list
 
@@ -114,7 +114,7 @@ def test_a_pinned_certificate_is_the_only_one(tmp_path: Path) -> None:
     folder, presented = TrustFolder(tmp_path), Presented((der(ISSUED),), URI, "plc")
     folder.add("trusted", der(ISSUED))
     used = settings(tmp_path, trust_folder=tmp_path)
-    assert judge_server(used, presented).trust is Trust.TRUSTED
+    assert judge_server(used, presented).trust is TrustReason.TRUSTED
     assert judge_server(replace(used, server_certificate_sha256="0" * 64), presented).trust is None
     assert judge_server(used, presented, facts_of(der(AUTHORITY))).trust is None
 

@@ -23,7 +23,7 @@ from agent.ingest.opcua.explore.probe import Probe
 from agent.ingest.opcua.security.certificate import ensure_certificate
 from agent.ingest.opcua.security.certificate_facts import facts_of
 from agent.ingest.opcua.security.client import StepTrackingClient
-from agent.ingest.opcua.security.refusal import Step
+from agent.ingest.opcua.security.refusal import ConnectStep
 from agent.ingest.opcua.security.transport import Protocol
 from agent.ingest.opcua.session import disconnect, new_client, open_session
 from agent.settings.sources import OpcuaSourceSettings
@@ -193,7 +193,7 @@ async def test_a_certificate_swapped_on_the_way_is_reported_as_that(
     program, pinned = plc
 
     async def create_session(self: StepTrackingClient) -> None:
-        self.step = Step.SESSION
+        self.step = ConnectStep.SESSION
         raise error
 
     monkeypatch.setattr(StepTrackingClient, "create_session", create_session)

@@ -7,7 +7,7 @@ import pytest
 from agent.ingest.errors import SourceBusy, SourceLost, SourceRefused
 from agent.ingest.opcua.security.certificate import ensure_certificate, file_to_import
 from agent.ingest.opcua.security.certificate_facts import CertificateFacts, facts_of, split_chain
-from agent.ingest.opcua.security.refusal import CLOSED, SILENT, SWAPPED, Failure, Identity, Step, explain
+from agent.ingest.opcua.security.refusal import CLOSED, SILENT, SWAPPED, ClientIdentity, ConnectStep, Failure, explain
 
 URL = "opc.tcp://plc:4840"
 
@@ -20,13 +20,13 @@ def own_certificate(tmp_path_factory: pytest.TempPathFactory) -> CertificateFact
     return facts_of((folder / "own.der").read_bytes())
 
 
-@pytest.mark.parametrize("step", [Step.CHANNEL, Step.SESSION])
+@pytest.mark.parametrize("step", [ConnectStep.CHANNEL, ConnectStep.SESSION])
 @pytest.mark.parametrize(
     "status", ["BadCertificateUntrusted", "BadSecurityChecksFailed", "BadTcpInternalError", CLOSED]
 )
-def test_a_server_that_does_not_trust_us_is_recognised(status: str, step: Step, own: CertificateFacts) -> None:
+def test_a_server_that_does_not_trust_us_is_recognised(status: str, step: ConnectStep, own: CertificateFacts) -> None:
     """However the server hides it, the line names the server, both thumbprints, the file and the move to make."""
-    found = explain(Failure(step, status), Identity(URL, "Basic256Sha256", own, "pki/own.der"))
+    found = explain(Failure(step, status), ClientIdentity(URL, "Basic256Sha256", own, "pki/own.der"))
     assert isinstance(found, SourceRefused)
     assert str(found).startswith(f"{URL} ")
     for wanted in (own.sha1, own.sha256, "pki/own.der", status, "from rejected to trusted", "connects by itself"):
@@ -38,19 +38,22 @@ def test_a_server_that_does_not_trust_us_is_recognised(status: str, step: Step, 
 @pytest.mark.parametrize(
     "failure, words",
     [
-        (Failure(Step.CHANNEL, "BadCertificateTimeInvalid"), "set the server's clock"),
-        (Failure(Step.SESSION, "BadCertificateUriInvalid"), "the certificate has urn:bsfg:agent: set application_uri"),
-        (Failure(Step.CHANNEL, "BadCertificateIssuerRevocationUnknown"), "revocation list at the server"),
-        (Failure(Step.CHANNEL, "BadCertificateUseNotAllowed"), "bsfg opcua certificate"),
-        (Failure(Step.CHANNEL, "BadSecurityPolicyRejected"), "refuses the security policy Basic256Sha256"),
-        (Failure(Step.SESSION, SWAPPED), "something between may answer in its place"),
-        (Failure(Step.USER, "BadIdentityTokenRejected"), "refuses user op"),
-        (Failure(Step.USER, "BadCertificateUntrusted"), "refuses user op"),
+        (Failure(ConnectStep.CHANNEL, "BadCertificateTimeInvalid"), "set the server's clock"),
+        (
+            Failure(ConnectStep.SESSION, "BadCertificateUriInvalid"),
+            "the certificate has urn:bsfg:agent: set application_uri",
+        ),
+        (Failure(ConnectStep.CHANNEL, "BadCertificateIssuerRevocationUnknown"), "revocation list at the server"),
+        (Failure(ConnectStep.CHANNEL, "BadCertificateUseNotAllowed"), "bsfg opcua certificate"),
+        (Failure(ConnectStep.CHANNEL, "BadSecurityPolicyRejected"), "refuses the security policy Basic256Sha256"),
+        (Failure(ConnectStep.SESSION, SWAPPED), "something between may answer in its place"),
+        (Failure(ConnectStep.USER, "BadIdentityTokenRejected"), "refuses user op"),
+        (Failure(ConnectStep.USER, "BadCertificateUntrusted"), "refuses user op"),
     ],
 )
 def test_other_refusals_are_distinguished(failure: Failure, words: str, own: CertificateFacts) -> None:
     """Each reason that a server does give leads to its own advice, and none of them to the advice to trust us."""
-    found = explain(failure, Identity(URL, "Basic256Sha256", own, "pki/own.der", "user op"))
+    found = explain(failure, ClientIdentity(URL, "Basic256Sha256", own, "pki/own.der", "user op"))
     assert isinstance(found, SourceRefused)
     assert words in str(found)
     assert "from rejected to trusted" not in str(found)
@@ -59,16 +62,16 @@ def test_other_refusals_are_distinguished(failure: Failure, words: str, own: Cer
 @pytest.mark.parametrize(
     "failure, words",
     [
-        (Failure(Step.CHANNEL, SILENT), "no answer in time while the secure channel is opened"),
-        (Failure(Step.SESSION, "BadTooManySessions"), "accepts no further connection"),
-        (Failure(Step.SESSION, "BadServerHalted"), "BadServerHalted while the session is created"),
-        (Failure(Step.TCP, SILENT), "check the address, the server and firewalls"),
-        (Failure(Step.HELLO, CLOSED), "is it an OPC UA server"),
+        (Failure(ConnectStep.CHANNEL, SILENT), "no answer in time while the secure channel is opened"),
+        (Failure(ConnectStep.SESSION, "BadTooManySessions"), "accepts no further connection"),
+        (Failure(ConnectStep.SESSION, "BadServerHalted"), "BadServerHalted while the session is created"),
+        (Failure(ConnectStep.TCP, SILENT), "check the address, the server and firewalls"),
+        (Failure(ConnectStep.HELLO, CLOSED), "is it an OPC UA server"),
     ],
 )
 def test_what_may_pass_by_itself_is_no_refusal(failure: Failure, words: str, own: CertificateFacts) -> None:
     """A server that is silent, full or halted does not send the operator to its trust list."""
-    found = explain(failure, Identity(URL, "Basic256Sha256", own, "pki/own.der"))
+    found = explain(failure, ClientIdentity(URL, "Basic256Sha256", own, "pki/own.der"))
     assert isinstance(found, SourceLost)
     assert isinstance(found, SourceBusy) == (failure.status == "BadTooManySessions")
     assert words in str(found)
@@ -78,7 +81,7 @@ def test_what_may_pass_by_itself_is_no_refusal(failure: Failure, words: str, own
 def test_a_server_that_shows_nothing_without_security_needs_its_file(status: str) -> None:
     """No advice to list its policies, which needs the same answer. A closed connection may also be a server that goes
     down."""
-    found = explain(Failure(Step.CHANNEL, status), Identity(URL, "None"))
+    found = explain(Failure(ConnectStep.CHANNEL, status), ClientIdentity(URL, "None"))
     assert isinstance(found, SourceRefused) is (status != CLOSED)
     assert "set server_certificate_file" in str(found)
     assert "lists" not in str(found)
@@ -86,7 +89,7 @@ def test_a_server_that_shows_nothing_without_security_needs_its_file(status: str
 
 def test_without_a_certificate_of_ours_no_hint_names_a_trust_list() -> None:
     """Security None has no certificate to trust."""
-    found = explain(Failure(Step.SESSION, CLOSED), Identity(URL, "None"))
+    found = explain(Failure(ConnectStep.SESSION, CLOSED), ClientIdentity(URL, "None"))
     assert isinstance(found, SourceLost)
     assert "trust" not in str(found)
 

@@ -9,7 +9,7 @@ from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from agent.ingest.opcua.security.certificate_facts import facts_of, public_key_of
-from agent.ingest.opcua.security.trust_list import Presented, Trust, TrustList, Verdict, judge
+from agent.ingest.opcua.security.trust_list import Presented, TrustList, TrustReason, TrustVerdict, judge
 from tests.ingest.opcua.security.certificates import NOW, URI, certificate, der, revocation_list, written_out
 
 AUTHORITY = certificate("authority", is_authority=True, days=(-100, 100))
@@ -31,7 +31,7 @@ def issuing(*lists: x509.CertificateRevocationList, issuer: x509.Certificate = A
     return TrustList(issuers=(issuer,), revocation_lists=lists, **more)
 
 
-def refused(verdict: Verdict) -> str:
+def refused(verdict: TrustVerdict) -> str:
     """The reason and the advice of a refusal."""
     assert verdict.trust is None
     assert verdict.todo or verdict.is_unknown
@@ -41,9 +41,9 @@ def refused(verdict: Verdict) -> str:
 def test_the_three_ways_to_be_accepted() -> None:
     """Pinned, in trusted/, or issued by one in issuers/ with a list that does not name it."""
     pin = TrustList(pinned_sha256=facts_of(der(ISSUED)).sha256)
-    assert judge(shown(ISSUED), pin, NOW).trust is Trust.PINNED
-    assert judge(shown(ISSUED), trusting(ISSUED), NOW).trust is Trust.TRUSTED
-    assert judge(shown(ISSUED), issuing(revocation_list()), NOW).trust is Trust.ISSUED
+    assert judge(shown(ISSUED), pin, NOW).trust is TrustReason.PINNED
+    assert judge(shown(ISSUED), trusting(ISSUED), NOW).trust is TrustReason.TRUSTED
+    assert judge(shown(ISSUED), issuing(revocation_list()), NOW).trust is TrustReason.ISSUED
 
 
 def test_an_unknown_certificate_is_unknown_and_a_pin_is_narrow() -> None:
@@ -61,7 +61,7 @@ def test_a_pin_asks_nothing_else() -> None:
     """What cannot be changed at an old device can be accepted by a pin, and by nothing else."""
     old = certificate(days=(-100, -50), uri="urn:x", host="x", address="10.0.0.1", bits=1024, purpose=None)
     pin = TrustList(pinned_sha256=facts_of(der(old)).sha256)
-    assert judge(shown(old), pin, NOW).trust is Trust.PINNED
+    assert judge(shown(old), pin, NOW).trust is TrustReason.PINNED
     assert "this machine's clock says 2026-06-01 12:00 UTC" in refused(judge(shown(old), trusting(old), NOW))
 
 
@@ -88,7 +88,7 @@ def test_a_trusted_certificate_is_checked_and_each_reason_is_distinguished(bad: 
 def test_what_a_certificate_does_not_restrict_is_allowed() -> None:
     """Many devices leave out the extended key usage; a server that was not asked has no application URI to compare."""
     free = certificate(purpose=None)
-    assert judge(shown(free, uri=""), trusting(free), NOW).trust is Trust.TRUSTED
+    assert judge(shown(free, uri=""), trusting(free), NOW).trust is TrustReason.TRUSTED
 
 
 @pytest.mark.parametrize(
@@ -117,13 +117,13 @@ def test_an_issued_certificate_needs_an_issuer_in_force_and_its_list(accepted: T
 def test_lists_can_be_made_optional(lists: tuple[x509.CertificateRevocationList, ...]) -> None:
     """Without crl_required a missing or ended list is no obstacle."""
     accepted = issuing(*lists, is_revocation_list_required=False)
-    assert judge(shown(ISSUED), accepted, NOW).trust is Trust.ISSUED
+    assert judge(shown(ISSUED), accepted, NOW).trust is TrustReason.ISSUED
 
 
 def test_the_newest_of_several_lists_counts() -> None:
     """A certificate on hold that was released again is no longer revoked."""
     old, new = revocation_list("authority", 7, days=(-9, 9)), revocation_list(days=(-1, 9))
-    assert judge(shown(ISSUED), issuing(old, new), NOW).trust is Trust.ISSUED
+    assert judge(shown(ISSUED), issuing(old, new), NOW).trust is TrustReason.ISSUED
     assert "revoked" in refused(judge(shown(ISSUED), issuing(new, revocation_list("authority", 7, days=(0, 9))), NOW))
 
 
@@ -138,7 +138,7 @@ def test_an_intermediate_authority_needs_its_own_list() -> None:
     between = certificate("between", issuer="authority", is_authority=True, serial=8)
     leaf = certificate(issuer="between")
     both = issuing(revocation_list(), revocation_list("between"))
-    assert judge(shown(leaf, between), both, NOW).trust is Trust.ISSUED
+    assert judge(shown(leaf, between), both, NOW).trust is TrustReason.ISSUED
     assert judge(shown(leaf), both, NOW).is_unknown
     assert "CN=between, whose revocation list is missing" in refused(
         judge(shown(leaf, between), issuing(revocation_list()), NOW)
@@ -173,7 +173,7 @@ def test_a_certificate_that_the_parser_refuses_can_be_pinned_and_nothing_else() 
     assert "EncodedDefault" in facts.fault
     assert public_key_of(data) == found.public_key()
     presented = Presented((data,), URI, "plc")
-    assert judge(presented, TrustList(pinned_sha256=facts.sha256), NOW).trust is Trust.PINNED
+    assert judge(presented, TrustList(pinned_sha256=facts.sha256), NOW).trust is TrustReason.PINNED
     verdict = judge(presented, TrustList(trusted=frozenset([facts.sha256])), NOW)
     assert (verdict.trust, verdict.is_unknown, verdict.also_why) == (None, True, "can only be pinned")
 
