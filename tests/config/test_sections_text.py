@@ -39,7 +39,7 @@ GOOD = {"node": {"zone": "plant-a"}, "modbus": [{"name": "meter", "port": 502}]}
             NODE + METER + b'[[peer]]\nzone = "plant-a"\nnode = "plant-a-2"\nexports = ["a"\n',
             {**GOOD, "peer": ["broken plant-a-2"]},
         ),
-        (b"zone = \n" + NODE + METER, {**GOOD, "file": "broken"}),
+        (b"# ours\nzone = \n" + NODE + METER, {**GOOD, "file": "broken"}),
         (NODE + METER + b'[[peer]]\nstart = [\n {stream = "a", at = "end"},\n]\n[peer.more]\na = 1\n[store]\nb\n',
          {**GOOD, "peer": [{"start": [{"stream": "a", "at": "end"}], "more": {"a": 1}}], "store": "broken"}),
     ],

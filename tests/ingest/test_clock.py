@@ -52,7 +52,7 @@ def belief(*, wall_ns: int = NOW, boot_ns: int = RUN, memory: ClockMemory = UNKN
         (NOW + 90 * S, 60 * S, KNOWN, {"has_kept_time": True}, None),  # off for half a minute
         (NOW + 90 * S, 60 * S, KNOWN, {"is_synchronised": True}, None),
         (NOW + HOUR, 60 * S, KNOWN, {}, None),  # it went on while the machine was off
-        (NOW + HOUR, 60 * S, KNOWN._replace(has_server=True), {}, Doubt.UNCONFIRMED),
+        (NOW + HOUR, 60 * S, belief(is_synchronised=True).memory, {}, Doubt.UNCONFIRMED),
         (NOW + 9 * S, RUN + 99 * S, KNOWN, {}, Doubt.UNCONFIRMED),  # it lost 90 s while no process ran
         (NOW + 99 * S, RUN + 9 * S, KNOWN, {}, None),  # it was set forward while no process ran
     ],

@@ -115,10 +115,13 @@ def test_what_was_held_back_is_recorded_before_a_loss() -> None:
     """A minimum interval does not swallow the last value before the line went, and the loss is newer, although the
     source was complete only up to an earlier time."""
     for since_ns, lost_ns in ((None, 3 * S), (S, 2 * S + 1)):
-        sampler = sampler_of(SamplingRule(min_interval_ns=10 * S))
-        assert fed(sampler, 1, 2) == [1]
+        sampler = made([(tag, SamplingRule(min_interval_ns=10 * S)) for tag in (TAG, TAG + 1)])
+        for at_s in (1, 2):
+            sampler.select([Sample(tag, at_s * S, at_s) for tag in (TAG, TAG + 1)], at_s * S)
         lost = sampler.lose(BAD, 3 * S, since_ns=since_ns)
-        assert lost == [Sample(TAG, 2 * S, 2), Sample(TAG, lost_ns, None, BAD)]
+        assert lost == [
+            sample for tag in (TAG, TAG + 1) for sample in (Sample(tag, 2 * S, 2), Sample(tag, lost_ns, None, BAD))
+        ]
 
 
 @given(

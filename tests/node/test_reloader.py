@@ -126,14 +126,16 @@ async def test_only_certificates_of_a_broker_that_restarts_are_checked(tmp_path:
     """Those of a broker that goes on may be replaced at the moment, or may have expired while its link works: a change
     of something else is not refused for them."""
     file, carried_out, folder = File(), list[NodeSettings](), tmp_path / "none"
-    broker = BrokerSettings("b1", "host", folder / "ca.pem", folder / "cert.pem", folder / "key.pem")
+    first = BrokerSettings("b1", "host", folder / "ca.pem", folder / "cert.pem", folder / "key.pem")
+    second = replace(first, name="b2", host="other")
     async with reloading(file, carried_out) as reloader:
-        reloader.settings = replace(BEFORE, broker=(broker,))
-        file.content = replace(AFTER, broker=(broker,))
+        reloader.settings = replace(BEFORE, broker=(first, second))
+        file.content = replace(AFTER, broker=(first, second))
         assert (await reloader.reload()).brokers == frozenset()
-        file.content = replace(AFTER, broker=(replace(broker, port=1884),))
-        with pytest.raises(ReloadRefused, match="of certificates"):
-            await reloader.reload()
+        for changed in ((replace(first, port=1884), second), (first, replace(second, port=1884))):
+            file.content = replace(AFTER, broker=changed)
+            with pytest.raises(ReloadRefused, match="of certificates"):
+                await reloader.reload()
     assert len(carried_out) == 1
 
 

@@ -1,5 +1,6 @@
 """Facts that a zone names in its health and that do not come: told after ten minutes without a fact of that stream."""
 
+from itertools import count
 from pathlib import Path
 
 from agent.fact_store import FactStore
@@ -16,17 +17,21 @@ LIFE = bytes(range(16))
 
 
 def values(sequence: int, life: bytes = LIFE) -> dict[str, object]:
-    """The health of a zone that has recorded so much."""
-    return {"stream/s/own_end": f"a:{life.hex()}:{sequence}", "stream/t/own_end": None, "stream/u/bytes": 1}
+    """The health of a zone that has recorded so much in the stream s, and more in another one."""
+    ends = {"stream/r/own_end": f"a:{life.hex()}:999", "stream/s/own_end": f"a:{life.hex()}:{sequence}"}
+    return {**ends, "stream/t/own_end": None, "stream/u/bytes": 1}
 
 
 def test_an_end_without_a_fact_for_ten_minutes_is_missing() -> None:
     """Not before; not while facts of the life come, though fewer than were named; not again once the end is here; and
     not in a stream that is not read here."""
-    ends, here = NamedEnds(), {"at": 5}
+    ends, here, of_other_stream = NamedEnds(), {"at": 5}, count()
+
+    def reached(_zone: str, stream: str, _life: bytes) -> int:
+        return here["at"] if stream == "s" else next(of_other_stream)
 
     def missing(sequence: int, now_ms: int) -> str:
-        return ends.look("a", values(sequence), lambda *_: here["at"], now_ms)
+        return ends.look("a", values(sequence), reached, now_ms)
 
     assert [missing(9, now_ms) for now_ms in (0, WAIT_MS - 1)] == ["", ""]
     assert "s: its health names sequence 20" in missing(20, WAIT_MS)
@@ -64,10 +69,12 @@ def test_a_relay_that_withholds_a_stream_is_told_by_the_health_that_it_passes_on
         tail = HealthTail(store.reader)
         named = f"plant:{plant.origin.life.hex()}:10"
         values = {"verdict": 0, f"stream/{TELEMETRY}/own_end": named, "stream/facts.not_read/own_end": named}
+        others = ["before", "beyond"]
+        tail.zones = {zone: ZoneHealth(zone, NOW_MS, {"verdict": 0}) for zone in others}
         tail.zones["plant"] = ZoneHealth("plant", NOW_MS, values)
         for now_ms in (NOW_MS - WAIT_MS, NOW_MS):
             assert zone_row(tail.zones["plant"], NOW_MS).level is Level.GOOD
-            tail.compare_ends(["plant"], now_ms)
+            tail.compare_ends([others[0], "plant", others[1]], now_ms)
         row = zone_row(tail.zones["plant"], NOW_MS)
         assert (row.level, row.alert) == (Level.BROKEN, True)
         assert row.what.startswith(f"{TELEMETRY}: its health names sequence 10")

@@ -49,8 +49,10 @@ def test_raised_repeated_and_cleared() -> None:
     assert told(core, 61 * S, row("a"), row("b")) == []
     assert told(core, 120 * S, row("a"), row("b")) == [("raised", "b")]
     assert told(core, 60 * S + 2 * H, row("a"), row("b")) == [("repeated", "a")]
-    assert told(core, 3 * H, row("a", alert=False), row("b")) == [("repeated", "b"), ("cleared", "a")]
-    assert told(core, 3 * H + 1) == [("cleared", "b")]
+    assert told(core, 3 * H - 90 * S, row("a"), row("b"), row("c")) == [("repeated", "b")]
+    assert told(core, 3 * H, row("a", alert=False), row("b"), row("c")) == [("raised", "c"), ("cleared", "a")]
+    assert told(core, 3 * H + 1, row("b")) == [("cleared", "c")]
+    assert told(core, 5 * H, row("b", alert=False)) == [("cleared", "b")]
 
 
 def test_what_gets_worse_is_told_again() -> None:

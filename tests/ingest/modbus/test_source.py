@@ -21,7 +21,7 @@ from agent.ingest.modbus.decode import value_type
 from agent.ingest.modbus.line import Endpoints, ReadRefused, UnitSilent
 from agent.ingest.modbus.poll_grid import Missed, PollGrid, Slot
 from agent.ingest.modbus.read_plan import Read
-from agent.ingest.modbus.source import ModbusSource
+from agent.ingest.modbus.source import UNITS_ASKED_AGAIN, ModbusSource
 from agent.ingest.quality import BAD_COMMUNICATION_ERROR, BAD_DEVICE_FAILURE, BAD_NODE_ID_UNKNOWN, BAD_TIMEOUT
 from agent.ingest.recorder import Recorder
 from agent.ingest.sampling import SamplingRule
@@ -131,6 +131,14 @@ async def test_a_device_none_of_whose_units_answers_is_lost() -> None:
         await source._poll(dead(), PollGrid({1}, time.monotonic_ns()))  # type: ignore[arg-type]
 
 
+async def test_a_device_whose_last_unit_answers_comes_up() -> None:
+    """However many others are silent, and whichever of them are asked again."""
+    source, _ = await made(tags_at(*(replace(FIRST, unit_id=unit_id) for unit_id in range(1, UNITS_ASKED_AGAIN + 3))))
+    *silent, last = source._units
+    await live(source, Device(silent=lambda read: read.unit_id != last.unit_id))
+    assert ([unit.is_silent for unit in silent], last.is_silent) == ([True] * len(silent), False)
+
+
 async def test_a_register_that_does_not_exist_is_bad_alone() -> None:
     """Its neighbour goes on; the refused one is recorded as bad, once."""
     source, store = await made()
@@ -191,7 +199,7 @@ async def live(source: ModbusSource, device: Device) -> None:
         raise SourceLost("again")
 
     source._line = contextlib.nullcontext(device)  # type: ignore[assignment]
-    with pytest.raises(SourceLost):
+    with pytest.raises(SourceLost, match="^again$"):
         await source.run(came_up)
 
 
@@ -240,7 +248,7 @@ async def test_missed_polls_are_counted_and_a_fact(caplog: pytest.LogCaptureFixt
     so once."""
     slow, third = (replace(TAGS[1], definition=TagDefinition(f"tag:a/{name}")) for name in ("slow", "third"))
     slow = replace(slow, point=replace(slow.point, poll_interval_ms=5_000))
-    third = replace(third, point=replace(third.point, address=3))
+    third = replace(third, point=replace(third.point, unit_id=2))
     source, store = await made([TAGS[0], slow, third])
     await poll(source, Device())
     source._note_missed([Missed(1_000, 3, 0, 2 * 10**9)], 10**18, "polls_missed")

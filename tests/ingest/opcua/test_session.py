@@ -185,7 +185,8 @@ async def test_an_empty_history_counts_only_where_history_is_kept(monkeypatch: p
     nodes = [(Reading(NodeAddress("urn:x", tag)), 1) for tag in (1, 2)]
     pages = await session.read_history(ranges, nodes, 10)
     assert [page.status for page in pages] == [BAD_NOT_SUPPORTED, 0]
-    assert [node.AttributeId for node in asked[0].NodesToRead] == [ua.AttributeIds.AccessLevel] * 2
+    levels = [(node.NodeId.Identifier, node.AttributeId) for node in asked[0].NodesToRead]
+    assert levels == [(tag, ua.AttributeIds.AccessLevel) for tag in (1, 2)]
 
 
 @pytest.mark.parametrize(

@@ -171,12 +171,14 @@ def lends(node: str, term: int = 200) -> Says:
     return says
 
 
-def claims(state: Any, term: int = 150, fitness: int = 3, *, gaps_stored: bool = False) -> Says:
+def claims(
+    state: Any, term: int = 150, fitness: int = 3, *, node: str = "plant-a-2", gaps_stored: bool = False
+) -> Says:
     """A partner that claims this."""
 
     async def says(_: ClaimLead) -> LeadAnswer:
         other = ClaimEntry(
-            node="plant-a-2", instance="cd" * 16, state=state, term=term, fitness=fitness, gaps_stored=gaps_stored
+            node=node, instance="cd" * 16, state=state, term=term, fitness=fitness, gaps_stored=gaps_stored
         )
         return LeadAnswer(**ANSWER, other=other)
 
@@ -233,9 +235,11 @@ async def test_a_clock_that_differs_is_measured(ahead_ms: int, tmp_path: Path) -
         assert abs((stage.runner.snapshot().partner_clock_ahead_ms or 0) - ahead_ms) <= 2
 
 
-@pytest.mark.parametrize("partner", [None, lends("")], ids=["silent", "without a claim"])
+@pytest.mark.parametrize(
+    "partner", [None, lends(""), claims("leads", 200, node="mes")], ids=["silent", "without a claim", "another node"]
+)
 async def test_a_node_that_hears_nobody_records(partner: Says | None, tmp_path: Path) -> None:
-    """Both peers are silent, or the partner answers and claims nothing: after its patience the node records alone,
+    """Both peers are silent, or the partner claims nothing, or tells the claim of another node: after its patience the node records alone,
     though each question takes its time-out."""
     async with running(tmp_path) as stage:
         stage.partner.says = partner
@@ -373,18 +377,23 @@ def test_what_the_partner_lacks(
 
 
 async def test_a_refusal_is_known_until_it_is_answered(tmp_path: Path) -> None:
-    """What the other side says no to is in the status, as long as it does; a time-out tells nothing new."""
+    """What the other sides say no to is in the status, as long as each does; a time-out tells nothing new."""
 
     async def refuses(_: ClaimLead) -> LeadAnswer:
         raise PeerRefused("plant-a-2", "lead_not_yours", "partner names no node", "Write it.", retryable=False)
 
+    def refusing() -> list[str]:
+        return sorted(refusal.node for refusal in stage.runner.snapshot().refusals)
+
     async with running(tmp_path) as stage:
-        stage.witness.says, stage.partner.says = lends("plant-a"), refuses
-        await stage.wait(lambda: stage.runner.snapshot().refusals, "the refusal")
-        (refusal,) = stage.runner.snapshot().refusals
-        assert refusal == PairRefusal("plant-a-2", "lead_not_yours", "partner names no node", "Write it.")
+        stage.witness.says = stage.partner.says = refuses
+        await stage.wait(lambda: refusing() == ["idmz", "plant-a-2"], "both refusals")
+        expected = PairRefusal("plant-a-2", "lead_not_yours", "partner names no node", "Write it.")
+        assert expected in stage.runner.snapshot().refusals
+        stage.witness.says = lends("plant-a")
+        await stage.wait(lambda: refusing() == ["plant-a-2"], "the answer of the witness")
         stage.partner.says = claims("follows")
-        await stage.wait(lambda: not stage.runner.snapshot().refusals, "the answer")
+        await stage.wait(lambda: not refusing(), "the answer")
         stage.partner.says = refuses
         await stage.wait(lambda: stage.runner.snapshot().refusals, "the refusal again")
         stage.partner.says = None

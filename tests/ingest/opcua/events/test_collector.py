@@ -13,6 +13,7 @@ from agent.ingest.opcua.decode import Header
 from agent.ingest.opcua.events.event_fields import (
     ALL_FIELDS,
     BASE_FIELDS,
+    QUEUE_OVERFLOW,
     REFRESH_END,
     REFRESH_REQUIRED,
     REFRESH_START,
@@ -163,13 +164,19 @@ async def test_a_publication_that_never_came_is_a_loss() -> None:
     assert told["last_time"] < "1970-01-01T00:01"
 
 
-async def test_a_loss_is_recorded_although_no_event_follows() -> None:
-    """A plant without alarms sends no event for days; the loss must not wait for one."""
+@pytest.mark.parametrize("reason", ["not_delivered", "server_queue_overflow"])
+async def test_a_loss_is_recorded_although_no_event_follows(reason: str) -> None:
+    """A plant without alarms sends no event for days; the loss must not wait for one. It is told by the number of a
+    publication, or by the server itself."""
     run = Collecting()
     async with run.collecting():
         await run.server.publish(of())
-        await run.missing(Missing(1, 4, 4))
+        if reason == "not_delivered":
+            await run.missing(Missing(1, 4, 4))
+        else:
+            await run.server.publish(of(event(QUEUE_OVERFLOW)))
         await wait_until_async(run.lost, "the loss, while the session goes on")
+    assert [lost[0] for lost in run.lost()] == [reason]
 
 
 async def test_a_loss_is_stored_before_the_events_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:

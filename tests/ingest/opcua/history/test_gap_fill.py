@@ -159,10 +159,11 @@ def test_each_missing_value_is_returned_once(
     remembers: bool,
     cut_every: int,
 ) -> None:
-    """For any history, gap, page size and loss of continuation points: exactly the values strictly inside the gap come
-    back, each once, each tag in the order of time."""
+    """For any history, gap, page size and loss of continuation points: exactly the values strictly inside the gap
+    that the store lacks come back, each once, each tag in the order of time."""
     history = {tag: [HistoryValue(t * S, float(t), 0) for t in sorted(found)] for tag, found in times.items()}
-    gap = gap_of(times, nodes_max, values_max, after, after + length)
+    stored = {tag: {(100 + tag) * S} for tag in times}
+    gap = GapFill(stored, after * S, (after + length) * S, nodes_max, values_max)
     server = HistoryServer(history, has_points=has_points, values_max=values_max, remembers=remembers)
     found: list[tuple[int, HistoryValue]] = []
     for turn in range(10_000):
@@ -174,7 +175,8 @@ def test_each_missing_value_is_returned_once(
         samples = gap.answered(call, server.read(call, gap.values_max))
         found += [(sample.tag, HistoryValue(sample.source_time_ns, sample.value, sample.quality)) for sample in samples]
     for tag in times:
-        wanted = [v for v in history[tag] if after * S < v.source_time_ns < (after + length) * S]
+        missing = [v for v in history[tag] if v.source_time_ns not in stored[tag]]
+        wanted = [v for v in missing if after * S < v.source_time_ns < (after + length) * S]
         assert [value for number, value in found if number == tag] == wanted
     assert set(gap.outcomes.values()) == {FillOutcome.FILLED}
 

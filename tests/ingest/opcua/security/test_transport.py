@@ -104,6 +104,8 @@ async def test_a_renewal_that_was_not_answered_in_time_hinders_no_other() -> Non
     protocol.data_received(opened(2, late + 1, 2))
     assert (await renewing).SecurityToken.TokenId == 2
     assert protocol._connection.local_nonce == b"second"
+    protocol._send_request(ua.ReadRequest()).cancel()
+    assert not protocol._opening, "only what opens a channel is kept until its answer"
     protocol.transport.close.assert_not_called()
 
 

@@ -57,13 +57,15 @@ def test_files_of_any_form_and_name_are_read_and_others_are_named(tmp_path: Path
     (tmp_path / "trusted" / "a.crt").write_bytes(certificate().public_bytes(Encoding.PEM))
     (tmp_path / "issuers" / "ca").write_bytes(der(authority))
     (tmp_path / "crl" / "ca.pem").write_bytes(revocation_list().public_bytes(Encoding.PEM))
+    (tmp_path / "crl" / "other.crl").write_bytes(der(revocation_list("other")))
     (tmp_path / "crl" / "ca.der").write_bytes(der(authority))
     (tmp_path / "trusted" / "notes.txt").write_text("of the plant's PLCs")
     (tmp_path / "trusted" / ".half.der.0123").write_bytes(der(authority))
     folder = TrustFolder(tmp_path)
     assert [each.file.name for each in folder.certificates("trusted")] == ["a.crt"]
     assert folder.issuers() == [authority]
-    assert len(folder.revocation_lists()) == 1
+    issuers = {revoked.issuer.rfc4514_string() for revoked in folder.revocation_lists()}
+    assert issuers == {"CN=authority", "CN=other"}
     assert folder.unreadable() == ["trusted/notes.txt", "crl/ca.der"]
 
 

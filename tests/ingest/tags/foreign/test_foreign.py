@@ -362,7 +362,8 @@ def test_cells_that_are_no_numbers() -> None:
     """A giant exponent costs nothing, and a scaling without slope is refused."""
     head = "Tag Name,Address,Data Type,Scaling,Raw Low,Raw High,Scaled Low,Scaled High\n"
     rows = "A,40001,Word,Linear,0,1e999999999,0,1\nB,40002,Word,Linear,5,5,0,1\nC,40003,Word,Linear,0,,0,1\n"
+    rows += "D,40004,Word,Linear,0,1,5,5\n"
     options = Options("modbus", 40_001)
     found = kepware.translate("list.csv", (head + rows).encode(), options)
-    assert [refusal.row for refusal in found.refused] == [2, 3, 4]
+    assert [refusal.row for refusal in found.refused] == [2, 3, 4, 5]
     assert "tag" in tag_file(found, dialect(options)).decode()
