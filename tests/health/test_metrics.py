@@ -5,7 +5,7 @@ from dataclasses import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent.health.metrics import render
-from agent.health.snapshot import NodeSnapshot
+from agent.health.snapshot import NodeSnapshot, ServingStatus
 
 # The names that the specification promises (section 8), as its readers will put them into a query.
 PROMISED = {
@@ -45,7 +45,10 @@ def test_the_promised_names_are_there(healthy: NodeSnapshot) -> None:
 
 def test_values_are_those_of_the_snapshot(healthy: NodeSnapshot) -> None:
     """The values are those of the snapshot, under their labels."""
-    found = samples(healthy)
+    serving = ServingStatus({"FetchFacts": 7, "GetBounds": 2}, {"busy": 1, "fenced": 3})
+    found = samples(replace(healthy, serving=serving))
+    assert found["bsfg_requests_total"] == {("FetchFacts",): 7, ("GetBounds",): 2}
+    assert found["bsfg_request_refusals_total"] == {("busy",): 1, ("fenced",): 3}
     assert found["bsfg_frontier_offset"] == {("enterprise.facts.telemetry", "facts.telemetry", "enterprise"): 12_000}
     assert found["bsfg_replication_lag_high_watermark"] == {("plant", "facts.telemetry"): 0.4}
     assert (found["bsfg_broker_up"], found["bsfg_broker_connects_total"]) == ({("site",): 1}, {("site",): 1})

@@ -66,7 +66,7 @@ def everything() -> NodeSnapshot:
                 ),
             ),
             sources=(known(SourceStatus("o", "opcua", True, events=EventStatus(1, 1, 1))),),
-            serving=ServingStatus({"FetchFacts": 1}, {"busy": 1}, {"bad_topic": 1}),
+            serving=ServingStatus({"FetchFacts": 1, "GetBounds": 2}, {"busy": 1}, {"bad_topic": 1}),
             store=known(StoreStatus(artifact_unreferenced=(UnreferencedStatus("z", 1),))),
             spans=tuple(SpanStatus(span, span.side, "GetLatest") for span in Span),
             pair=known(PairSnapshot("z", "leads", 1, "a", "b", 0)),

@@ -7,6 +7,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -220,10 +221,15 @@ async def test_open_pages_are_bounded(site: Site, monkeypatch: pytest.MonkeyPatc
     later = page._events("/zone/idmz", {}, "a", mark.removeprefix("id: "))
     await anext(later)
     assert "main" not in json.loads((await anext(later)).partition("data: ")[2]), "it has it"
-    for places in ({"": STREAMS_OF_ADDRESS_MAX}, {"other": STREAMS_MAX}):
+    request = SimpleNamespace(query_params={}, client=None, headers={})
+    for places, status in (
+        ({"other": 1, "": STREAMS_OF_ADDRESS_MAX}, 503),
+        ({"other": STREAMS_MAX}, 503),
+        ({"other": STREAMS_OF_ADDRESS_MAX, "": 1}, 200),
+    ):
         page._streams.clear()
         page._streams.update(places)
-        assert (await site.get("/live?page=/"))[0] == 503
+        assert (await page.live(request)).status_code == status
 
 
 async def test_tags_may_be_too_many(site: Site, healthy: NodeSnapshot, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from agent.query.scan import scanner
 from agent.settings.node import IdentitySettings
 from tests.fact_store.making import TELEMETRY, Elsewhere, done, parsed
 from tests.health.conftest import NOW_MS
-from tests.page.conftest import Site, at, healthy, store_with
+from tests.page.conftest import Site, at, healthy, record_health, store_with
 from tests.page.zones import Zones, gateway
 from tests.support.received import put_page
 
@@ -105,7 +105,8 @@ def test_the_sentence_of_few() -> None:
 def test_the_first_look_goes_back_as_far_as_it_must(
     tmp_path: Path, healthy: NodeSnapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With health of every zone found, older health is not even listed."""
+    """With health of every zone found, older health is not even listed. A zone that has been silent for long is found,
+    too."""
     monkeypatch.setattr(scanner, "SUMMARIES_PAGE", 2)
     asked, summaries = list[int](), StoreReader.summaries
 
@@ -120,7 +121,12 @@ def test_the_first_look_goes_back_as_far_as_it_must(
         tail.read()
         listed = len(asked)
         assert tail.zones["idmz"].at_unix_ms == moments[-1].taken_unix_ms
-    assert listed == 1
+        Zones(store).send(replace(moments[0], zone="plant-b"))
+        for moment in moments:
+            record_health(store, replace(moment, taken_unix_ms=moment.taken_unix_ms + HOUR_MS))
+        asked.clear()
+        assert HealthTail(reader).read() == {"idmz", "plant-b"}
+    assert (listed, len(asked)) == (1, 5), "not as far back as the first"
 
 
 def test_zones_share_their_definitions_and_paths(tmp_path: Path, healthy: NodeSnapshot) -> None:

@@ -199,7 +199,7 @@ async def live(source: ModbusSource, device: Device) -> None:
         raise SourceLost("again")
 
     source._line = contextlib.nullcontext(device)  # type: ignore[assignment]
-    with pytest.raises(SourceLost, match="^again$"):
+    with pytest.raises(SourceLost, match=r"^again$"):
         await source.run(came_up)
 
 
@@ -369,18 +369,30 @@ async def test_a_unit_that_misses_one_poll_is_not_silent(caplog: pytest.LogCaptu
     assert told(caplog) == ["answer_missing", "unit_lost"]
 
 
+class SideLine(Device):
+    """A second connection."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Nothing to close."""
+
+
+async def test_a_second_connection_that_is_never_read_from_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A unit that answers over the first one is silent there, too: the silent unit is asked over the first one."""
+    source, _ = await made(THREE_UNITS)
+    monkeypatch.setattr("agent.ingest.modbus.source.Line", lambda _: SideLine(silent=lambda _: True))
+    source._units[1].fell_silent(0)
+    probing = asyncio.create_task(source._probe(Device()))  # type: ignore[arg-type]
+    await wait_until_async(lambda: source._has_one_line(Device()), "what the second connection is")  # type: ignore[arg-type]
+    probing.cancel()
+
+
 async def test_each_silent_unit_is_asked_in_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of three silent units the first and the last stay dead; the one between them is found, over the second
     connection."""
     source, _ = await made(THREE_UNITS)
-
-    class SideLine(Device):
-        async def __aenter__(self) -> Self:
-            return self
-
-        async def __aexit__(self, *_: object) -> None:
-            """Nothing to close."""
-
     side = SideLine(silent=lambda read: read.unit_id != 2)
     monkeypatch.setattr("agent.ingest.modbus.source.Line", lambda _: side)
     for unit in source._units:

@@ -56,6 +56,17 @@ def test_a_unit_that_refuses_everything_gets_few_requests(code: int) -> None:
     assert max(done.requests for done in polls) <= SEARCH_MAX + 15
 
 
+def test_a_search_has_an_end_in_each_poll() -> None:
+    """A device gives 600 values one by one only: no poll has more requests than the limit, and the search goes on in
+    the next ones until all are read."""
+    wanted = [register(address) for address in range(600)]
+    unit, device = unit_of(wanted), Device(longest=1)
+    polls = [poll(unit, device, number * S) for number in range(40)]
+    assert all(done.requests - done.planned <= SEARCH_MAX for done in polls)
+    assert polls[0].requests > SEARCH_MAX
+    assert set(polls[-1].values) == set(wanted)
+
+
 def test_a_new_row_that_is_refused_leaves_proven_reads_alone() -> None:
     """A row behind the last register of a read that works: the read is asked for as before in the poll in which the
     longer one is refused or not answered."""

@@ -104,17 +104,17 @@ async def test_an_item_that_died_before_the_end_of_its_session(value: float, at_
     """The audit had not found it. The first value of the next session shows it, if that is another one, newer than the
     last, and older than what the session before was complete up to, by more than clocks differ: it should have come. A
     value that is older than the last is of a clock that is behind."""
-    source, _ = await made(sampling_interval_ms=0)
+    source, _ = await made(tag(1), tag(2), tag(3), sampling_interval_ms=0)
     gaps = gaps_of(source)
     async with living(source) as session:
         await wait_until_async(lambda: session.asked, "items")
-        session.says(answer(1, 1, (1, 1.0, 10 * S), (2, 1.0, 10 * S)))
+        session.says(answer(1, 1, *((handle, 1.0, 10 * S) for handle in (1, 2, 3))))
         await wait_until_async(lambda: source._delivery.sampler.last(2).source_time_ns, "values")
         for subscription in source._subscriptions:
             subscription.liveness.complete = Moment(500 * S)
     async with living(source, start="since", refuses_key=True) as session:
         await wait_until_async(lambda: session.asked, "items")
-        session.says(answer(1, 1, (1, value, at_s * S), (2, 1.0, 10 * S)))
+        session.says(answer(1, 1, (2, 1.0, 10 * S), (1, value, at_s * S), (3, 1.0, 10 * S)))
         await wait_until_async(lambda: source._delivery.sampler.last(1).source_time_ns == at_s * S, "the first values")
         await wait_until_async(lambda: gaps or not is_lost, "the gap")
     found = [(gap.reason, gap.first_time_ns, gap.tags) for gap in gaps]

@@ -239,8 +239,8 @@ async def test_a_clock_that_differs_is_measured(ahead_ms: int, tmp_path: Path) -
     "partner", [None, lends(""), claims("leads", 200, node="mes")], ids=["silent", "without a claim", "another node"]
 )
 async def test_a_node_that_hears_nobody_records(partner: Says | None, tmp_path: Path) -> None:
-    """Both peers are silent, or the partner claims nothing, or tells the claim of another node: after its patience the node records alone,
-    though each question takes its time-out."""
+    """Both peers are silent, or the partner claims nothing, or tells the claim of another node: after its patience the
+    node records alone, though each question takes its time-out."""
     async with running(tmp_path) as stage:
         stage.partner.says = partner
         await stage.wait(lambda: stage.role == "alone", "recording alone")

@@ -111,7 +111,8 @@ class Server:
 
     async def read(self, parameters: ua.ReadParameters) -> list[ua.DataValue]:
         self.types_read += [node.NodeId.to_string() for node in parameters.NodesToRead]
-        return [ua.DataValue(ua.Variant(ua.QualifiedName("PumpEventType", 1))) for _ in parameters.NodesToRead]
+        names = [f"Type {node.NodeId.Identifier}" for node in parameters.NodesToRead]
+        return [ua.DataValue(ua.Variant(ua.QualifiedName(name, 1))) for name in names]
 
     def begin_subscription(self, number: int, route: Route) -> None:
         self.adopt(number, route)

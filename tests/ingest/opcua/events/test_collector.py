@@ -211,19 +211,20 @@ async def test_a_condition_that_a_refresh_does_not_name_is_absent() -> None:
 
 
 async def test_types_are_named() -> None:
-    """A type of the vendor is asked for when it is met the first time, once; one of a namespace without a place in the
-    server's table stays without a name."""
+    """Types of the vendor are asked for when they are met the first time, once; one of a namespace without a place in
+    the server's table stays without a name."""
     run = Collecting()
     async with run.collecting():
-        vendor = [OpcuaEvent(1, {"event_type": "nsu=urn:x;i=5", "event_id": bytes([n])}, S) for n in range(2)]
+        types = ("nsu=urn:x;i=5", "nsu=urn:x;i=6", "nsu=urn:x;i=5")
+        vendor = [OpcuaEvent(1, {"event_type": name, "event_id": bytes([n])}, S) for n, name in enumerate(types)]
         await run.server.publish(of(*vendor, OpcuaEvent(1, {"event_type": "ns=9;i=1"}, S)))
         await run.server.publish(
             of(OpcuaEvent(1, {"event_type": "nsu=urn:x;i=5", "event_id": b"3"}, S), condition("High"))
         )
-        await wait_until_async(lambda: len(run.store.events) == 5, "five events")
+        await wait_until_async(lambda: len(run.store.events) == 6, "six events")
     found = [json.loads(m.fact.object_json).get("event_type_name") for m in run.store.events.values()]
-    assert found == ["PumpEventType", "PumpEventType", None, "PumpEventType", "AlarmConditionType"]
-    assert run.server.types_read == ["ns=1;i=5"]
+    assert found == ["Type 5", "Type 6", "Type 5", None, "Type 5", "AlarmConditionType"]
+    assert sorted(run.server.types_read) == ["ns=1;i=5", "ns=1;i=6"]
 
 
 async def test_an_event_whose_type_is_being_asked_for_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
