@@ -1,10 +1,13 @@
 """When to commit, what belongs to a commit, and what the queue refuses."""
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.columns import SampleColumns
+from agent.errors import StoreBusy
 from agent.fact_store.append.group_commit import (
     ENOUGH_FACTS,
     Commit,
@@ -101,6 +104,20 @@ def call(size: int = 0, queued_ns: int = 0) -> Call:
 def append(queued_ns: int, size: int = 1) -> AppendSamples:
     """One sample of so many bytes."""
     return AppendSamples(TELEMETRY, SampleColumns.of(samples(1)), 1, size, queued_ns)
+
+
+@pytest.mark.parametrize("alarm_s, waits_s", [(9, 2), (1, 1)])
+def test_the_writer_sleeps_until_samples_or_its_alarm_are_due(
+    monkeypatch: pytest.MonkeyPatch, alarm_s: int, waits_s: int
+) -> None:
+    """Neither earlier nor later: samples wait for their interval and no longer."""
+    queue, now_ns = WriteQueue(10, 100, CommitPace(2_000 * MS, 1000)), time.monotonic_ns()
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns)
+    monkeypatch.setattr(queue._changed, "wait", lambda seconds: setattr(queue, "refusing", StoreBusy(f"{seconds:g} s")))
+    queue.committed_ns = now_ns
+    queue.put_samples(append(now_ns))
+    assert queue.next_group(now_ns + alarm_s * 1_000 * MS) is not None
+    assert str(queue.refusing).startswith(f"{waits_s} s;")
 
 
 def put(queue: WriteQueue, work: AppendSamples | Call) -> None:

@@ -327,16 +327,17 @@ def test_a_branch_from_released_facts_may_be_earlier(tmp_path: Path) -> None:
 
 
 def test_own_facts_that_come_home_do_not_move_the_chain(tmp_path: Path) -> None:
-    """A store put back to ten facts of thirty takes the others from a peer; what it records next follows the last batch
-    that it sealed itself, also after a restart, and is a branch."""
-    path = tmp_path / "facts.db"
+    """A store put back to ten facts of thirty takes the others from a peer, together with those of another zone; what
+    it records next follows the last batch that it sealed itself, also after a restart, and is a branch."""
+    path, north = tmp_path / "facts.db", Elsewhere("north")
     with plant(tmp_path) as store:
         done(store.appends.append_samples(TELEMETRY, samples(10)))
         tip, was = store._writer.catalog.tips["plant", TELEMETRY].end, store.origin
     lost = batch.Link(TELEMETRY, was, tip.last_sequence + 1, tip.digest)
     home = batch.seal_samples(lost, samples(20, 11), store._writer.catalog.definitions_of("plant").definitions)
     with FactStore.open(path, "plant", settings=AT_ONCE) as store:
-        assert done(put_page(store, "idmz", TELEMETRY, [home], [], None)).stored_facts == 20
+        page = [home, *parsed([north.seal(5)])]
+        assert done(put_page(store, "idmz", TELEMETRY, page, north.received(), None)).stored_facts == 25
     with FactStore.open(path, "plant", settings=AT_ONCE) as store:
         assert store._writer.catalog.tips["plant", TELEMETRY].end == tip
         done(store.appends.append_samples(TELEMETRY, samples(5, 100)))

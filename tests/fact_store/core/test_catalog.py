@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from agent import batch
 from agent.fact_store import FactStore, StoreReader
-from agent.fact_store.core.catalog import Shards, TailCache
+from agent.fact_store.core.catalog import Catalog, Shards, StoreNames, StreamState, TailCache
 from agent.fact_store.core.errors import StoreClosed
 from agent.pages import StoredBatch
 from tests.fact_store.making import EVERYTHING, TELEMETRY, done, plant, samples
@@ -18,6 +19,13 @@ from tests.fact_store.making import EVERYTHING, TELEMETRY, done, plant, samples
 SIZES = (1, 2, 30, 1, 7, 60, 1, 1, 17)
 NUMBERS = st.integers(0, sum(SIZES) + 10)
 CHANGES = st.lists(st.tuples(st.integers(0, 200), st.none() | st.integers()))
+
+
+def test_the_age_of_a_store_is_that_of_its_newest_mark() -> None:
+    """Whichever stream has it: what another stream recorded later would seem to come from the future."""
+    for ages_ms in permutations([None, 5_000, 90_000]):
+        streams = {f"s{n}": StreamState(n, f"s{n}", mark_ms=age_ms) for n, age_ms in enumerate(ages_ms)}
+        assert Catalog(StoreNames("plant", "plant"), streams).age_ms == 90_000
 
 
 @pytest.fixture(scope="module")

@@ -66,20 +66,19 @@ def opened(folder: Path) -> FactStore:
     [("body", body_of), ("digest", lambda _: bytes(16)), ("body", lambda _: b"")],
     ids=["body", "digest", "nothing left"],
 )
-def test_a_batch_is_repaired(tmp_path: Path, column: str, value: Callable[[bytes], bytes]) -> None:
-    """Whether the disk changed the body or its digest: the damage is remembered over a restart, repaired, and served by
+def test_batches_are_repaired(tmp_path: Path, column: str, value: Callable[[bytes], bytes]) -> None:
+    """Whether the disk changed bodies or digests: the damage is remembered over a restart, repaired, and served by
     offset and by sequence, also in pages that begin or end inside it; verification finds nothing."""
     origin = filled(tmp_path)
-    edited(tmp_path, f"UPDATE batch SET {column} = ? WHERE first_offset = 21", value(origin.sealed[2]))
+    edited(tmp_path, f"UPDATE batch SET {column} = ? WHERE first_offset IN (1, 21)", value(origin.sealed[2]))
     opened(tmp_path).close()
     with FactStore.open(tmp_path / "facts.db", "idmz", settings=AT_ONCE) as store:
-        assert done(store.inbound.damaged(TELEMETRY)) == [OriginRange("plant", origin.origin.life, 21, 30)]
-        assert store.reader.read_sequences(TELEMETRY, origin.origin, 1, 50, 99, EVERYTHING).holes == (
-            Hole(21, 30, "damaged"),
-        )
-        assert [tuple(part) for part in done(store.inbound.repair(TELEMETRY, "plant", parsed([origin.sealed[2]])))] == [
-            (21, 30)
-        ]
+        spans, damaged = [(1, 10), (21, 30)], [origin.sealed[0], origin.sealed[2]]
+        life = origin.origin.life
+        assert done(store.inbound.damaged(TELEMETRY)) == [OriginRange("plant", life, *span) for span in spans]
+        page = store.reader.read_sequences(TELEMETRY, origin.origin, 1, 50, 99, EVERYTHING)
+        assert page.holes == tuple(Hole(*span, "damaged") for span in spans)
+        assert [tuple(part) for part in done(store.inbound.repair(TELEMETRY, "plant", parsed(damaged)))] == spans
         assert done(store.inbound.damaged(TELEMETRY)) == []
         assert sealed_in(store)[:5] == origin.sealed
         for after, limit in ((0, 1), (20, 1), (24, 2), (29, 1)):
@@ -90,8 +89,10 @@ def test_a_batch_is_repaired(tmp_path: Path, column: str, value: Callable[[bytes
         page = store.reader.read_sequences(TELEMETRY, origin.origin, 1, 50, 99, EVERYTHING)
         assert [batch.sealed for batch in page.batches] == origin.sealed
         assert not page.holes
-        assert [incident.kind for incident in store.reader.incidents() if incident.kind == "repaired"] == ["repaired"]
-        assert done(store.inbound.repair(TELEMETRY, "plant", parsed([origin.sealed[2]]))) == []  # it is whole
+        assert [incident.kind for incident in store.reader.incidents() if incident.kind == "repaired"] == [
+            "repaired"
+        ] * 2
+        assert done(store.inbound.repair(TELEMETRY, "plant", parsed(damaged))) == []  # they are whole
     assert not damages(tmp_path / "facts.db", is_quick=True)
 
 

@@ -36,8 +36,8 @@ from tests.waiting import wait_until
 
 
 def filled(folder: Path) -> Path:
-    """A store with own samples and messages, a peer's batches, and a consumer with a confirmed range beyond its
-    frontier."""
+    """A store with own samples and messages, a peer's batches, and three consumers, one with a confirmed range beyond
+    its frontier."""
     north = Elsewhere("north", "facts.north", LIFE)
     with plant(folder) as store:
         done(store.appends.define([tag(2), tag(3)]))
@@ -45,7 +45,8 @@ def filled(folder: Path) -> Path:
             done(store.appends.append_samples(TELEMETRY, samples(10, 1 + 10 * n)))
             done(store.appends.append_message(OPERATIONAL, message(f"id-{n}")))
             north.put(store, [north.seal(5)], n + 1)
-        done(store.consumers.register("idmz", "idmz", TELEMETRY))
+        for name in ("first", "idmz", "last"):
+            done(store.consumers.register(name, "idmz", TELEMETRY))
         done(store.consumers.confirm("idmz", 10))
         done(store.consumers.confirm("idmz", 30, 21))
     return folder / "facts.db"
@@ -212,7 +213,8 @@ def test_damage_that_could_not_be_recorded_is_reported_again(tmp_path: Path, *, 
     faults = Faults()
     with FactStore.open(tmp_path / "facts.db", "plant", settings=AT_ONCE, connect_to=faults.connect) as store:
         done(store.appends.define([tag(1)]))
-        done(store.appends.append_samples(TELEMETRY, samples(10)))
+        for stream in ("facts.other", TELEMETRY):
+            done(store.appends.append_samples(stream, samples(10)))
         found = Hole(1, 10, "damaged"), "why", [OriginRange("plant", store.life, 1, 10)]
         if is_busy:
             with pytest.MonkeyPatch.context() as patched:

@@ -18,7 +18,11 @@ from tests.fact_store.retention.support import first_offset
 
 ORDERS, NOTES = "facts.orders", "facts.notes"
 ROOM = 4 * 1024 * 1024
-HOLDS = {"evil": ZoneLimit(writes=frozenset({ORDERS, NOTES})), "plant": ZoneLimit(writes=frozenset({TELEMETRY}))}
+HOLDS = {
+    "plant": ZoneLimit(writes=frozenset({TELEMETRY})),
+    "evil": ZoneLimit(writes=frozenset({ORDERS, NOTES})),
+    "mill": ZoneLimit(writes=frozenset({ORDERS})),
+}
 
 
 def test_what_is_kept_for_others() -> None:
@@ -125,3 +129,12 @@ def test_a_flood_of_one_zone_takes_no_room_of_another(tmp_path: Path, on_full: s
         assert done(store.appends.append_messages(NOTES, [order("evil", 2_000)]))[0].outcome == "applied"
         assert first_offset(store) == 1
         assert not store.statistics().shares_used_up
+        used = sorted(info.bytes for info in store.streams() if info.name != OPERATIONAL)
+        assert sorted(store._writer.catalog.zone_uses.values()) == used, "of other zones, without what was deleted"
+
+
+def test_a_flood_of_one_stream_leaves_others_their_share_of_it(tmp_path: Path) -> None:
+    """Each zone that may write a stream has a share of its own limit."""
+    with relay(tmp_path, bytes_max=ROOM // 4) as store:
+        flood(store)
+        assert done(store.appends.append_messages(ORDERS, [order("mill", 1)]))[0].outcome == "applied"

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from agent.positions import NOTHING_READ, Position, last_of
 from agent.replication.protocol.token_bucket import (
     OVERDRAWN_MS_MAX,
+    PAGE_MS,
     REPAIR_SAVED_MS,
     REPAIR_WAITS_MS_MAX,
     SAVED_MS_MAX,
@@ -33,6 +34,12 @@ from agent.settings.peers import BYTES_PER_SECOND_MIN
 ONE = "1" * 32
 RATE = 100_000
 PAGE_BYTES = 25_000
+
+
+def test_pages_under_way_take_no_longer_than_one_of_the_largest() -> None:
+    """At least one, at most so many as the caller takes."""
+    size = RATE * PAGE_MS // 1000
+    assert [TokenBucket(RATE).pages_ahead(part, 4) for part in (9 * size, size, size // 2, size // 9)] == [1, 1, 2, 4]
 
 
 class Pull:

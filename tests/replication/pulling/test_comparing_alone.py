@@ -123,7 +123,7 @@ async def comparing(
     async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as group:
         serving = group.create_task(peer.server.run())
         await wait_until_async(lambda: peer.server._group is not None, "the server")
-        judge = PageJudge(idmz, policy)
+        judge = PageJudge(idmz, policy or TrustPolicy(own_zone=idmz.zone))
         requester: Any = ThrottledRequester(peer, limit)  # type: ignore[arg-type]
         yield AntiEntropy(requester, idmz, settings, judge=judge), peer
         serving.cancel()

@@ -110,7 +110,7 @@ async def serving(
 ) -> AsyncIterator[tuple[Server, Peer]]:
     """A server of plant-a that exports its telemetry to idmz and its orders to another zone, and accepts appends. It
     looks for latest values in its own store, as a node does."""
-    peer, exports, appends = Peer(), {"idmz": {STREAM}, "enterprise": {ORDERS}}, appends or {}
+    peer, exports, appends = Peer(), {"enterprise": {ORDERS}, "idmz": {STREAM}}, appends or {}
     peers = {
         node: PeerRights(exports.get(node, frozenset()), appends.get(node, frozenset())) for node in exports | appends
     }

@@ -175,7 +175,7 @@ async def play() -> AsyncIterator[tuple[Store, Consumers]]:
     """Run a scenario with a store and the shell above it."""
     store = Store()
     link: Any = SimpleNamespace(require=lambda: SimpleNamespace(packet_bytes_max=1_000_000))
-    context = Context(link, store, dict.fromkeys(("idmz", "mill"), PeerRights({STREAM})))  # type: ignore[arg-type]
+    context = Context(link, store, {"hub": PeerRights(set())} | dict.fromkeys(("mill", "idmz"), PeerRights({STREAM})))  # type: ignore[arg-type]
     async with asyncio.timeout(LIMIT_S):
         yield store, Consumers(context)
 

@@ -6,13 +6,15 @@ The fields are taken from the message types, so a field that is added later is t
 
 import copy
 import json
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from agent.replication.protocol.messages import REQUESTS, Request, operation_of
+from agent.replication.protocol.errors import MalformedMessage
+from agent.replication.protocol.messages import REQUESTS, GetDigests, Request, operation_of
 from agent.settings.store import StreamSettings
 from tests.replication.message_fields import ORIGIN, Place, integers
 from tests.replication.nodes import STREAM
@@ -98,6 +100,27 @@ async def test_an_integer_out_of_range_is_answered_by_name(kind: type[Request], 
                 await peer.ask(with_value(operation, place, value))
         assert not server.statistics().drops
         assert (store.life, store.failure) == (life, None)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *(
+            {name: SEQUENCES[name] for name in names}
+            for count in (1, 2)
+            for names in combinations(sorted(SEQUENCES), count)
+        ),
+        {**SEQUENCES, "after_zone": "plant-a"},
+        {**SEQUENCES, "zone": "plant-a", "below": "0" * 32},
+        {"zone": "plant-a"},
+        {"below": "0" * 32},
+        {"down_to": "0" * 32},
+    ],
+)
+def test_the_sequences_of_a_comparison_are_given_whole(given: dict[str, Any]) -> None:
+    """A range of one origin, or lives of one zone: fields that are given without the others are refused."""
+    with pytest.raises(MalformedMessage, match="only valid together"):
+        GetDigests(stream=STREAM, **given).check()
 
 
 def test_every_request_is_here() -> None:

@@ -134,7 +134,7 @@ def empty_context(packet_bytes_max: int = 1_000_000) -> Context:
     """The context of a server with an empty store, without a connection."""
     link: Any = SimpleNamespace(require=lambda: SimpleNamespace(packet_bytes_max=packet_bytes_max))
     store: Any = SimpleNamespace(zone="plant-a", node="plant-a", life=bytes(16), signer=None, end_offset=lambda _: 0)
-    return Context(link, store, {"idmz": PeerRights({STREAM})})
+    return Context(link, store, {"mill": PeerRights(set()), "idmz": PeerRights({STREAM})})
 
 
 async def test_what_was_found_does_not_wait_without_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
