@@ -104,7 +104,8 @@ def told(snapshot: NodeSnapshot) -> str:
 @pytest.mark.parametrize("kind, part, said", LINES)
 def test_the_line_of_a_part(kind: str, part: Any, said: str) -> None:
     """Each part has a line, which ends with what is to be said of it now, and with nothing else."""
-    assert told(replace(NODE, **{kind: part if kind == "store" else (part,)})).endswith(said)
+    plain = next(part for known, part, _ in LINES if known == kind)
+    assert told(replace(NODE, **{kind: part if kind == "store" else (plain, part)})).endswith(said)
 
 
 def test_a_bad_sensor_is_told_from_a_dead_source() -> None:

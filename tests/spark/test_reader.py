@@ -1,5 +1,6 @@
 """The data source without a JVM, called as Spark calls it, on stores that a real fact store wrote."""
 
+import json
 import logging
 import os
 import pickle
@@ -65,13 +66,18 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("tasks", [1, 2, 7])
-def test_every_fact_is_read_once_whatever_the_number_of_tasks(path: Path, tasks: int) -> None:
-    """Tasks begin and end inside batches; together they give the rows the oracle expects, in order."""
-    samples = [*RUN, *(Sample(1, NOON_NS + n, float(n)) for n in range(500))]
-    with StoreFile(str(path)).opened() as source:
-        (origin,) = source.reader.origins()
-    expected = [making.row(sample, n, origin, n) for n, sample in enumerate(samples, 1)]
-    found = [row | {"ts": row["ts"].astimezone(expected[0]["ts"].tzinfo)} for row in read(path, numPartitions=tasks)]
+def test_every_fact_is_read_once_whatever_the_number_of_tasks(path: Path, tmp_path: Path, tasks: int) -> None:
+    """Tasks begin and end inside batches; together they give the rows of two stores that the oracle expects, in
+    order."""
+    long, short = [*RUN, *(Sample(1, NOON_NS + n, float(n)) for n in range(500))], RUN[:3]
+    making.store(tmp_path / "short.db", [short])
+    expected = list[dict[str, Any]]()
+    for file, samples in ((path, long), (tmp_path / "short.db", short)):
+        with StoreFile(str(file)).opened() as source:
+            (origin,) = source.reader.origins()
+        expected += [making.row(sample, n, origin, n) for n, sample in enumerate(samples, 1)]
+    rows = read(path, numPartitions=tasks, paths=json.dumps([str(tmp_path / "short.db")]))
+    found = [row | {"ts": row["ts"].astimezone(expected[0]["ts"].tzinfo)} for row in rows]
     making.same(found, expected)
 
 
