@@ -57,6 +57,18 @@ async def test_a_value_that_stands_is_good_when_the_clock_is_believed() -> None:
     assert found == [(10, CLOCK_UNCERTAIN), (16, CLOCK_UNCERTAIN), (71, 0)]
 
 
+async def test_the_first_good_value_is_told_once() -> None:
+    """Beside a tag that stays bad, too; not by a delivery of nothing, or of bad ones only."""
+    told = list[int]()
+    delivery = await made(FakeStore(), tag("a"), tag("b"))
+    delivery.expect_value(told.append)
+    bad = Sample(2, 1, None, BAD_COMMUNICATION_ERROR)
+    for at_s, samples in ((1, []), (2, [bad]), (3, [Sample(1, 3, 1.0), bad]), (4, [Sample(1, 4, 2.0)])):
+        assert delivery.is_value_expected == (at_s <= 3)
+        await delivery.deliver(SampleColumns.of(samples), at_s * S)
+    assert told == [3 * S]
+
+
 async def test_what_a_rule_held_back_is_recorded_when_the_rule_ends() -> None:
     """A removed tag and one with a new rule give up what they held back, in the stream it belonged to; others hold
     on."""

@@ -115,11 +115,16 @@ async def test_a_unit_that_falls_silent_makes_its_tags_bad(monkeypatch: pytest.M
     assert qualities(store) == {"1": [0, BAD_TIMEOUT], "2": [0, BAD_TIMEOUT]}
 
 
-async def test_what_a_unit_gave_before_it_fell_silent_comes_before_its_loss() -> None:
-    """It answers the first read of a poll and no other one: no value that came before may stand as the last one."""
+@pytest.mark.parametrize("holds_line", [False, True])
+async def test_what_a_unit_gave_before_it_fell_silent_comes_before_its_loss(holds_line: bool) -> None:
+    """It answers the first read of a poll and no other one; if that holds the line, it is silent at once. No value that
+    came before may stand as the last one."""
     source, store = await made(tags_at(*(replace(FIRST, address=1_000 * n) for n in (1, 2, 3))))
     await poll(source, Device())
-    await poll(source, Device(silent=lambda read: read.address > 1_000, values={1_000: 7}))
+    failing = Device(silent=lambda read: read.address > 1_000, values={1_000: 7})
+    failing.hold_ms = {1: 3_000} if holds_line else {}
+    await poll(source, failing)
+    assert source._units[0].is_silent == holds_line
     assert [sample.value for sample in store.of("a/1")] == [1_000, 7, None]
     assert qualities(store) == {"1": [0, 0, BAD_TIMEOUT], "2": [0, BAD_TIMEOUT]}
 
