@@ -279,21 +279,23 @@ def test_an_unpulled_tail_is_a_seam(pair: Pair) -> None:
 
 def test_a_message_that_is_tried_again_at_the_other_node_is_the_same(pair: Pair) -> None:
     """A program whose node failed before it answered tries again at the other one, which has pulled the message: the
-    outcome is that of the message held, also after a restart, and another content under its id is a conflict. One that
-    was stored at both is found once."""
+    outcome is that of the message held behind samples and what the node said of itself, also after a restart, and
+    another content under its id is a conflict. One that was stored at both is found once."""
     first, second = pair.stores
     append = second.appends.append_message
+    pair.append(0, 2)
+    pair.say(0)
     done(first.appends.append_messages(TELEMETRY, [message(f"m{n}") for n in range(3)]))
     done(append(TELEMETRY, message("m2")))
     pair.pull(1)
     pair.pull(1)
     for _ in range(2):
-        assert done(append(TELEMETRY, message("m1"))) == AppendOutcome(3, "noop_already_applied")
+        assert done(append(TELEMETRY, message("m1"))) == AppendOutcome(6, "noop_already_applied")
         assert done(append(TELEMETRY, message("m2"))) == AppendOutcome(1, "noop_already_applied")
-        assert done(append(TELEMETRY, message("m0", "2"))) == AppendOutcome(2, "conflicting_duplicate")
+        assert done(append(TELEMETRY, message("m0", "2"))) == AppendOutcome(5, "conflicting_duplicate")
         pair.reopen(1)
         append = pair.stores[1].appends.append_message
-    assert pair.stores[1].end_offset(TELEMETRY) == 4
+    assert pair.stores[1].end_offset(TELEMETRY) == 7
     pair.close()
 
 
