@@ -81,6 +81,7 @@ async def test_the_lead_is_on_the_disk_before_it_is_told(tmp_path: Path, monkeyp
     (tmp_path / "leads.json").rmdir()
     answer = await asked(desk, claim())
     assert answer.leader == "plant-a"
+    assert [*read_leads(tmp_path / "leads.json")] == ["plant-a"]
     await asked(desk, claim("plant-c", zone="plant-c"))
     assert [lead.node for lead in read_leads(tmp_path / "leads.json").values()] == ["plant-a", "plant-c"]
     again = desk_at(tmp_path)
