@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,6 +33,12 @@ class PlayedSource:
     def settings(self, tags: str = TAGS, **changed: object) -> ModbusSourceSettings:
         """Its settings, with this tag file."""
         return modbus(**{"port": 1, "folder": self._folder, "tags": tags, **changed})
+
+    def other(self) -> ModbusSourceSettings:
+        """The settings of another source like it, with tags of its own."""
+        file = self._folder / "other.csv"
+        file.write_text(TAGS.replace("plant/", "press/"))
+        return replace(self.settings(), name="other", tags_file=file)
 
     def ingesting(self, **more: Any) -> AbstractAsyncContextManager[Running]:
         """Ingest of it (see `ingesting`)."""

@@ -58,12 +58,13 @@ async def test_a_gap_is_stored_when_it_is_committed(monkeypatch: pytest.MonkeyPa
 
 async def test_committed_waits_for_what_was_handed_in_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another task reads the store once these samples are in it. They are not yet while they wait to be appended, while
-    the store has only queued them, or when it has refused them after all."""
+    the store has only queued some of them, or when it has refused some after all."""
     monkeypatch.setattr(recorder_module, "REFUSED_WAIT_S", 0.0)
     store = SlowStore()
     store.define([DEFINITION])
     queued, recorder = store.waiting, made(store)
-    recorder.hand_in("facts.telemetry", SampleColumns.of([Sample(1, 1, 1)]))
+    for number in (1, 2):
+        recorder.hand_in("facts.telemetry", SampleColumns.of([Sample(1, number, number)]))
     waiting = asyncio.create_task(recorder.committed())
 
     async def is_waiting() -> bool:
@@ -73,17 +74,19 @@ async def test_committed_waits_for_what_was_handed_in_before(monkeypatch: pytest
 
     assert await is_waiting()
     await recorder.settle()
-    assert len(queued) == 1
+    assert len(queued) == 2
+    assert await is_waiting()
+    queued[1].set_result(None)
     assert await is_waiting()
     queued[0].set_exception(StoreBusy("after all"))
     assert await is_waiting()
     await recorder.settle()
     await recorder.settle()
-    recorder.hand_in("facts.telemetry", SampleColumns.of([Sample(1, 2, 2)]))  # not waited for: it came later
-    queued[1].set_result(None)
+    recorder.hand_in("facts.telemetry", SampleColumns.of([Sample(1, 3, 3)]))  # not waited for: it came later
+    queued[2].set_result(None)
     await asyncio.wait_for(waiting, LIMIT_S)
     await recorder.settle()
-    queued[2].set_result(None)
+    queued[3].set_result(None)
     await recorder.drain()
 
 
@@ -233,7 +236,8 @@ async def test_a_gap_whose_append_is_not_waited_for_is_kept(monkeypatch: pytest.
 
 
 async def test_what_is_no_refusal_is_not_hidden() -> None:
-    """An error that is no refusal reaches the supervisor, and the samples are kept for the next life."""
+    """An error that is no refusal reaches the supervisor, and the samples are kept for the next life. After some of them
+    they are given up, with a fact that says from when to when."""
     store = FakeStore()
     recorder = made(store)
     await recorder.define([DEFINITION])
@@ -241,7 +245,15 @@ async def test_what_is_no_refusal_is_not_hidden() -> None:
     with pytest.raises(ValueError, match="ours"):
         await recorder.record("facts.telemetry", SampleColumns.of([Sample(1, 1, 1)]))
     await recorder.drain()
+    store.failing_futures = FAILURES_MAX
+    recorder.hand_in("facts.telemetry", SampleColumns.of([Sample(1, 5, 2), Sample(1, 7, 3), Sample(1, 6, 4)]))
+    for _ in range(FAILURES_MAX):
+        with pytest.raises(ValueError, match="ours"):
+            await recorder.drain()
+    await recorder.drain()
     assert [row.value for _, row in store.samples] == [1]
+    (lost,) = store.told()
+    assert (lost["count"], lost["first_time"], lost["last_time"]) == (3, time_text(5), time_text(7))
 
 
 async def test_what_is_on_its_way_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,11 +44,11 @@ def source_of(kind: str, plc: Program, meter: Program, folder: Path) -> SourceSe
 
 
 async def stands_by(run: Running, turns: int = 1) -> None:
-    """Until the source has stood by for so many turns."""
-    (source,) = run.ingest.statistics()
-    await run.wait_state(source.name, State.STANDBY)
-    until = run.source(source.name).turns_total + turns
-    await wait_until_async(lambda: run.source(source.name).turns_total >= until, "turns in standby")
+    """Until each source has stood by for so many turns."""
+    for name in [source.name for source in run.ingest.statistics()]:
+        await run.wait_state(name, State.STANDBY)
+        until = run.source(name).turns_total + turns
+        await wait_until_async(lambda name=name, until=until: run.source(name).turns_total >= until, "turns in standby")
 
 
 def has_all_values(store: FakeStore) -> bool:
@@ -331,8 +331,8 @@ class Watched(FakeStore):
 
 
 async def test_begin_and_end_in_any_order(played: PlayedSource) -> None:
-    """Also twice, before the first connection, and during a reload: after the last one the source records, or stands
-    by. Nothing is recorded in standby, and nothing as bad."""
+    """Also twice, before the first connection, and during a reload of one of them: after the last one both sources
+    record, or stand by. Nothing is recorded in standby, and nothing as bad."""
     played.lives(obedient)
     for steps in itertools.product(["begin", "end", "change", "turn"], repeat=4):
         print(steps)
@@ -342,7 +342,8 @@ async def test_begin_and_end_in_any_order(played: PlayedSource) -> None:
 async def check_steps(steps: Sequence[str], played: PlayedSource) -> None:
     """Ingest goes through these steps."""
     store = Watched()
-    async with asyncio.TaskGroup() as group, played.ingesting(store=store, is_recording=False) as run:
+    sources = played.settings(), played.other()
+    async with asyncio.TaskGroup() as group, ingesting(*sources, store=store, is_recording=False) as run:
         is_recording, under_way = False, list[asyncio.Task[None]]()
         for number, step in enumerate(steps):
             if step == "begin":
@@ -354,7 +355,7 @@ async def check_steps(steps: Sequence[str], played: PlayedSource) -> None:
                 await asyncio.sleep(0)  # it begins
             elif step == "change":
                 await asyncio.sleep(0)  # until `run` has begun
-                changed = [played.settings(timeout_ms=301 + number)]
+                changed = [played.settings(timeout_ms=301 + number), sources[1]]
                 under_way.append(group.create_task(run.ingest.change(changed, load_tag_maps(changed))))
             else:
                 await asyncio.sleep(0)
@@ -362,7 +363,8 @@ async def check_steps(steps: Sequence[str], played: PlayedSource) -> None:
             await asyncio.wait(under_way)
         store.may_record = is_recording
         if is_recording:
-            await run.wait_good("plant/x", len(store.samples))
+            for tag in ("plant/x", "press/x"):
+                await run.wait_more(tag, 1)
         else:
             await stands_by(run)
     assert {sample.quality for _, sample in store.samples} <= {0}

@@ -5,7 +5,7 @@ import asyncio
 import json
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -167,7 +167,8 @@ def test_the_zone_above_shows_what_happened_to_the_clock(tmp_path: Path) -> None
     shown = []
     with FactStore.open(tmp_path / "facts.db", "idmz", settings=AT_ONCE) as store:
         changes, offset = ClockChanges(store.reader), 0
-        for messages in ([clock_message(back, "plant-a")], others, [clock_message(again, "plant-a")]):
+        last = [replace(others[0], envelope=Envelope("m9", "plant-a", "*", 1)), clock_message(again, "plant-a")]
+        for messages in ([clock_message(back, "plant-a")], others, last):
             sealed = seal_messages(plant.link, messages)
             plant.link, offset = sealed.link, offset + len(messages)
             position = Position(plant.origin.life, offset)

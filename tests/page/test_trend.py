@@ -26,13 +26,14 @@ def test_a_gap_is_not_bridged() -> None:
 
 
 def test_bad_quality_lasts_until_a_good_value() -> None:
-    """A loss is recorded once: the time until the next good value is bad and no gap. An open one lasts to the end."""
+    """A loss is recorded once: the time until the next good value is bad and no gap. An open one lasts to the end. The
+    values on both sides of a loss have one range."""
     times = [0, 1000, 2000, 3000, 63_000, 64_000, 65_000]
     qualities = [0, 0, 0, BAD, 0, 0, BAD]
-    values = [1.0, 1.0, 1.0, None, 2.0, 3.0, None]
+    values = [3.0, 3.0, 3.0, None, 2.0, 1.0, None]
     trend = trend_of(times, values, qualities, 0, 100_000)
     assert [(round(x), round(width)) for x, width in trend.bad] == [(18, 360), (390, 210)]
-    assert trend.gaps == []
+    assert (trend.gaps, trend.low, trend.high) == ([], 1.0, 3.0)
     assert len(trend.paths) == 2
 
 

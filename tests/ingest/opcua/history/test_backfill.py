@@ -54,12 +54,12 @@ async def test_an_outage_is_filled_between_the_last_value_and_the_first() -> Non
 
 async def test_outages_of_an_earlier_process_are_filled_with_what_the_store_lacks() -> None:
     """The store holds some of the values already, live ones and some from an interrupted filling."""
-    stored = FakeStored({1: {t * S for t in (*range(80, 101), 200)}, 2: {101 * S, 102 * S}}, outages=[100 * S])
+    stored = FakeStored({1: {t * S for t in (*range(80, 101), 200)}, 2: {101 * S, 102 * S}}, outages=[100 * S, 300 * S])
     async with filling(stored=stored) as it:
         await it.value(995)
         await it.filled()
     (said,) = it.fills()
-    assert (said["cause"], said["outages"]) == ("restart", ["1970-01-01T00:01:40Z"])
+    assert (said["cause"], said["outages"]) == ("restart", ["1970-01-01T00:01:40Z", "1970-01-01T00:05:00Z"])
     # From the seam before the outage to the seam before now, without what the store has.
     assert it.times() == [t for t in range(103, 990) if t != 200] + [995]
 

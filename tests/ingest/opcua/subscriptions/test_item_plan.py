@@ -51,14 +51,15 @@ def test_a_server_that_takes_not_even_one_item_is_not_asked_for_ever() -> None:
 def test_another_wish_touches_only_what_differs() -> None:
     """Live and parked handles that stay are left alone; new ones are created, items of removed ones deleted, in
     calls."""
-    plan = ItemPlan([1, 2, 3, 4], size_max=2, pause_ns=100)
-    plan.answered([1, 2, 3], [Created(0, 11), Created(0, 12), BAD], 0)
-    plan.want([1, 3, 5])  # 2 was live, 4 pending
+    plan = ItemPlan([1, 2, 3, 4, 6, 7], size_max=2, pause_ns=100)
+    plan.answered([1, 2, 3, 6, 7], [Created(0, 11), Created(0, 12), BAD, Created(0, 16), Created(0, 17)], 0)
+    plan.want([1, 3, 5])  # 2, 6 and 7 were live, 4 pending
     assert plan.live == {1}
     assert plan.parked == {3}
     assert plan.next_call(0) == [5]
-    assert plan.next_deletion() == [12]
-    plan.deleted([12])
+    for deletion in ([12, 16], [17]):
+        assert plan.next_deletion() == deletion
+        plan.deleted(deletion)
     plan.want([5])
     assert (plan.live, plan.parked, plan.next_call(0)) == (frozenset(), frozenset(), [5])
     assert plan.next_deletion() == [11]
