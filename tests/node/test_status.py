@@ -31,7 +31,7 @@ from agent.health.snapshot import (
     PeerStatus,
     UnreferencedStatus,
 )
-from agent.health.verdict import assess
+from agent.health.verdict import assess, since_of
 from agent.ingest import Ingest, IngestPorts, SourceStatistics
 from agent.ingest.lifecycle import State
 from agent.ingest.supervision import EventStatistics
@@ -429,7 +429,9 @@ def test_a_changed_configuration_is_named_until_the_restart(store: FactStore, tm
         before = collector._turns
         await wait_until_async(lambda: collector._turns > before, "the values are read")
         refreshing.cancel()
-        return [(reason.subject, reason.alert) for reason in assess(collector.snapshot()).reasons]
+        snapshot, verdict = collector.judge()
+        assert snapshot.since == since_of(verdict)
+        return [(reason.subject, reason.alert) for reason in verdict.reasons]
 
     assert ("node.toml", False) not in asyncio.run(reasons())
     file.write_text(file.read_text() + '[[peer]]\nzone = "idmz"\n')

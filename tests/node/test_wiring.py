@@ -83,6 +83,10 @@ async def test_two_nodes_of_one_zone_are_two_peers(store: FactStore) -> None:
     runtime = node_made._runtimes["site"]
     found = {puller._runner.settings.peer_node: puller._runner.settings for puller in runtime.pullers}
     assert [*found] == [*runtime.comparers] == [*runtime.nodes[:-1]] == ["plant-a", "plant-a-2", "plant-b"]
+    for puller in runtime.pullers:
+        node = puller._runner.settings.peer_node
+        assert puller._requester is runtime.comparers[node]._requester._requester
+        assert puller._requester.peer_node == node
     both = frozenset({"plant-a", "plant-a-2"})
     for node in both:
         assert (found[node].origins, {*found[node].shared_zones}) == (both, both)

@@ -117,9 +117,14 @@ async def test_a_subscription_that_ends_is_replaced(caplog: pytest.LogCaptureFix
 
 
 async def test_a_subscription_that_falls_silent_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
-    """Not even keep-alives come: the server has forgotten it."""
+    """Not even keep-alives come: the server has forgotten it. While they come it stands."""
     run = Collecting(liveness_timeout_ms=300)
-    async with run.life():
+    async with run.collecting():
+        for _ in range(100):
+            published_s = time.monotonic()
+            await run.server.publish(of())
+            await wait_until_async(lambda begin_s=published_s: time.monotonic() > begin_s + 0.2, "the next keep-alive")
+        assert run.server.refreshes == [1]
         await wait_until_async(lambda: run.server.refreshes[:2] == [1, 2], "another subscription")
     assert logged(caplog, "event_subscription_lost")[0] == "it gave no sign of life"
 

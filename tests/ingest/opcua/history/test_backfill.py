@@ -372,7 +372,7 @@ async def test_a_gap_in_which_the_clock_stands_again_is_filled_in_two_readings(*
     """The server's clock was set back into the gap: what it records now comes live as well, so the last seconds are
     left out, and read when they are over and the store has what came live. Its clock is asked behind each reading:
     what has come of it live may be older."""
-    async with filling() as it:
+    async with filling("ab") as it:
         now_s = 150
         it.fill.now_ns = lambda: (now_s if is_seen else 1_000) * S
         it.history.now_ns = 150 * S
@@ -382,10 +382,11 @@ async def test_a_gap_in_which_the_clock_stands_again_is_filled_in_two_readings(*
         assert set(it.times()) >= {*range(100, 139), *range(154, 201)}
         assert not set(it.times()) & set(range(141, 152))
         assert it.fill.gaps_open == 1
-        it.stored.times = {1: {145 * S}}
+        it.stored.times = {1: {145 * S}, 2: {146 * S}}
         now_s, it.history.now_ns = 170, 170 * S
         await it.filled(2)
     assert it.times() == [t for t in range(100, 201) if t != 145]
+    assert it.times("b") == [t for t in range(101, 201) if t != 146]
 
 
 async def test_a_time_that_comes_again_is_read_when_its_values_are_stored(monkeypatch: pytest.MonkeyPatch) -> None:
