@@ -236,8 +236,8 @@ async def test_a_gap_whose_append_is_not_waited_for_is_kept(monkeypatch: pytest.
 
 
 async def test_what_is_no_refusal_is_not_hidden() -> None:
-    """An error that is no refusal reaches the supervisor, and the samples are kept for the next life. After some of them
-    they are given up, with a fact that says from when to when."""
+    """An error that is no refusal reaches the supervisor, and the samples are kept for the next life. After some of
+    them they are given up, with a fact that says from when to when."""
     store = FakeStore()
     recorder = made(store)
     await recorder.define([DEFINITION])

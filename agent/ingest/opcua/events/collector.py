@@ -77,7 +77,6 @@ class _Subscription:
         self.ended = ""  # why the server ended it
         self.opened_s, self.opened = time.monotonic(), Moment(0)  # opened: on the server's clock
         self.liveness = Liveness(self.opened_s)
-        self.liveness.has_clock = False  # any answer proves life
         self.is_read = False  # the server's clock was read since its items were created
         self.has_items = False
         self.fields: dict[int, Sequence[Field]] = {}
@@ -215,7 +214,7 @@ class EventCollector:
             time.monotonic(),
             self.clock.sent(header.publish_time_ns, subscription.liveness.seen),
             None,
-            is_proof=True,
+            is_proof=True,  # any answer proves life
             more=header.more or (self._publisher is not None and self._publisher.is_early(header)),
         )
         if subscription.liveness.complete != before:
