@@ -146,8 +146,12 @@ def test_append_to_an_unknown_stream_names_the_known_ones(node: Bsfg, tmp_path: 
     assert node("append", "--stream", "facts.orders", "--new-stream", "batch:1", "done", "{}").returncode == 0
     assert node("append", "--stream", "facts.orders", "batch:2", "done", "{}").returncode == 0
     with (tmp_path / "node.toml").open("a") as file:
-        file.write('\n[[stream]]\nname = "facts.lab"\n')
-    assert node("append", "--stream", "facts.lab", "batch:1", "done", "{}").returncode == 0
+        file.write('\n[[stream]]\nname = "facts.lab"\n[[broker]]\nname = "b"\nhost = "b"\n')
+        file.write("".join(f'{name}_file = "none.pem"\n' for name in ("ca", "cert", "key")))
+        for zone in ("idmz", "mes"):
+            file.write(f'[[peer]]\nzone = "{zone}"\nbroker = "b"\nexports = ["facts.{zone}"]\n')
+    for stream in ("facts.lab", "facts.idmz", "facts.mes"):
+        assert node("append", "--stream", stream, "batch:1", "done", "{}").returncode == 0
     assert "facts.operationl" not in node("store", "stats").stdout
 
 

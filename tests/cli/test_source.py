@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from agent.cli.source import access
 from agent.demo.plant.tags import modbus_tags_csv, opcua_tags_csv
 from tests.cli.conftest import Bsfg
 from tests.cli.test_sources_page import node
@@ -115,9 +116,12 @@ def test_on_a_running_node(meter: Program, plc: Program, bsfg: Bsfg, tmp_path: P
         assert bsfg("check", "--connect").returncode == 0
 
 
-def test_a_modbus_device_is_asked_by_the_node(meter: Program, plc: Program, bsfg: Bsfg, tmp_path: Path) -> None:
-    """The running node reads for the command, and says so; what it does not read yet is named; without a node the
-    command connects by itself."""
+def test_a_modbus_device_is_asked_by_the_node(
+    meter: Program, plc: Program, bsfg: Bsfg, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The running node reads for the command, in as many requests as it takes, and says so; what it does not read yet
+    is named; without a node the command connects by itself."""
+    monkeypatch.setattr(access, "TAGS_PER_REQUEST", 10)
     write_node(tmp_path, meter.port, plc.port)
     with running_node(tmp_path, bsfg):
         done = bsfg("source", "test", "meter", "--json")

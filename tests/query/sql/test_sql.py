@@ -229,6 +229,8 @@ def test_definitions_streams_consumers_and_incidents_are_tables(tmp_path: Path) 
         assert ask(session, "select value_type, source_time, offset from latest where subject like '%silent'") == [
             (None, None, None)
         ]
+        zones = ask(session, "select distinct zone from definitions order by zone")
+        assert zones == [("north",), ("plant",), ("south",)]
         joined = ask(
             session,
             "select distinct d.source from facts f join definitions d using (zone, tag) where f.value = 7.25",
