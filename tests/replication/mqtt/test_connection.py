@@ -119,23 +119,17 @@ def connected(
     return connection
 
 
-async def test_the_first_reason_counts() -> None:
-    """The first reason for the end of a connection is reported, not the errors that follow from it."""
-    connection = MqttConnection(ACCESS, lambda _: None)
-    connection._end_with(ConnectionLost("b", "first"))
-    connection._end_with(ConnectionLost("b", "second"))
-    assert "first" in str(connection.closed.result())
-
-
 async def test_all_waiting_callers_fail_when_the_connection_ends(
     monkeypatch: pytest.MonkeyPatch, played: Played
 ) -> None:
-    """These fail: requests not yet sent, requests not yet acknowledged, and callers that wait for the session."""
+    """These fail: requests not yet sent, requests not yet acknowledged, and callers that wait for the session. All
+    report the first reason, not the errors that follow from it."""
     connection = connected(monkeypatch)
     connection._outbox.unacknowledged_max = 2
     waiting = [connection.publish_request(f"t{number}", b"", "r", bytes(16), 1) for number in range(4)]
     assert played.published == ["t0", "t1"]
-    connection._end_with(ConnectionLost("b", "gone"))
+    for reason in ("gone", "follows from it"):
+        connection._end_with(ConnectionLost("b", reason))
     for future in (*waiting, connection._connack):
         async with asyncio.timeout(LIMIT_S):
             with pytest.raises(ConnectionLost, match="gone"):

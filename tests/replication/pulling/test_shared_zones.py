@@ -158,6 +158,7 @@ def test_a_run_across_two_ranges_proves_nothing() -> None:
     zones = shared(reader)
     runs, left_out = page(server, zones.held())
     assert left_out == theirs
+    assert not zones.find_unproven(page(Store.of(ours), zones.held())[0], more=True), "one inside the first range does"
     assert "1 to 6 of mill/" in zones.find_unproven(runs, more=True)
 
 
