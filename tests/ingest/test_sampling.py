@@ -85,7 +85,8 @@ def test_what_is_held_back_is_dropped_when_the_value_returns() -> None:
 
 
 def test_a_standing_value_is_confirmed() -> None:
-    """With a maximum interval a value that stands still is said again, with the time it was still so."""
+    """With a maximum interval a value that stands still is said again, with the time it was still so; where the clock
+    of the source is ahead of ours, after the value in the order of time."""
     sampler = sampler_of(SamplingRule(deadband=1, max_interval_ns=10 * S))
     assert fed(sampler, 5) == [5]
     assert sampler.due(10 * S) == []
@@ -93,11 +94,6 @@ def test_a_standing_value_is_confirmed() -> None:
     assert sampler.due(12 * S) == []
     sampler.lose(BAD, 13 * S)
     assert sampler.due(100 * S) == []  # nobody knows whether it still stands
-
-
-def test_a_confirmation_is_newer_than_the_fact_before() -> None:
-    """Where the clock of the source is ahead of ours, a confirmation still comes after the value in the order of
-    time."""
     sampler = sampler_of(SamplingRule(max_interval_ns=10 * S))
     sampler.select([Sample(TAG, 100 * S, 1.5)], S)
     assert sampler.due(11 * S) == [Sample(TAG, 100 * S + 1, 1.5)]

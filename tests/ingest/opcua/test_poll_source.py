@@ -24,6 +24,7 @@ from agent.ingest.quality import (
 from agent.ingest.source_clock import ClockReading
 from agent.message import Sample
 from agent.settings.opcua_address import NodeAddress
+from agent.status_codes import status_name
 from tests.ingest.fakes import FakeStore
 from tests.ingest.opcua.fake_session import FakeSession, death, living
 from tests.ingest.opcua.sources import S, gaps_of, made, tag
@@ -105,17 +106,6 @@ async def test_another_reason_for_a_missing_value_is_recorded() -> None:
     assert [sample.quality for sample in store.of("a/a")] == [BAD_COMMUNICATION_ERROR, *statuses]
 
 
-async def test_a_value_that_is_too_large_costs_its_own_tag() -> None:
-    """No answer of the server can hold it. It is a bad value; the others go on, in calls as long as before."""
-    names = [str(n) for n in range(10)]
-    source, store, session = await steady(*names)
-    session.too_large = {("7", "")}
-    async with living(source, session):
-        await wait_until_async(lambda: all(store.good(f"a/{name}") for name in names if name != "7"), "the others")
-        await wait_until_async(lambda: session.reads[-4:] == [1, 9, 1, 9], "polls that know it")
-    assert [sample.quality for sample in store.of("a/7")] == [BAD_ENCODING_LIMITS_EXCEEDED]
-
-
 async def test_a_lost_session_is_used_again() -> None:
     """A server that has room for few sessions would be shut for the source by its own lost ones. A session of a server
     that was restarted is not ours, whatever its token."""
@@ -143,23 +133,30 @@ async def test_a_server_that_reads_one_node_at_a_time_is_polled(told: int) -> No
     assert 20 * S <= source.complete.time_ns < 21 * S
 
 
-async def test_a_malformed_value_costs_its_own_tag(caplog: pytest.LogCaptureFixture) -> None:
-    """It is a bad value; the others go on, in calls as before: what was malformed is read again after a while. A
-    clock that cannot be read is one that the server does not show."""
+@pytest.mark.parametrize(
+    "kind, status", [("malformed", BAD_DECODING_ERROR), ("too_large", BAD_ENCODING_LIMITS_EXCEEDED)]
+)
+async def test_a_value_that_cannot_be_read_costs_its_own_tag(
+    kind: str, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is malformed, or no answer of the server can hold it: it is a bad value; the others go on, in calls as before,
+    and it is read again after a while. A clock that cannot be read is one that the server does not show."""
     names = [str(n) for n in range(10)]
     source, store, session = await steady(*names)
-    session.malformed = {("7", ""), (2258, "")}
+    unreadable = {("7", "")}
+    setattr(session, kind, unreadable)
+    session.malformed |= {(2258, "")}
     with caplog.at_level(logging.WARNING, "agent.ingest"):
         async with living(source, session):
             await wait_until_async(lambda: all(store.good(f"a/{name}") for name in names if name != "7"), "the others")
-            session.malformed.remove((2258, ""))
+            session.malformed -= {(2258, "")}
             await wait_until_async(lambda: session.reads[-4:] == [1, 9, 1, 9], "polls that know it")
-            assert [sample.quality for sample in store.of("a/7")] == [BAD_DECODING_ERROR]
-            session.malformed.clear()
+            assert [sample.quality for sample in store.of("a/7")] == [status]
+            unreadable.clear()
             session.values["7", ""] = good(2.0, 12 * S)
             await wait_until_async(lambda: store.good("a/7"), "the value")
             await wait_until_async(lambda: session.reads[-2:] == [1, 10], "one call")
-    assert [record.status for record in caplog.records if hasattr(record, "tags")] == ["BadDecodingError"]
+    assert [record.status for record in caplog.records if hasattr(record, "tags")] == [status_name(status)]
 
 
 async def test_a_clock_that_moves_once_a_second_is_not_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
