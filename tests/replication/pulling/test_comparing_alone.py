@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Never
 from unittest.mock import Mock
 
 import msgspec
@@ -19,6 +19,8 @@ import pytest
 from agent.batch import Origin
 from agent.errors import StoreBusy
 from agent.fact_store import FactStore, StoreDamaged
+from agent.fact_store.core.errors import FactsRefused
+from agent.fact_store.inbound import Inbound
 from agent.pages import Declined, OriginRange, ReceivedPage
 from agent.positions import Position
 from agent.replication.mqtt.carrier import Access, Incoming
@@ -218,9 +220,14 @@ async def test_damage_is_fetched_from_a_peer_that_holds_it(tmp_path: Path, zone:
     assert "41" in left
 
 
-async def test_a_damaged_tag_definition_is_put_back(tmp_path: Path) -> None:
+async def test_a_damaged_tag_definition_is_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every fact of the tag has lost its meaning, and a request for its definition gets an error. A comparison finds it
-    and fetches the peer's, proven by a held batch. It stays after a restart, and the store verifies."""
+    and fetches the peer's, proven by a held batch; one that is not put back is told. It stays after a restart, and the
+    store verifies."""
+
+    def refused(*_: object) -> Never:
+        raise FactsRefused("another definition")
+
     path, theirs = tmp_path / "idmz.db", Elsewhere("plant-a")
     with FactStore.open(path, "idmz") as idmz, FactStore.open(tmp_path / "plant.db", "plant-a") as plant:
         for store in (plant, idmz):
@@ -235,9 +242,13 @@ async def test_a_damaged_tag_definition_is_put_back(tmp_path: Path) -> None:
             chains_in(idmz)
         async with comparing(plant, idmz) as (comparer, _):
             named = await comparer.compare(STREAM, repair=False)
+            with monkeypatch.context() as patched:
+                patched.setattr(Inbound, "repair_definitions", refused)
+                declined = await comparer.compare(STREAM, repair=True)
             found = await comparer.compare(STREAM, repair=True)
             again = await comparer.compare(STREAM, repair=True)
         assert [(zone, wanted.count) for zone, wanted in named.damaged_definitions] == [("plant-a", 2)]
+        assert (declined.repaired_definitions, declined.refused) == (0, ["another definition"])
         assert (found.repaired_ranges, found.repaired_definitions, found.refused) == (1, 1, [])
         assert [incident.kind for incident in idmz.reader.incidents()] == ["definitions_repaired"]
         assert again.divergent_ranges == 0

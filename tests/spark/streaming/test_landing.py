@@ -143,6 +143,7 @@ def test_a_range_is_taken_once(tmp_path: Path, two_plants: Path, kind: Format) -
     target.commit("k", span, done.files)
     with pytest.raises(JobRefused, match="one land job for each checkpoint"):
         late.commit("k", span, orphans.files)
+    assert late.landed("k") == 41
     again = facts_table(tmp_path / "facts", kind)
     assert len(landed_rows(again.paths(), COLUMNS)) == 41
     assert (again.landed("k"), again.landed("other")) == (41, 0)
