@@ -11,6 +11,7 @@ import os
 import random
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,12 +34,15 @@ settings.load_profile("bsfg")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Refuse an interpreter without asserts, replace every BSFG_ variable before a test can read one, and handle
-    Ctrl-C, which a shell's background jobs and their children ignore. Drop asyncio's log lines about slow callbacks,
-    because a stalled machine causes them, too. Random numbers are fresh only in `make test-long` and `make sim`."""
+    Ctrl-C, which a shell's background jobs and their children ignore. The machine's time zone is one that nobody takes
+    for UTC. Drop asyncio's log lines about slow callbacks, because a stalled machine causes them, too. Random numbers
+    are fresh only in `make test-long` and `make sim`."""
     if sys.flags.optimize:
         pytest.exit("python -O removes the asserts that the product and its tests rely on", returncode=2)
     for name in [name for name in os.environ if name.startswith("BSFG_")]:
         del os.environ[name]
+    os.environ["TZ"] = "Asia/Kathmandu"  # 5:45 ahead
+    time.tzset()
     os.environ["BSFG_PKI"] = "pki"  # in the folder of a test, never in /srv or /etc
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -70,7 +71,8 @@ def test_consumer_list_shows_what_each_holds_back() -> None:
     run("confirm", "--consumer", "local.behind", "2")
     _, behind = json.loads(run("consumer", "list", "--json").output)
     assert behind["behind_facts"] == 1
-    assert behind["seen_unix_ms"] is not None
+    seen = datetime.fromtimestamp(behind["seen_unix_ms"] // 1000, UTC)
+    assert f"{seen:%Y-%m-%dT%H:%M:%SZ}" in run("consumer", "list").output
 
 
 def test_consumer_list_shows_each_of_four(tmp_path: Path) -> None:
