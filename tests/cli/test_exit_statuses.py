@@ -67,11 +67,14 @@ def test_a_comparison_with_a_difference(
 @places
 @pytest.mark.parametrize("name", ["source", "opcua"])
 def test_a_step_that_failed(name: str, place: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failed step of a source's test is a bad result, whatever comes after it."""
+    """A failed step of a source's test is a bad result, whatever comes after it; one of a part of the source is none
+    with --partial."""
+    is_partial = False
 
     async def steps(*_: object) -> AsyncIterator[ProbeStep]:
         for number in range(3):
-            yield ProbeStep(f"step {number}", StepOutcome.FAILED if number == place else StepOutcome.OK, "")
+            outcome = StepOutcome.FAILED if number == place else StepOutcome.OK
+            yield ProbeStep(f"step {number}", outcome, "", is_partial=is_partial)
 
     source = SimpleNamespace(where="tcp://meter")
     monkeypatch.setattr(source_commands, "source_of", lambda *_: (None, source))
@@ -80,6 +83,9 @@ def test_a_step_that_failed(name: str, place: int | None, monkeypatch: pytest.Mo
     monkeypatch.setattr(opcua_probe.Probe, "steps", steps)
     words = ("source", "test", "meter") if name == "source" else ("opcua", "test", "opc.tcp://meter:4840", "--json")
     assert run(*words).exit_code == (place is not None)
+    is_partial = True
+    assert run("source", "test", "meter", "--partial").exit_code == 0
+    assert run("source", "test", "meter").exit_code == (place is not None)
 
 
 @places
