@@ -54,6 +54,23 @@ def test_latest_values_of_a_stream_from_peers() -> None:
         assert [json.loads(line)["subject"] for line in shown] == [f"tag:{number:03}" for number in numbers]
 
 
+def test_of_many_peers_those_without_connection_come_first(plant_a: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of twelve with two streams each: a peer of which one stream is connected is connected."""
+    with (plant_a / "node.toml").open("a") as node:
+        node.write('[[broker]]\nname = "b"\nhost = "h"\nca_file = "a"\ncert_file = "c"\nkey_file = "k"\n')
+        node.writelines(f'[[peer]]\nzone = "p{n:02}"\nbroker = "b"\npulls = ["a", "b"]\n' for n in range(12))
+    pulls = [
+        {"zone": f"p{n:02}", "connected": n != 11 and (stream == "b" or n != 7) and n != 5, "trouble": "gone"}
+        for n in range(12)
+        for stream in "ab"
+    ]
+    monkeypatch.setattr(Client, "status", lambda *_, **__: {"peers": pulls})
+    lines = [line for line in typed("peer", "list").output.splitlines() if line.startswith("p")]
+    assert [line.split()[0] for line in lines[:3]] == ["p05", "p11", "p00"]
+    assert [line.partition(": ")[2] for line in lines[:3]] == ["not connected gone"] * 2 + ["connected"]
+    assert len(lines) == 10
+
+
 def test_latest_values_of_a_zone_from_a_peer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what a relay sends of three zones, the tags of the named one are printed; of one that it does not name, none:
     a bad result. The command that a summary names asks the same."""
