@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import logging
+import os
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -40,6 +41,7 @@ from agent.query.scan import Bounds, NumbersOnly, Scanner, parse_time_ns
 log = logging.getLogger(__name__)
 
 MEMORY_FILE = "clock.json"
+BOOT_ID_VARIABLE = "BSFG_BOOT_ID"  # set by the unit, whose sandbox hides the kernel's file
 TICK_S = 1.0
 CHANGES_WAITING_MAX = 100  # while the store refuses facts
 CHANGES_DEPTH_FACTS = 20_000  # at a start: operational facts are few
@@ -67,7 +69,7 @@ class NodeClock:
         kept = self._load()
         self._belief = ClockBelief(kept.memory, self._read(), store.recorded_unix_ms * 1_000_000)
         self._changes: deque[ClockChange] = deque(kept.changes, maxlen=CHANGES_WAITING_MAX)
-        self._saved: ClockMemory | None = None
+        self._saved = self._belief.memory
         if self._belief.set_meanwhile is not None:
             self._note(self._belief.set_meanwhile)
         self._save()
@@ -103,7 +105,7 @@ class NodeClock:
         change = self._belief.take_reading(self._read())
         if change is not None:
             self._note(change)
-        if change is not None or self._saved is None or self._belief.memory[1:] != self._saved[1:]:
+        if self._belief.memory[1:] != self._saved[1:]:  # as after each change
             self._save()
 
     def _note(self, change: ClockChange) -> None:
@@ -118,6 +120,8 @@ class NodeClock:
         return ClockReading(wall_ns, _boot_ns(), is_synchronised, self._has_kept_time(wall_ns), self._boot_id())
 
     def _boot_id(self) -> str:
+        if given := os.environ.get(BOOT_ID_VARIABLE):
+            return given
         try:
             return (self._root / "proc/sys/kernel/random/boot_id").read_text("ascii").strip()
         except (OSError, ValueError):

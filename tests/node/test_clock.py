@@ -18,7 +18,7 @@ from agent.health.snapshot import ClockChangeStatus
 from agent.ingest.clock import BUILT_NS, ClockChange, Doubt, clock_message
 from agent.message import Envelope, Fact, Message, canonical_json
 from agent.node import clock as clock_module
-from agent.node.clock import MEMORY_FILE, ClockChanges, NodeClock
+from agent.node.clock import BOOT_ID_VARIABLE, MEMORY_FILE, ClockChanges, NodeClock
 from agent.positions import Position
 from tests.fact_store.making import AT_ONCE, OPERATIONAL, Elsewhere, done
 from tests.support.received import put_page
@@ -99,14 +99,18 @@ async def test_a_clock_that_is_set_is_recorded_and_kept(
         assert NodeClock(store, tmp_path, tmp_path).status().doubt == "behind"
 
 
+@pytest.mark.parametrize("is_in_unit", [False, True])
 async def test_what_no_fact_says_yet_is_recorded_by_the_next_process(
-    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    is_in_unit: bool, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The clock is set forth and back while the store refuses facts, the process ends, and it is set again. The next
     one records all three, once also if it is killed before it has noted that; the one after that has nothing to
     record."""
     monkeypatch.setattr(clock_module, "TICK_S", 0.0)
-    touched(tmp_path / "proc/sys/kernel/random/boot_id", "1f2e\n")
+    if is_in_unit:
+        monkeypatch.setenv(BOOT_ID_VARIABLE, "1f2e")
+    else:
+        touched(tmp_path / "proc/sys/kernel/random/boot_id", "1f2e\n")
     with FactStore.open(tmp_path / "facts.db", "plant-a", settings=AT_ONCE) as store:
         clock = NodeClock(store, tmp_path, tmp_path)
         for hours in (1, -3):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.node.clock import BOOT_ID_VARIABLE
 from agent.replication.broker.config import BrokerPlan, parse_config, render_config
 from tests.support.mosquitto import Mosquitto
 from tests.waiting import LIMIT_S
@@ -184,6 +185,13 @@ def test_the_nodes_reload_has_a_result() -> None:
     return before the file is read."""
     service = settings(SYSTEMD / "bsfg@.service")["Service"]
     assert service["ExecReload"] == service["ExecStart"].replace(" run ", " reload ")
+
+
+def test_the_node_knows_which_start_of_the_machine_it_is() -> None:
+    """Its sandbox hides the kernel's file, so the unit says it."""
+    service = settings(SYSTEMD / "bsfg@.service")["Service"]
+    assert service["ProcSubset"] == "pid"
+    assert f"\nEnvironment={BOOT_ID_VARIABLE}=%b\n" in (SYSTEMD / "bsfg@.service").read_text()
 
 
 def test_the_brokers_reload_is_guarded() -> None:
