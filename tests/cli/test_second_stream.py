@@ -73,10 +73,18 @@ def test_of_many_peers_those_without_connection_come_first(plant_a: Path, monkey
 
 def test_latest_values_of_a_zone_from_a_peer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what a relay sends of three zones, the tags of the named one are printed; of one that it does not name, none:
-    a bad result. The command that a summary names asks the same."""
+    a bad result. The command that a summary names asks the same. A part of a second is asked for as it is given."""
     zones = ("plant-b", "plant-c", "plant-d")
     sent = [record_of(msgspec.structs.replace(value(n), zone=zone), "facts.a") for n, zone in enumerate(zones, 1)]
-    monkeypatch.setattr(peer_requests, "get_latest", lambda *_: sent)
+    fresh_ms = list[int]()
+
+    def get_latest(_s: object, _peer: str, _stream: str, _glob: str, wanted_ms: int, _answer_s: float) -> Any:
+        fresh_ms.append(wanted_ms)
+        return sent
+
+    monkeypatch.setattr(peer_requests, "get_latest", get_latest)
+    assert typed("latest", "--from", "relay", "--fresh-s", "1.5").exit_code == 0
+    assert fresh_ms == [1_500]
     for words, shown in (([], zones), (["--zone", "plant-c"], ("plant-c",)), (["--zone", "plant-x"], ())):
         found = typed("latest", "--from", "relay", "--json", *words)
         assert [json.loads(line)["zone"] for line in found.stdout.splitlines()] == [*shown]
