@@ -67,6 +67,11 @@ name = "range"
 min = -5
 max = 95
 
+[[clean.rule]]
+tag = "tag:line_1/*"
+name = "of another line"
+max = -1000
+
 [rollup]
 table = "{folder}/lake/rollup"
 hold_s = {HOLD_S}
