@@ -709,7 +709,7 @@ class NodeSnapshot:
     pair: PairSnapshot | None = None
     """None if no other gateway records for its zone."""
     zones_accepted: tuple[str, ...] | None = None
-    """The zones whose facts peers may bring; None if that is not known."""
+    """The zones whose facts peers may bring; None if nothing is pulled, as over a store from elsewhere."""
 
     @property
     def name(self) -> str:

@@ -304,9 +304,9 @@ class StatusCollector:
         shared = settings.pair_zones - {settings.node.zone}
         return {peer.node: peer.zone for peer in settings.peer if peer.zone in shared} if shared else {}
 
-    def _zones_accepted(self) -> tuple[str, ...]:
-        pulled = (peer.origins for peer in self._reloader.settings.peer if peer.pulls)
-        return tuple(sorted(frozenset[str]().union(*pulled)))
+    def _zones_accepted(self) -> tuple[str, ...] | None:
+        pulled = [peer.origins for peer in self._reloader.settings.peer if peer.pulls]
+        return tuple(sorted(frozenset[str]().union(*pulled))) if pulled else None
 
     def _source(self, source: SourceStatistics) -> SourceStatus:
         events = source.events

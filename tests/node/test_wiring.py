@@ -78,7 +78,9 @@ async def test_two_nodes_of_one_zone_are_two_peers(store: FactStore) -> None:
     names every zone that any of them may bring."""
     pair = [peer_of("plant-a", "site", node=node, pulls=(TELEMETRY,)) for node in ("plant-a", "plant-a-2")]
     other = peer_of("plant-b", "site", pulls=(TELEMETRY,), relays=("cell",))
-    node_made = made(store, *pair, other, peer_of("reader", "site", exports=(TELEMETRY,)))
+    reader = peer_of("reader", "site", exports=(TELEMETRY,))
+    assert made(store, reader)._collector.snapshot().zones_accepted is None
+    node_made = made(store, *pair, other, reader)
     assert node_made._collector.snapshot().zones_accepted == ("cell", "plant-a", "plant-a-2", "plant-b")
     runtime = node_made._runtimes["site"]
     found = {puller._runner.settings.peer_node: puller._runner.settings for puller in runtime.pullers}
