@@ -104,7 +104,8 @@ def encode_brief(snapshot: NodeSnapshot, verdict: Verdict) -> bytes:
     each value of the node itself."""
     judged = _judged(snapshot, verdict, everything=False)
     reasons = [msgspec.json.encode(reason) for reason in judged.pop("reasons")]
-    values = {n: value for n, value in _values(snapshot).items() if value is not None or n not in OPTIONAL}
+    values = _values(snapshot)
+    values = {name: value for name, value in values.items() if value is not None or name not in OPTIONAL}
     judged |= {
         name: value for name, value in values.items() if isinstance(value, str | int | float | None | PairSnapshot)
     }

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from agent.config import ConfigFile, KeptSettings, NotInForce, load_kept, load_usable
 from agent.errors import StoreBusy
 from agent.fact_store import FactStore
-from agent.ingest import TagFile, TagMap, TagMapError, find_tag_files, parse_tag_file, plan_sources
-from agent.ingest import TagFileProblem as TagProblem
+from agent.ingest import TagFile, TagFileProblem, TagMap, TagMapError, find_tag_files, parse_tag_file, plan_sources
 from agent.settings.node import NodeSettings
 from agent.settings.sources import SourceSettings
 
@@ -30,7 +29,7 @@ class Start:
     settings: NodeSettings
     tag_maps: Mapping[str, TagMap] = field(default_factory=dict)
     tag_files: Mapping[str, bytes] = field(default_factory=dict)
-    tag_problems: Mapping[str, tuple[TagProblem, ...]] = field(default_factory=dict)
+    tag_problems: Mapping[str, tuple[TagFileProblem, ...]] = field(default_factory=dict)
     not_in_force: tuple[NotInForce, ...] = ()
 
     def report(self, store: FactStore) -> None:

@@ -89,7 +89,8 @@ class Watch:
         """The fleet as of the last look, this node included. A zone that no peer brings any more is not part of it."""
         if self._rows is None:
             own = self._health(self.node.name)
-            zones = {n: found for n, found in self.zones.items() if self._accepted is None or n in self._accepted}
+            accepted = self.zones if self._accepted is None else self.zones.keys() & self._accepted
+            zones = {name: self.zones[name] for name in accepted}
             zones |= {own.zone: own} if own else {}
             self._rows = fleet_rows(zones.values(), _now_ms(), [self._node_row(own)] if own else [])
         return self._rows

@@ -248,11 +248,15 @@ def check_pair(sections: Sections) -> Iterator[Finding]:
     """What one of two gateways of a zone can know of the pair."""
     if sections.settings is None:
         return
-    recorded = set[str]()
-    with suppress(TagMapError):
-        recorded = {tag.stream for found in load_tag_maps(sections.sources).values() for tag in found.tags}
-    for note in _pair_notes(sections.settings, recorded):
+    for note in _pair_notes(sections.settings, _streams_of_tags(sections)):
         yield Finding(note, is_problem=False)
+
+
+def _streams_of_tags(sections: Sections) -> set[str]:
+    """Empty if a tag file has problems, which are told by themselves."""
+    with suppress(TagMapError):
+        return {tag.stream for found in load_tag_maps(sections.sources).values() for tag in found.tags}
+    return set()
 
 
 def check_exports(sections: Sections) -> Iterator[Finding]:
@@ -261,8 +265,7 @@ def check_exports(sections: Sections) -> Iterator[Finding]:
         return
     known = {OPERATIONAL_STREAM, HEALTH_STREAM, DEFAULT_STREAM, *(stream.name for stream in settings.stream)}
     known |= {stream for peer in settings.peer for stream in (*peer.pulls, *peer.appends)}
-    with suppress(TagMapError):
-        known |= {tag.stream for found in load_tag_maps(sections.sources).values() for tag in found.tags}
+    known |= _streams_of_tags(sections)
     with suppress(StoreError), closing(StoreReader(settings.node.store_file)) as reader:
         known |= {stream.name for stream in reader.streams()}
     for peer in settings.peer:

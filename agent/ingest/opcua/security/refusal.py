@@ -104,8 +104,8 @@ def _nothing_unsecured(status: str, identity: ClientIdentity) -> SourceError:
     text = f"{identity.url} answers nothing without security, not even which policies it offers ({status})"
     todo = "export its certificate there, and set server_certificate_file (--server-certificate of `bsfg opcua test`)"
     if status == CLOSED:  # or the server goes down
-        text = f"no connection to {identity.url}: {CLOSED} while {ConnectStep.CHANNEL.value}; if that remains, it may answer"
-        text += " nothing without security"
+        text = f"no connection to {identity.url}: {CLOSED} while {ConnectStep.CHANNEL.value}; if that remains, it"
+        text += " may answer nothing without security"
     kind = SourceLost if status == CLOSED else SourceRefused
     return kind(f"{text}; {todo} and security_policy to the one that it has")
 
