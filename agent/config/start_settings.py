@@ -12,15 +12,14 @@ not start.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from agent.config.node_file import Section, Sections, SettingProblem, name_of_settings
 from agent.settings.node import NodeSettings
 
 _WHOLE = ("store", "stream", "signing", "origin")
-_LISTS = ("stream", "broker", "peer", "origin", "opcua", "modbus")
-_OTHERS = ("broker", "peer", "pair", "opcua", "modbus")
+_LISTS = frozenset(field.name for field in fields(NodeSettings) if field.default == ())
 _WORDS = {"opcua": "source", "modbus": "source"}
 
 
@@ -66,7 +65,7 @@ def plan_settings(sections: Sections, before: NodeSettings | None) -> SettingsPl
         before = None
     out: list[NotInForce] = []
     chosen: dict[str, list[_Chosen]] = {}
-    for kind in ("node", "store", "stream", "signing", "origin", "page", "notify", *_OTHERS):
+    for kind in (field.name for field in fields(NodeSettings)):
         found = [section for section in sections.all if section.kind == kind]
         wrong = [section for section in found if section.settings is None]
         if wrong and kind in _WHOLE:

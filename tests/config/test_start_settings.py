@@ -15,7 +15,9 @@ PEER = '[[peer]]\nzone = "idmz"\nbroker = "site"\nexports = ["facts.telemetry"]\
 STREAM = '[[stream]]\nname = "facts.telemetry"\nttl_hours = 0\n'
 METER = '[[modbus]]\nname = "meter"\nhost = "h1"\ntags_file = "meter.csv"\naddress_base = 0\n'
 BOILER = METER.replace("meter", "boiler").replace("h1", "h2")
-ALL = NODE + BROKER + PEER + STREAM + METER + BOILER
+SHIFT = '[[notify]]\nname = "shift"\nwebhook_url = "http://127.0.0.1:8480/a"\n'
+DUTY = SHIFT.replace("shift", "duty").replace("8480", "8481")
+ALL = NODE + BROKER + PEER + STREAM + METER + BOILER + SHIFT + DUTY
 
 
 def before(folder: Path, text: str = ALL) -> NodeSettings:
@@ -39,6 +41,7 @@ def names(settings: NodeSettings) -> dict[str, list[str]]:
         "peer": [peer.zone for peer in settings.peer],
         "stream": [stream.name for stream in settings.stream],
         "modbus": [source.name for source in settings.modbus],
+        "notify": [receiver.name for receiver in settings.notify],
     }
     return {kind: entries for kind, entries in found.items() if entries}
 
@@ -48,6 +51,7 @@ WHOLE = {
     "peer": ["idmz"],
     "stream": ["facts.telemetry"],
     "modbus": ["meter", "boiler"],
+    "notify": ["shift", "duty"],
 }
 ONLY_METER = {**WHOLE, "modbus": ["meter"]}
 
@@ -73,6 +77,7 @@ CASES = {
         "peer idmz",
         {kind: found for kind, found in WHOLE.items() if kind != "peer"},
     ),
+    "a receiver": (DUTY, DUTY.replace("url", "uri"), "notify duty", {**WHOLE, "notify": ["shift"]}),
     "an unknown section": (BOILER, BOILER + "[xyz]\na = 1\n", "xyz", WHOLE),
     "[page]": (BOILER, BOILER + "[page]\nlisten_port = 99999\n", "page", WHOLE),
 }
