@@ -239,6 +239,25 @@ def test_what_could_be_secret_is_hidden() -> None:
     assert found.count("\n") == SETTINGS.count("\n")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        'notify = [{ name = "x", smtp_password_file = "mail", webhook_url = "https://h/T0PSECRET" }, { name = "y" }]',
+        "'webhook_url' = 'T0PSECRET'",
+        'notify."webhook_url"="T0PSECRET"',
+        '# webhook_url = "T0PSECRET"',
+        'webhook_template = """\n{"routing_key": "T0PSECRET"}\n"""\nname = "x"',
+        "webhook_template = '''\nT0PSECRET",
+    ],
+)
+def test_a_secret_is_hidden_in_any_form_of_toml(text: str) -> None:
+    """Inline tables, quoted and dotted keys, comments, and strings of many lines, also one whose end is missing."""
+    found = diag.without_secrets(f'{text}\nzone = "plant-a"')
+    assert "T0PSECRET" not in found
+    assert found.count("\n") == text.count("\n") + 1
+    assert ('zone = "plant-a"' in found) is not text.startswith("webhook_template = '''")
+
+
 def test_it_asks_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The list is shown; with a no there is no file, with a yes each part is in it, and only its owner may read it."""
     (tmp_path / "node.toml").write_text(SETTINGS.partition("[[opcua]]")[0])

@@ -28,14 +28,16 @@ COMMAND_S = 60.0
 LOG_LINES = 2_000
 PEERS_MAX = 5  # a test takes up to a minute
 SECRET = re.compile(
-    r"(?i)^(\s*[\w-]*(?:password|secret|token|passphrase|user_name|smtp_user|webhook_url)[\w-]*\s*=\s*).*$",
-    re.MULTILINE,
+    r"""(?xis)
+    ( [\w-]* (?:password|secret|token|passphrase|user_name|smtp_user|webhook) [\w-]* (?<!_file) ["']? [ \t]* = [ \t]* )
+    ( \"{3} .*? (?: \"{3} | \Z ) | '{3} .*? (?: '{3} | \Z ) | [^\n]* )  # in an inline table also what follows it
+    """
 )
 
 
 def without_secrets(text: str) -> str:
-    """Settings whose values that could be secret are hidden; the names of files stay."""
-    return SECRET.sub(lambda found: found[0] if "_file" in found[1] else f'{found[1]}"hidden"', text)
+    """Settings whose values that could be secret are hidden. The names of files and the numbers of lines stay."""
+    return SECRET.sub(lambda found: f'{found[1]}"hidden"{chr(10) * found[2].count(chr(10))}', text)
 
 
 @click.command()
