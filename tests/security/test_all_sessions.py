@@ -29,6 +29,9 @@ pytestmark = pytest.mark.system
 
 SESSIONS = scaled(400, 4_096)
 SPARE = "spare"
+# Mosquitto 2.0.11 counts a connection that ends before TLS twice as ended, so that it accepts one more. Its start is
+# waited for by such a connection, which it may have accepted by then or not. LimitNOFILE of its unit holds in any case.
+MISCOUNTED = (0, 1)
 
 
 def reason(state: Path) -> dict[str, Any]:
@@ -85,8 +88,7 @@ def test_a_zone_that_takes_all_sessions_is_named_and_shut_out(tmp_path: Path) ->
                 if len(opened) % 512 == 0:  # they stay
                     for session in opened:
                         session.ping()
-        of_others = [line for line in (folder / "log").read_text("utf-8").splitlines() if "evil" not in line]
-        assert len(opened) == SESSIONS - len(PLANTS) - 1, of_others[-40:]
+        assert len(opened) - (SESSIONS - len(PLANTS) - 1) in MISCOUNTED
         appended(plants, state)
         assert not connects(broker, SPARE)
         wait_until(lambda: reason(state), "the certificate is named")
