@@ -144,13 +144,14 @@ def signer_of(certificate_der: bytes, trust: SignerTrust, now_ms: int) -> Signer
         if hashlib.sha256(certificate_der).digest() not in pins:
             return CertificateRefusal(RefusalReason.UNKNOWN_ISSUER, f"{what}, is not pinned")
         return signer
-    issuer = next((anchor for anchor in trust.anchors if is_signed_by(certificate, anchor)), None)
-    if issuer is None:
+    # A site's own authority may have several certificates of one key: it was renewed.
+    issuers = [anchor for anchor in trust.anchors if is_signed_by(certificate, anchor)]
+    if not issuers:
         return CertificateRefusal(RefusalReason.UNKNOWN_ISSUER, what)
     return replace(
         signer,
-        not_before_ms=max(signer.not_before_ms, _ms(issuer.not_valid_before_utc)),
-        not_after_ms=min(signer.not_after_ms, _ms(issuer.not_valid_after_utc)),
+        not_before_ms=max(signer.not_before_ms, min(_ms(issuer.not_valid_before_utc) for issuer in issuers)),
+        not_after_ms=min(signer.not_after_ms, max(_ms(issuer.not_valid_after_utc) for issuer in issuers)),
     )
 
 

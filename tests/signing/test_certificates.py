@@ -58,6 +58,19 @@ def test_a_sites_own_authority_may_have_another_kind_of_key(key: object) -> None
     assert accepted(make("plant-a", authority).der, SignerTrust([authority.certificate])).zone == "plant-a"
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_an_authority_that_was_renewed_under_its_key_counts_from_its_first_day_to_its_last(order: int) -> None:
+    """Whichever certificate the file has first: signatures of the time of the old one stay valid, and those after its
+    end count."""
+    day, key = timedelta(days=1), p256()
+    old = make("site", is_ca=True, key=key, begins=NOW - 9 * day, ends=NOW + 2 * day)
+    new = make("site", is_ca=True, key=key, begins=NOW + day, ends=NOW + 9 * day)
+    other = make("other", is_ca=True, begins=NOW - 99 * day, ends=NOW + 99 * day)
+    trust = SignerTrust([other.certificate, *(made.certificate for made in (old, new)[::order])])
+    signer = accepted(make("plant-a", old, begins=NOW - 20 * day, ends=NOW + 20 * day).der, trust)
+    assert (signer.not_before_ms, signer.not_after_ms) == (NOW_MS - 9 * DAY_MS, NOW_MS + 9 * DAY_MS)
+
+
 def test_a_pin_replaces_the_authorities() -> None:
     """A pinned zone accepts its pinned certificates only: neither one that a trusted authority issued, nor the same key
     in a certificate with other dates. Other zones are not affected."""
