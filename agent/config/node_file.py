@@ -243,9 +243,10 @@ def _sections(table: Mapping[str, object], file: Path) -> Sections:
     def section(kind: str, place: str, made_as: Any, found: object) -> Section:
         alone = _Reader(reader.folder)
         made = alone.table(made_as, found, "")
+        name = "" if place == kind else name_of(found)  # a `name` in [page] is a mistake, and names nothing
         if not alone.problems and place not in reader.without_profile:  # rules between sections are not its own
-            return Section(kind, place, name_of(found), made)
-        return Section(kind, place, name_of(found), None, tuple(of_section[place]))
+            return Section(kind, place, name, made)
+        return Section(kind, place, name, None, tuple(of_section[place]))
 
     hints, sections = typing.get_type_hints(NodeSettings), list[Section]()
     for kind, made_as in hints.items():
@@ -397,7 +398,7 @@ class _Reader:
             value, why = found[name], f"is not a setting; {_known(name, known)}"
             if isinstance(value, BrokenTable):
                 why, value = value.why, MISSING
-            self.problems.append(SettingProblem(_join(path, name), value, why))
+            self.problems.append(SettingProblem(_join(path, name), value, why, "" if path else name))
         given: dict[str, Any] = {}
         for name, setting in known.items():
             if name in found:

@@ -79,6 +79,7 @@ CASES = {
     ),
     "a receiver": (DUTY, DUTY.replace("url", "uri"), "notify duty", {**WHOLE, "notify": ["shift"]}),
     "an unknown section": (BOILER, BOILER + "[xyz]\na = 1\n", "xyz", WHOLE),
+    "a section with a quoted dot": (BOILER, BOILER + '["xyz.a"]\na = 1\n', "xyz.a", WHOLE),
     "[page]": (BOILER, BOILER + "[page]\nlisten_port = 99999\n", "page", WHOLE),
 }
 
@@ -192,6 +193,15 @@ def test_a_wrong_pair_goes_on_as_it_was(tmp_path: Path) -> None:
     assert left_out.settings is not None
     assert left_out.settings.pair.partner == ""
     assert [(part.subject, part.is_kept) for part in left_out.not_in_force] == [("pair", False)]
+
+
+@pytest.mark.parametrize("setting", ["node", "name", "partnr"])
+def test_a_misspelt_partner_does_not_end_the_pair(setting: str, tmp_path: Path) -> None:
+    """[pair] is there once, so a setting that would name one of several sections does not hide what was before."""
+    last = before(tmp_path, ALL + PARTNER + PAIR)
+    plan = planned(tmp_path, ALL + PARTNER + PAIR.replace("partner", setting), last)
+    assert plan.settings == last
+    assert [(part.subject, part.is_kept) for part in plan.not_in_force] == [("pair", True)]
 
 
 def test_a_name_of_another_zone_is_fatal(tmp_path: Path) -> None:
