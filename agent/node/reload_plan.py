@@ -153,11 +153,16 @@ def _named(entries: Iterable[Any], key: str) -> dict[str, Any]:
 
 
 def _brokers(settings: NodeSettings) -> dict[str, object]:
-    """By broker: its settings, and those of its peers."""
+    """By broker: its settings, those of its peers, and what follows for these from other peers of their zones."""
     return {
-        broker.name: (broker, _named((peer for peer in settings.peer if peer.broker == broker.name), "node"))
+        broker.name: (broker, {peer.node: _of_peer(settings, peer) for peer in settings.peer if peer.broker == broker.name})
         for broker in settings.broker
     }
+
+
+def _of_peer(settings: NodeSettings, peer: PeerSettings) -> object:
+    claims_lead = peer.node in settings.lead_claimants
+    return peer, settings.origins_of(peer), settings.shared_zones(peer), claims_lead, settings.pair_zones & peer.origins
 
 
 def _limits(settings: NodeSettings) -> object:

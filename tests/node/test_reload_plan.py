@@ -133,6 +133,14 @@ def test_a_changed_part_takes_no_other_with_it() -> None:
     assert (plan.brokers, plan.sources) == ({"b1", "b2"}, {"meter"})
 
 
+def test_a_second_node_of_a_zone_restarts_what_the_first_one_is_reached_by() -> None:
+    """Although it is reached by another broker: from then on the first one brings facts of both, may ask who leads, and
+    is asked only for what is not here yet."""
+    first, second = (PeerSettings("lab", "b2", asks=True, node=node) for node in ("lab", "lab-2"))
+    one, two = (replace(FULL, peer=(FULL.peer[0], *labs)) for labs in ((first,), (first, replace(second, broker="b1"))))
+    assert [plan_reload(*change).brokers for change in ((one, two), (two, one))] == [{"b1", "b2"}] * 2
+
+
 def test_the_order_of_entries_does_not_count() -> None:
     """An operator who sorts the file changes nothing."""
     assert plan_reload(FULL, replace(FULL, broker=FULL.broker[::-1], peer=FULL.peer[::-1])).applied == ()
