@@ -94,8 +94,9 @@ def declared_of(folder: Path) -> Path:
 def run_all(
     spark: SparkSession, orders: Sequence[Order], stop: threading.Event, between: Callable[[Totals], None]
 ) -> tuple[Totals, int]:
-    """Land several streams side by side, as `run` does each; one that fails ends no other. Facts that several nodes
-    have held land once. Raises JobRefused for those that failed, when the others have ended."""
+    """Land several streams side by side, as `run` does each; one that fails ends no other, but an error of `between`
+    ends all. Facts that several nodes have held land once. Raises JobRefused for those that failed, when the others
+    have ended."""
     if len(orders) == 1:
         return run(spark, orders[0], stop, between)
     latest: dict[Path, Totals] = {}
@@ -103,8 +104,12 @@ def run_all(
         running = [
             pool.submit(run, spark, order, stop, partial(latest.__setitem__, order.checkpoint)) for order in orders
         ]
-        while wait(running, POLL_S).not_done:
-            between(_sum(latest.values()))
+        try:
+            while wait(running, POLL_S).not_done:
+                between(_sum(latest.values()))
+        finally:
+            if wait(running, 0).not_done:  # after an error of `between`: the pool would wait for streams without an end
+                stop.set()
     failed = [
         f"{order.options['peer']}: {error}"
         for order, job in zip(orders, running, strict=True)

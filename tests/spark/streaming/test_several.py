@@ -1,6 +1,7 @@
 """Several nodes as one stream: real stores, no JVM and no broker."""
 
 import json
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,9 +11,11 @@ from pyspark import cloudpickle
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from agent.fact_store import FactStore
-from pyspark_bsfg.errors import OptionError, StoreUnreadable
+from pyspark_bsfg.errors import JobRefused, OptionError, StoreUnreadable
+from pyspark_bsfg.jobs import land
 from pyspark_bsfg.jobs.land import Order
 from pyspark_bsfg.jobs.settings import Settings
+from pyspark_bsfg.landing.lander import Totals
 from pyspark_bsfg.options import NODE_PARTITIONS
 from pyspark_bsfg.source import BsfgDataSource
 from pyspark_bsfg.streaming import reader as reading
@@ -151,6 +154,23 @@ def test_the_land_job_has_a_query_for_each_node() -> None:
         ("north", "a", "8883", "/t/cp_north", "/t/facts"),
     ]
     assert all("nodes" not in order.options for order in orders)
+
+
+def test_an_error_of_the_other_jobs_ends_the_land_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With several nodes as with one: with --follow their streams have no end of their own to wait for."""
+    order, stop = Order({"peer": "north"}, Path("/t"), Path("/c")), threading.Event()
+
+    def follow(_: Any, __: Order, stop: threading.Event, ___: Any) -> tuple[Totals, int]:
+        assert stop.wait(10), "it is told to end"
+        return Totals(), 0
+
+    def refresh(_: Totals) -> None:
+        raise JobRefused("a table is damaged", "remove it")
+
+    monkeypatch.setattr(land, "run", follow)
+    with pytest.raises(JobRefused, match="a table is damaged"):
+        land.run_all(SimpleNamespace(), [order, order], stop, refresh)  # type: ignore[arg-type]
+    assert stop.is_set()
 
 
 def test_a_batch_read_of_several_nodes_has_tasks_for_each() -> None:
