@@ -16,6 +16,10 @@ def host_problem(host: str) -> str:
     if host.startswith("[") and host.endswith("]"):
         return f'has brackets, which belong to addresses of the web; write host = "{host[1:-1]}"'
     is_name = host and not any(character.isspace() or character in "/[]@" for character in host)
+    try:
+        host.encode("idna")  # as each look-up does: two dots in a row, more than 63 characters between two
+    except UnicodeError:
+        is_name = False
     return "" if is_name and (":" not in host or _is_ipv6(host)) else "must be a host name or an IP address"
 
 

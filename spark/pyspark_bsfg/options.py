@@ -19,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from agent.message import STREAM
 from agent.replication.protocol.topics import is_node
+from agent.settings.host import host_problem
 from pyspark_bsfg.errors import OptionError
 
 TRANSPORTS = ("file", "mqtt")  # a store file on the same host; a node at a broker
@@ -181,6 +182,8 @@ def _node(texts: Mapping[str, str]) -> NodeOptions:
     host, peer, ca_file, cert_file, key_file = (texts[name.lower()].strip() for name in needed)
     if not is_node(peer):
         raise OptionError(f"peer {peer!r}", "the zone to read from, such as enterprise")
+    if why := host_problem(host):
+        raise OptionError(f"host {host!r}", why)
     return NodeOptions(
         host,
         peer,

@@ -15,6 +15,8 @@ from agent.settings.host import host_problem
         ("tcp://broker", "must be a host name"),
         ("user@broker", "must be a host name"),
         ("", "must be a host name"),
+        ("broker..example", "must be a host name"),
+        ("b" * 64, "must be a host name"),
         ("::1", ""),
         ("fe80::1%eth0", ""),
         ("broker.example", ""),

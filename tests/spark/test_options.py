@@ -84,6 +84,7 @@ def test_paths_in_every_form_that_spark_hands_over(given: dict[str, str], paths:
         (NODES | {"nodes": "north=a north=b"}, "each once"),
         (NODES | {"nodes": "North!=a"}, "peer 'North!'; the zone to read from"),
         (NODES | {"nodes": "north=a:x"}, "port 'x'"),
+        (NODE | {"host": "a..b"}, "host 'a..b'; must be a host name"),
         (NODE | {"port": "65536"}, "port '65536'.*65535"),
         (NODE | {"requesttimeout": "0"}, "requestTimeout '0'"),
     ],
