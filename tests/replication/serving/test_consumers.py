@@ -35,6 +35,7 @@ from agent.replication.protocol.messages import (
 )
 from agent.replication.protocol.pacing import HEARTBEAT_MS
 from agent.replication.protocol.token_bucket import SAVED_MS_MAX
+from agent.replication.serving import admission
 from agent.replication.serving.admission import Caller, PeerRights
 from agent.replication.serving.limits import CONFIRM_COMMITS_PER_SECOND
 from agent.replication.serving.operations.consumers import Consumers
@@ -490,8 +491,10 @@ async def test_a_commit_before_parking_wakes_the_fetch() -> None:
         assert answer.runs() == [(21, 25)]
 
 
-async def test_a_newer_fetch_takes_the_place_of_the_parked_one() -> None:
-    """The earlier fetch gets no answer. A taken lease ends its wait too, with the store's error."""
+async def test_a_newer_fetch_takes_the_place_of_the_parked_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The earlier fetch gets no answer, also where no more may wait: a peer that lost its connection asks again for all
+    its streams. A taken lease ends its wait too, with the store's error."""
+    monkeypatch.setattr(admission, "PARKED_PER_NODE_MAX", 1)
     async with play() as (store, consumers):
         waits = fetch(after=at(20), wait_ms=3_600_000)
         earlier = asyncio.create_task(consumers.fetch(ONE, waits))

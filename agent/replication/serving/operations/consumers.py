@@ -261,19 +261,19 @@ class Consumers:
         self, caller: Caller, request: FetchFacts, stream: str, position: int, until_ms: int
     ) -> tuple[PageRead | Refuse | Drop, int]:
         """The page, once there are facts or the wait is over; and the time waited, in ns."""
-        context, node, waited_ns = self._context, caller.node, 0
+        context, node, name, waited_ns = self._context, caller.node, request.consumer_name, 0
         while True:
-            end_offset, parked_of_node = context.store.end_offset(stream), self._waiters.count(node)
-            due = decide_fetch(request, stream, position, end_offset, parked_of_node, until_ms, context.now_ms())
+            end_offset, parked = context.store.end_offset(stream), self._waiters.count_others(node, name)
+            due = decide_fetch(request, stream, position, end_offset, parked, until_ms, context.now_ms())
             if isinstance(due, Refuse):
                 return due, waited_ns
             if due is not None:
                 held = context.held_by(node, request.held)
                 query = PageQuery(due, held, context.packet_bytes_max, request.signers_known)
                 return await context.page(node, query), waited_ns
-            parked = await self._waiters.park(caller, request.consumer_name, stream, position, until_ms)
-            waited_ns += parked.waited_ns
-            if parked.is_superseded:
+            wait = await self._waiters.park(caller, name, stream, position, until_ms)
+            waited_ns += wait.waited_ns
+            if wait.is_superseded:
                 return Drop(DropReason.SUPERSEDED), waited_ns
 
     def _page(self, stream: str, frontier: int, read: PageRead, lease: int | None, after: Position) -> Reply:

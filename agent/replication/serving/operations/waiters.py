@@ -49,6 +49,10 @@ class Waiters:
         """How many wait, in all or of one node."""
         return len(self._waits) if node is None else self._by_node[node]
 
+    def count_others(self, node: str, name: str) -> int:
+        """How many of a node wait besides that of a consumer, whose place a newer fetch takes."""
+        return self._by_node[node] - ((node, name) in self._waits)
+
     def has_any(self) -> bool:
         """Whether any fetch waits. May be called from any thread."""
         return bool(self._waits)
