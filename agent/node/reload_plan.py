@@ -155,7 +155,10 @@ def _named(entries: Iterable[Any], key: str) -> dict[str, Any]:
 def _brokers(settings: NodeSettings) -> dict[str, object]:
     """By broker: its settings, those of its peers, and what follows for these from other peers of their zones."""
     return {
-        broker.name: (broker, {peer.node: _of_peer(settings, peer) for peer in settings.peer if peer.broker == broker.name})
+        broker.name: (
+            broker,
+            {peer.node: _of_peer(settings, peer) for peer in settings.peer if peer.broker == broker.name},
+        )
         for broker in settings.broker
     }
 
