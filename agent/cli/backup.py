@@ -155,7 +155,7 @@ def _state_dir(found: Backup, config_file: Path) -> Path:
     """The state folder that the saved node.toml names. Raises BackupError if it is not that of the unit, or in use."""
     former = Path(found.config_file).name
     (text,) = (file.data for file in found.files if file.place is Place.CONFIG and file.name == former)
-    named: str = tomllib.loads(text.decode())["node"].get("state_dir", DEFAULT_STATE_DIR)
+    named: str = tomllib.loads(text.decode("utf-8-sig"))["node"].get("state_dir", DEFAULT_STATE_DIR)
     state_dir = config_file.parent / named
     if unit.is_of_unit(config_file) and state_dir != unit.state_dir_of(config_file):
         why = f"the node's state folder is {state_dir}, but bsfg@{config_file.stem} writes to {unit.state_dir_of(config_file)}"

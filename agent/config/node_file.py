@@ -348,7 +348,7 @@ def _read_profile(reader: _Reader, file: Path, path: str, device: str) -> dict[s
     """The settings of a device profile, whose values are checked with those of the source; none, and a reported
     problem, if the file cannot be used."""
     try:
-        found = tomllib.loads(file.read_text(encoding="utf-8"))
+        found = tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         known = sorted(profile.stem for profile in (reader.folder / DEVICES_FOLDER).glob("*.toml"))
         near = difflib.get_close_matches(device, known, 1)

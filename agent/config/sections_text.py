@@ -34,11 +34,11 @@ def read_tables(data: bytes) -> dict[str, Any]:
     """The tables of a file. A section that is not TOML is a BrokenTable; lines before the first header that are not
     TOML are the section "file"."""
     try:
-        return tomllib.loads(data.decode())
+        return tomllib.loads(data.decode("utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError):
         pass
     tables: dict[str, Any] = {}
-    for line_number, lines in _parts(data.decode(errors="surrogateescape").splitlines(keepends=True)):
+    for line_number, lines in _parts(data.decode("utf-8-sig", errors="surrogateescape").splitlines(keepends=True)):
         header = _HEADER.fullmatch(lines[0].rstrip())
         name, is_list = (header[2], bool(header[1])) if header else ("", False)
         _add(tables, name, _table_of(lines, line_number, name), is_list=is_list)

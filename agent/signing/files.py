@@ -114,7 +114,7 @@ def read_compromises(file: Path) -> list[Compromise]:
         return []
     hint = f"correct {file}; an entry is written by bsfg pki signer compromise"
     try:
-        rows = tomllib.loads(_read(file).decode()).get("compromised", [])
+        rows = tomllib.loads(_read(file).decode("utf-8-sig")).get("compromised", [])
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SigningError(f"{file} is not TOML: {error}", hint) from error
     if not isinstance(rows, list) or len(rows) > COMPROMISES_MAX:

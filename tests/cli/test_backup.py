@@ -75,13 +75,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def node(tmp_path: Path) -> Path:
-    """A node with a file for each kind of setting that names a file."""
+    """A node with a file for each kind of setting that names a file; node.toml as an editor of Windows saves it."""
     folder = tmp_path / "old"
     for name in (*FILES, *NOT_TAKEN):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(FILES.get(name, "x"))
     (tmp_path / "elsewhere.pem").write_text("authority")
-    (folder / "plant-a.toml").write_text(NODE.format(elsewhere=tmp_path / "elsewhere.pem"))
+    (folder / "plant-a.toml").write_text(NODE.format(elsewhere=tmp_path / "elsewhere.pem"), "utf-8-sig")
     (tmp_path / "pw").write_text("correct horse battery\n")
     (tmp_path / "pw").chmod(0o600)
     return folder

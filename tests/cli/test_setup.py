@@ -198,9 +198,9 @@ def test_a_bad_answer_is_named(tmp_path: Path, text: str, why: str) -> None:
 
 def test_a_section_is_added_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The new text takes the file's place in one step, with its mode and owner. Power that fails before that leaves the
-    old text."""
+    old text, here with the byte order mark of an editor of Windows."""
     file = tmp_path / "node.toml"
-    file.write_text('[node]\nzone = "plant-a"\n')
+    file.write_text('[node]\nzone = "plant-a"\n', "utf-8-sig")
     file.chmod(0o640)
     os.chown(file, -1, 1 if os.geteuid() == 0 else -1)
     before = file.stat()
@@ -209,7 +209,7 @@ def test_a_section_is_added_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
         cut.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError("power")))
         with pytest.raises(OSError, match="power"):
             run.node_file.add_section("stream", {"name": "facts.telemetry"})
-    assert file.read_text() == '[node]\nzone = "plant-a"\n'
+    assert file.read_text("utf-8-sig") == '[node]\nzone = "plant-a"\n'
     with pytest.raises(ConfigError, match="no \\[\\[broker\\]\\] is named"):
         run.node_file.add_section("peer", {"zone": "idmz", "broker": "b", "asks": True})
     run.node_file.add_section("stream", {"name": "facts.telemetry", "keep_hours": 2.0})

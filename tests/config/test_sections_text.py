@@ -1,5 +1,7 @@
 """A node.toml that is not TOML, cut into its sections: a mistake in the notation of one costs no other."""
 
+from codecs import BOM_UTF8
+
 import pytest
 
 from agent.config.sections_text import BrokenTable, read_tables
@@ -24,6 +26,8 @@ GOOD = {"node": {"zone": "plant-a"}, "modbus": [{"name": "meter", "port": 502}]}
     "data, expected",
     [
         (NODE + METER, GOOD),
+        (BOM_UTF8 + NODE + METER, GOOD),
+        (BOM_UTF8 + NODE + METER + b"[store]\na\n", {**GOOD, "store": "broken"}),
         (b'[[modbus]]\nname = "boiler\n' + NODE + METER, {**GOOD, "modbus": ["broken boiler", GOOD["modbus"][0]]}),
         (NODE + METER + b'[[modbus]]\nport = = 5\nname = "boiler"', {**GOOD, "modbus": [GOOD["modbus"][0], "broken boiler"]}),
         (NODE + METER + b'[[opcua]\nname = "plc"\n', {**GOOD, "opcua": ["broken plc"]}),
@@ -46,7 +50,7 @@ GOOD = {"node": {"zone": "plant-a"}, "modbus": [{"name": "meter", "port": 502}]}
 )  # fmt: skip
 def test_the_other_sections_are_read(data: bytes, expected: object) -> None:
     """A missing quote, a bracket, a key or a section twice, one bracket for two, a byte that is not UTF-8, a line
-    before the first header: the section is broken, at its place and under its name, and everything else is what it
+    before the first header, with and without the byte order mark of editors of Windows: the section is broken, at its place and under its name, and everything else is what it
     says."""
     assert without_reason(read_tables(data)) == expected
 

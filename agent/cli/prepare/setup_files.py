@@ -26,7 +26,7 @@ KNOWN = ("zone", "broker", "peer", "stick", "authority", "opcua", "modbus")
 def read_answers(file: Path) -> dict[str, Any]:
     """The answers in a file. Raises SetupFailed."""
     try:
-        found = tomllib.loads(file.read_text(encoding="utf-8"))
+        found = tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
         raise SetupFailed(f"{file}: {error}") from error
     if unknown := sorted(found.keys() - set(KNOWN)):
@@ -81,7 +81,7 @@ class NodeFile:
     def table(self) -> dict[str, Any]:
         """The settings as they are written. Raises ConfigError if a part is not TOML."""
         try:
-            return tomllib.loads(self.path.read_text("utf-8"))
+            return tomllib.loads(self.path.read_text("utf-8-sig"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(self.path, load_sections(self.path).problems) from error
 
@@ -121,14 +121,14 @@ class NodeFile:
 
     def compare_rows(self, file: Path, answer: str) -> None:
         """Note the rows that are in a tag file or in the answer, not in both."""
-        there, wanted = file.read_text("utf-8").splitlines(), answer.splitlines()
+        there, wanted = file.read_text("utf-8-sig").splitlines(), answer.splitlines()
         self.differing += [f"{file}: {row} is not in the answer" for row in there if row not in wanted]
         self.differing += [f"{file}: the answer has {row}" for row in wanted if row not in there]
 
     def add_section(self, section: str, settings: Mapping[str, Any]) -> None:
         """Add a section. Raises ConfigError, and adds nothing, if the file would have a problem."""
         lines = f"[[{section}]]\n{section_text(settings)}"
-        self.replace(f"{self.path.read_text('utf-8')}\n{lines}")
+        self.replace(f"{self.path.read_text('utf-8-sig')}\n{lines}")
         click.echo(f"# added to {self.path}\n{lines}", nl=False)
 
     def replace(self, text: str) -> None:
