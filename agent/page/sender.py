@@ -15,6 +15,7 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from email.message import EmailMessage
 from email.utils import formatdate, make_msgid
+from http.client import HTTPException
 from string import Template
 from typing import Any
 
@@ -80,7 +81,7 @@ class Sender:
             if self._queue and time.monotonic() >= next_s:
                 try:
                     await asyncio.get_running_loop().run_in_executor(self._thread, self._send, self._queue[0])
-                except (OSError, ValueError, smtplib.SMTPException) as error:
+                except (OSError, ValueError, HTTPException) as error:  # smtplib's are OSErrors
                     log.warning("notice_not_sent", extra={"receiver": self._settings.name, "why": str(error)})
                     next_s, wait_s = time.monotonic() + wait_s, min(2 * wait_s, RETRY_S_MAX)
                 else:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import difflib
+import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from string import Template
 from typing import Literal
-from urllib.parse import urlsplit
 
 from agent.message import ZONE
-from agent.settings.host import host_problem
+from agent.settings.host import host_problem, url_problem
 
 TEMPLATE = '{"text": "${subject} (since ${since}). ${hint}"}'
+TEMPLATE_NAMES = ("event", "zone", "level", "what", "hint", "since", "subject", "seen_by")
 HOURS_MAX = 8_760.0
+_PART = r"""[^@\s<>"(),;:\\[\]]+"""
+_ADDRESS = f"{_PART}(?:@{_PART})?"
+_MAIL = re.compile(rf"""{_ADDRESS}|(?:"[^"\\\r\n]+"|\w[\w -]*) *<{_ADDRESS}>""")
+"""What the library for mail can write into a header: it fails at other texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +55,37 @@ class NotifySettings:
             yield "repeat_hours", "0 (never) to 8760"
         if bool(self.webhook_url) == bool(self.smtp_host):
             yield "webhook_url", "name either webhook_url, or smtp_host with mail_from and mail_to"
-        url = urlsplit(self.webhook_url)
-        if self.webhook_url and (url.scheme not in {"http", "https"} or not url.hostname):
-            yield "webhook_url", "must begin with http:// or https://"
+        if self.webhook_url and (why := url_problem(self.webhook_url, "https://host/path", "http", "https")):
+            yield "webhook_url", why
+        elif not self.webhook_url.isascii() or any(character.isspace() for character in self.webhook_url):
+            yield "webhook_url", "a URL has no blanks and only ASCII; write others as %20 or the like"
+        if why := _template_problem(self.webhook_template):
+            yield "webhook_template", why
         if self.smtp_host and (why := host_problem(self.smtp_host)):
             yield "smtp_host", why
         if not 1 <= self.smtp_port <= 65_535:
             yield "smtp_port", "a TCP port is 1 to 65535"
         if self.smtp_host and not (self.mail_from and self.mail_to):
             yield "mail_to", "mail needs mail_from and mail_to"
-        if any(character in text for text in (self.mail_from, *self.mail_to) for character in "\r\n"):
-            yield "mail_to", "an address is one line"
+        addresses = [("mail_from", self.mail_from)] * bool(self.mail_from) + [("mail_to", to) for to in self.mail_to]
+        for name, text in addresses:
+            if not _MAIL.fullmatch(text):
+                yield name, f'{text!r} is not an address; write duty@plant.example, or "Duty" <duty@plant.example>'
         if bool(self.smtp_user) != (self.smtp_password_file is not None):
             yield "smtp_user", "smtp_user and smtp_password_file go together"
         if self.smtp_user and self.smtp_security == "none":
             yield "smtp_security", "a password is not sent without TLS: use starttls or tls"
+
+
+def _template_problem(text: str) -> str:
+    """What is wrong with a template, empty if its names are known and it is JSON."""
+    template = Template(text)
+    for name in template.get_identifiers():
+        if name not in TEMPLATE_NAMES:
+            near = difflib.get_close_matches(name, TEMPLATE_NAMES, 1) or TEMPLATE_NAMES
+            return f"${{{name}}} is not known; did you mean {' or '.join(near)}?"
+    try:
+        json.loads(template.safe_substitute(dict.fromkeys(TEMPLATE_NAMES, "")))
+    except ValueError as error:
+        return f"is not JSON: {error}"
+    return ""

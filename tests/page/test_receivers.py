@@ -106,7 +106,8 @@ def mails(folder: Path) -> list[str]:
 
 
 async def test_raised_repeated_and_cleared(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two receivers that are down when a zone breaks are told once they are there; then again, and that it is over."""
+    """Two receivers that are down when a zone breaks are told once they are there; then again, and that it is over. One
+    whose address is of something else ends nothing."""
     monkeypatch.setattr(tested, "RETRY_S", 0.05)
     monkeypatch.setattr(tested, "LOOK_S", 0.01)
     monkeypatch.setenv("SSL_CERT_FILE", str(folder / "cert.pem"))
@@ -121,9 +122,10 @@ async def test_raised_repeated_and_cleared(folder: Path, monkeypatch: pytest.Mon
         smtp_password_file=folder / "password", mail_from="bsfg@example", mail_to=("oncall@example",),
     )  # fmt: skip
     hook = NotifySettings("hook", after_s=0, repeat_hours=2, webhook_url=f"http://{HOST}:{hook_port}/hooks/bsfg")
-    senders = [Sender(receiver, "enterprise") for receiver in (mail, hook)]
+    wrong = NotifySettings("wrong", after_s=0, webhook_url=f"http://{HOST}:{mail_port}/")
+    senders = [Sender(receiver, "enterprise") for receiver in (mail, hook, wrong)]
     tasks = [asyncio.create_task(sender.run(watch)) for sender in senders]
-    await wait_until_async(lambda: all(sender._queue for sender in senders), "both to have something to tell")
+    await wait_until_async(lambda: all(sender._queue for sender in senders), "each to have something to tell")
     with mail_server(folder, mail_port) as exim, hook_server(folder, hook_port) as webhook:
         for server, port in ((exim, mail_port), (webhook, hook_port)):
             server.start()
@@ -138,6 +140,7 @@ async def test_raised_repeated_and_cleared(folder: Path, monkeypatch: pytest.Mon
             watch.looked_unix_ms += 7_200_000
             if count == 2:
                 rows[:] = [replace(row, alert=False)]
+        assert not any(task.done() for task in tasks)
         for task in tasks:
             task.cancel()
     told = ['plant-ü: broken: lost: "press"'] * 2 + ["plant-ü: needs nobody any more"]
