@@ -1,10 +1,11 @@
-"""The check of a setting that names a host: a name or an address, without the port, which is a setting of its own.
-Core."""
+"""The checks of settings that name a host (a name or an address, without the port, which is a setting of its own) or a
+URL. Core."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
+from urllib.parse import urlsplit
 
 PORT = re.compile(r"(?P<host>\[[^\]]*\]|[^:\[\]]*):(?P<port>[0-9]+)")
 
@@ -21,6 +22,26 @@ def host_problem(host: str) -> str:
     except UnicodeError:
         is_name = False
     return "" if is_name and (":" not in host or _is_ipv6(host)) else "must be a host name or an IP address"
+
+
+def host_of(url: str) -> str:
+    """The host in a URL, empty if none can be read in it."""
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
+
+
+def url_problem(url: str, form: str, *schemes: str) -> str:
+    """What is wrong with a URL, empty if it has one of the schemes (by default that of `form`), a host, and no port or
+    a right one."""
+    if host_problem(host_of(url)) or urlsplit(url).scheme not in (schemes or [form.partition(":")[0]]):
+        return f"must look like {form}"
+    try:
+        is_port = urlsplit(url).port != 0
+    except ValueError:
+        is_port = False
+    return "" if is_port else "has a port that is not 1 to 65535"
 
 
 def _is_ipv6(host: str) -> bool:

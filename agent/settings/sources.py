@@ -14,7 +14,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from agent.message import STREAM
-from agent.settings.host import host_problem
+from agent.settings.host import host_problem, url_problem
 from agent.settings.opcua_address import STANDARD_URI, NodeAddress, parse_node_address
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
@@ -97,10 +97,9 @@ class OpcuaSourceSettings:
         yield from _name_problems(self.name)
         yield from self._event_problems()
         for name, url in (("url", self.url), *(("urls", other) for other in self.urls)):
-            parts = urlsplit(url)
-            if parts.scheme != "opc.tcp" or not parts.hostname:
-                yield name, "must look like opc.tcp://host:4840/path"
-            elif parts.username or parts.password:
+            if why := url_problem(url, "opc.tcp://host:4840/path"):
+                yield name, why
+            elif urlsplit(url).username or urlsplit(url).password:
                 yield name, "holds a user name or password; set user_name and password_file instead"
         if self.urls and self.mode == "poll":
             yield "urls", 'are read by subscription; set mode = "subscribe" or remove them'

@@ -207,6 +207,7 @@ def test_a_misspelt_source_is_not_only_a_host_that_is_unknown(bsfg: Bsfg) -> Non
     [
         (("probe", "tcp://h", "100"), "--base is missing"),
         (("probe", "ftp://h", "100", "--base", "0"), "is not a device; write tcp://host:502"),
+        (("probe", "tcp://[::1", "100", "--base", "0"), "is not a device; write tcp://host:502"),
         (("probe", "tcp://h", "--base", "0", "coil:1"), "is one bit"),
         (("probe", "tcp://h", "--base", "0", "1-99"), "name at most 32"),
         (("probe", "tcp://h", "--base", "0", "1", "--value", "231,4"), "write it with a point"),

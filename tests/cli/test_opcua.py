@@ -154,6 +154,12 @@ def test_each_step_says_what_is_wrong(bsfg: Bsfg) -> None:
     done = bsfg("opcua", "test", "opc.tcp://plc.invalid:4840")
     assert done.returncode == 1
     assert re.search(r"failed +name +the host name of .* is unknown here", done.stdout)
+    for wrong, why in (
+        ("plc:48O0", "has a port that is not 1 to 65535"),
+        ("[::1:4840", "must look like opc.tcp://host"),
+    ):
+        done = bsfg("opcua", "test", f"opc.tcp://{wrong}")
+        assert (done.returncode, done.stderr.startswith(f"bsfg: url: {why}")) == (1, True)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         done = bsfg("opcua", "test", f"opc.tcp://127.0.0.1:{free.getsockname()[1]}")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.settings.host import host_problem
+from agent.settings.host import host_problem, url_problem
 
 
 @pytest.mark.parametrize(
@@ -26,3 +26,22 @@ def test_what_is_no_host(host: str, why: str) -> None:
     """A port and brackets are named with the settings to write; an address of IPv6 stands as it is."""
     assert (host_problem(host) == "") == (why == "")
     assert why in host_problem(host)
+
+
+@pytest.mark.parametrize(
+    "url, why",
+    [
+        ("hook.example", "must look like http://host/path"),
+        ("ftp://hook.example", "must look like http://host/path"),
+        ("http://:80/", "must look like http://host/path"),
+        ("http://[::1/", "must look like http://host/path"),
+        ("http://hook:8O/", "has a port that is not 1 to 65535"),
+        ("http://hook:99999/", "has a port that is not 1 to 65535"),
+        ("http://hook:0/", "has a port that is not 1 to 65535"),
+        ("http://my hook/", "must look like http://host/path"),
+        ("http://[::1]:8080/a b", ""),
+    ],
+)
+def test_what_is_no_url(url: str, why: str) -> None:
+    """A URL that no library could open is refused with the reason, and does not end the reading of node.toml."""
+    assert url_problem(url, "http://host/path") == why

@@ -37,6 +37,8 @@ def modbus(**settings: object) -> list[str]:
         ({**FILES, "insecure": True}, ["insecure"]),
         ({**FILES, "url": "http://plc"}, ["url"]),
         ({**FILES, "url": "opc.tcp://user:secret@plc:4840"}, ["url"]),
+        ({**FILES, "url": "opc.tcp://plc:48O0"}, ["url"]),
+        ({**FILES, "urls": ("opc.tcp://[fe80::1:4840",)}, ["urls"]),
         ({**FILES, "name": "PLC 1"}, ["name"]),
         ({**FILES, "server_certificate_sha256": "abc"}, ["server_certificate_sha256"]),
         (

@@ -15,6 +15,7 @@ from agent.cli import FILE
 from agent.cli.node_choice import NodeFile, default_file
 from agent.config import load
 from agent.ingest.modbus.explore.device import PAUSE_MS
+from agent.settings.host import url_problem
 from agent.settings.sources import ADDRESS_BASES, ModbusSourceSettings, Parity, Transport
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -97,18 +98,15 @@ def _transport_settings(device: str) -> dict[str, Any]:
     """Transport, host and port, or the serial port."""
     if device.startswith("/"):
         return {"transport": "rtu", "serial_port": device}
-    parts = urlsplit(device if "://" in device else f"tcp://{device}")
-    try:
-        port = parts.port or (TLS_PORT if parts.scheme == "tls" else PORT)
-    except ValueError:
-        port = 0
-    is_plain = not (parts.username or parts.path.strip("/") or parts.query)
-    if parts.scheme not in _TRANSPORTS or not parts.hostname or not port or not is_plain:
+    url = device if "://" in device else f"tcp://{device}"
+    parts = urlsplit("" if url_problem(url, "tcp://host:502", *_TRANSPORTS) else url)
+    if not parts.hostname or parts.username or parts.path.strip("/") or parts.query:
         raise click.UsageError(
             f"{device!r} is not a device; write tcp://host:502 (or tls://, rtu+tcp://), a serial port such as /dev/ttyS1, or "
             "the name of a source of node.toml"
         )
-    return {"transport": _TRANSPORTS[parts.scheme], "host": parts.hostname, "port": port}
+    port = TLS_PORT if parts.scheme == "tls" else PORT
+    return {"transport": _TRANSPORTS[parts.scheme], "host": parts.hostname, "port": parts.port or port}
 
 
 def _checked(settings: ModbusSourceSettings) -> ModbusSourceSettings:

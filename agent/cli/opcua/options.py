@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args
-from urllib.parse import urlsplit
 
 import click
 
@@ -23,6 +22,7 @@ from agent.cli.prepare import unit
 from agent.cli.source.access import named_source
 from agent.config import load
 from agent.ingest.opcua.explore.probe import check_settings
+from agent.settings.host import host_of
 from agent.settings.sources import APPLICATION_URI, OpcuaSourceSettings, SecurityMode, SecurityPolicy
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -145,7 +145,7 @@ def connection_of(options: dict[str, Any]) -> SourceConnection:
         policy = mode = "None"
     for name, file in (("certificate_file", "own.der"), ("private_key_file", "own.key")):
         options[name] = options[name] or (None if options["insecure"] else pki / file)
-    name = re.sub(r"[^a-z0-9._-]+", "-", (urlsplit(url).hostname or "").lower()).strip("-._") or "plc"
+    name = re.sub(r"[^a-z0-9._-]+", "-", host_of(url).lower()).strip("-._") or "plc"
     password = ""
     wanted = OpcuaSourceSettings(
         name,

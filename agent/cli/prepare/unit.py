@@ -12,10 +12,10 @@ import os
 import pwd
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from agent.cli.node_choice import CONFIG_FOLDER as _FOLDER
 from agent.config import Sections
+from agent.settings.host import host_of
 from agent.settings.sources import ModbusSourceSettings, OpcuaSourceSettings, SourceSettings
 
 CONFIG_FOLDER = _FOLDER
@@ -76,7 +76,7 @@ def _of_device(source: SourceSettings, stem: str, drop_ins: str) -> Iterator[str
             hint = f"put serial.conf with this port into {DROP_INS[1].format(stem)}"
             yield f"{source.name}: serial_port: bsfg@{stem} may open no device; {hint}"
         return
-    host = source.host if isinstance(source, ModbusSourceSettings) else urlsplit(source.url).hostname or ""
+    host = source.host if isinstance(source, ModbusSourceSettings) else host_of(source.url)
     try:
         is_public = ipaddress.ip_address(host).is_global
     except ValueError:  # a name
