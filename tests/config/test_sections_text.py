@@ -50,8 +50,8 @@ GOOD = {"node": {"zone": "plant-a"}, "modbus": [{"name": "meter", "port": 502}]}
 )  # fmt: skip
 def test_the_other_sections_are_read(data: bytes, expected: object) -> None:
     """A missing quote, a bracket, a key or a section twice, one bracket for two, a byte that is not UTF-8, a line
-    before the first header, with and without the byte order mark of editors of Windows: the section is broken, at its place and under its name, and everything else is what it
-    says."""
+    before the first header, with and without the byte order mark of editors of Windows: the section is broken, at its
+    place and under its name, and everything else is what it says."""
     assert without_reason(read_tables(data)) == expected
 
 
