@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -41,6 +42,7 @@ from agent.message import (
 INTERVAL_MS_MAX = 86_400_000  # a day
 DEFAULT_STREAM = "facts.telemetry"
 SHARED_MAX = 1_024  # rules kept; beyond it a rule may be made twice
+_WHOLE = re.compile(r"[+-]?[0-9]{1,30}")  # `int` refuses thousands of digits
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +137,7 @@ class Cells:
             if default is None:
                 raise CellError(column, f"is empty; write a whole number from {lowest} to {highest}")
             return default
-        if not text.lstrip("+-").isascii() or not text.lstrip("+-").isdigit():
+        if not _WHOLE.fullmatch(text):
             raise CellError(column, f"is not a whole number; write one from {lowest} to {highest}")
         if not lowest <= int(text) <= highest:
             raise CellError(column, f"is outside {lowest} to {highest}")
@@ -157,8 +159,7 @@ class Cells:
             raise CellError(column, "is not a finite number")
         if abs(value) > JSON_INTEGER_MAX and Decimal(text) != Decimal(repr(value)):
             raise CellError(column, "is beyond 2^53 and would be rounded")
-        is_whole = text.lstrip("+-").isdigit() and abs(value) < 2**53
-        return int(text) if is_whole else value
+        return int(text) if _WHOLE.fullmatch(text) and abs(value) < 2**53 else value
 
     def choice(self, column: str, choices: Sequence[str], default: str = "") -> str:
         """One of some words, ignoring case."""
@@ -173,16 +174,21 @@ class Cells:
 def read_tag_map(file: str, data: bytes, source: str, dialect: Dialect) -> TagMap:
     """The tags in a file's bytes. Raises TagMapError with every problem found."""
     sheet = read_rows(file, data, dialect)
-    reader = _Reader(file, source, dialect, _decimal_marks(sheet, dialect))
-    for row in sheet.rows:
-        reader.read(row)
-    problems = [*sheet.problems, *_reported_once(reader.problems)]
-    if not reader.tags and not problems:
+    tags, problems = read_tags(file, sheet, source, dialect)
+    if not tags and not problems:
         problems.append(TagFileProblem(file, 0, "", "", "holds no tags; add a row for each"))
     if problems:
         raise TagMapError(sorted(problems, key=lambda problem: problem.row))
-    notes = (f"{file}: {note}" for note in dialect.notes(reader.tags))
-    return TagMap(file, tuple(reader.tags), (*sheet.notes, *notes), digest_of(data))
+    notes = (f"{file}: {note}" for note in dialect.notes(tags))
+    return TagMap(file, tuple(tags), (*sheet.notes, *notes), digest_of(data))
+
+
+def read_tags(file: str, sheet: Sheet, source: str, dialect: Dialect) -> tuple[list[Tag], list[TagFileProblem]]:
+    """The tags in the rows of a file, and every problem found, however many these are."""
+    reader = _Reader(file, source, dialect, _decimal_marks(sheet, dialect))
+    for row in sheet.rows:
+        reader.read(row)
+    return reader.tags, [*sheet.problems, *_reported_once(reader.problems)]
 
 
 def digest_of(data: bytes) -> bytes:

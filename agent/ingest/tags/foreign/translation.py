@@ -24,7 +24,7 @@ from agent.ingest.tags.csv_rows import (
     write_csv,
 )
 from agent.ingest.tags.sheet import ROWS_MAX
-from agent.ingest.tags.tag_map import Dialect, read_tag_map
+from agent.ingest.tags.tag_map import Dialect, read_rows, read_tags
 
 TABLES = {"0": "coil", "1": "discrete", "3": "input", "4": "holding"}
 REGISTER_MAX = 65_536
@@ -99,7 +99,7 @@ def translate_rows(
 
 def tag_file(found: Translation, dialect: Dialect) -> bytes:
     """The translated rows as a tag file with the columns that are used. Cells without a column become remarks, and rows
-    that are wrong in a tag file are moved to `refused`."""
+    that are wrong in a tag file are moved to `refused`. Raises TagMapError if they are too many for one."""
     known = [column.name for column in dialect.all_columns]
     for row, cells in found.rows:
         lost = [f"{name} {text}" for name, text in cells.items() if name not in known]
@@ -111,12 +111,10 @@ def tag_file(found: Translation, dialect: Dialect) -> bytes:
         data = write_csv(columns, ([cells.get(name, "") for name in columns] for _, cells in found.rows))
         if not found.rows:
             return data
-        try:
-            read_tag_map("tags.csv", data, "import", dialect)
-        except TagMapError as error:
-            _refuse(found, error.problems)
-        else:
+        _, problems = read_tags("tags.csv", read_rows("tags.csv", data, dialect), "import", dialect)
+        if not problems:
             return data
+        _refuse(found, problems)
 
 
 def _refuse(found: Translation, problems: Sequence[TagFileProblem]) -> None:

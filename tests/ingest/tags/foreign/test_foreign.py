@@ -367,3 +367,11 @@ def test_cells_that_are_no_numbers() -> None:
     found = kepware.translate("list.csv", (head + rows).encode(), options)
     assert [refusal.row for refusal in found.refused] == [2, 3, 4, 5]
     assert "tag" in tag_file(found, dialect(options)).decode()
+
+
+def test_a_list_with_many_wrong_rows() -> None:
+    """Each row that is wrong in a tag file is refused with its reason, however many there are."""
+    options = Options("modbus", 40_001)
+    found = Translation([(row, {"tag": f"a/{row}", "register": "40001", "type": "word"}) for row in range(2, 32)])
+    tag_file(found, dialect(options))
+    assert refused(found).keys() == set(range(2, 32))
