@@ -22,7 +22,7 @@ from agent.settings.sources import POLL_INTERVAL_RANGE_MS, UNIT_ID_MAX, ModbusSo
 
 ADDRESS_MAX = 65_535
 NUMBER_REGISTERS_MAX = 4  # numbers are read in parts if a device allows no longer reads
-_POWER = re.compile(r"2\^([0-9]{1,2})")
+_POWER, _COUNT = re.compile(r"2\^([0-9]{1,2})"), re.compile(r"[0-9]{1,20}")
 
 
 class Table(Enum):
@@ -352,7 +352,7 @@ def _counter(cells: Cells, kind: ValueType) -> int:
     power = _POWER.fullmatch(text)
     if text == "device":
         return kind.modulus
-    if not power and not text.isdecimal():
+    if not power and not _COUNT.fullmatch(text):
         raise CellError(
             "counter", "must be the number of readings, such as 65536 or 2^32, or device for the type's own"
         )

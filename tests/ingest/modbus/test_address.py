@@ -56,6 +56,7 @@ def test_what_a_row_may_say_of_its_register() -> None:
         ("holding,1,string4,,,0..2,,", "clamp", "cannot be clamped"),
         ("holding,1,uint16,,,,2^32,", "counter", "must be 2 to 65536"),
         ("holding,1,uint16,,,,often,", "counter", "must be the number of readings"),
+        (f"holding,1,uint16,,,,{'9' * 5_000},", "counter", "must be the number of readings"),
         ("holding,1,float32,,,,device,", "counter", "is for whole numbers"),
         ("holding,1,uint16,,,0..9,device,", "counter", "is for whole numbers"),
         ("holding,1,uint16,-1,,,device,", "counter", "is for whole numbers that only rise"),

@@ -173,6 +173,8 @@ def test_a_decimal_comma_with_semicolons(tmp_path: Path) -> None:
         ("a/b,nsu=urn:x;s=y,,,,1.5,", "min_interval_ms", "whole number"),
         ("a/b,nsu=urn:x;s=y,,,,-1,", "min_interval_ms", "outside"),
         ("a/b,nsu=urn:x;s=y,,,,²,", "min_interval_ms", "whole number"),
+        ("a/b,nsu=urn:x;s=y,,,,--5,", "min_interval_ms", "whole number"),
+        (f"a/b,nsu=urn:x;s=y,,,,{'5' * 5_000},", "min_interval_ms", "whole number"),
         ("a/b,nsu=urn:x;s=y,,,,200,100", "max_interval_ms", "less than"),
     ],
 )
