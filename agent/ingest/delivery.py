@@ -235,6 +235,10 @@ class Delivery:
         """The present number of a tag; the last one if the tag is no longer read."""
         return self.renumbered.get(tag, tag)
 
+    def present(self, tags: Iterable[int]) -> list[int]:
+        """The present numbers of those of these tags that are still read."""
+        return [number for tag in tags if (number := self.number(tag)) in self.tags]
+
     def subjects(self, tags: Iterable[int]) -> list[str]:
         """The subjects of these tags."""
         return [self.tags[tag].definition.subject for tag in tags if tag in self.tags]

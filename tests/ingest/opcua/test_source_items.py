@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from agent.ingest.quality import (
 )
 from agent.message import Sample
 from tests.ingest.opcua.fake_session import (
+    FakeSession,
     answer,
     living,
 )
@@ -161,6 +163,32 @@ async def test_items_are_tended_while_an_audit_waits(monkeypatch: pytest.MonkeyP
             [tag(1), tag(2)], await source._delivery.recorder.define([tag(1).definition, tag(2).definition])
         )
         await wait_until_async(lambda: len(session.asked) >= 3, "the parked node asked for again")
+
+
+async def test_tags_of_a_new_map_while_their_items_are_refused() -> None:
+    """One that leaves the map meanwhile is not absent, and the life goes on; one that is renumbered is absent under its
+    new number since the source is without it."""
+    source, store = await made(tag(1), tag(2), tag(3), sampling_interval_ms=0)
+    session, answered = FakeSession(refusals={(n, ""): BAD_NODE_ID_UNKNOWN for n in (1, 2)}), asyncio.Event()
+
+    async def create_items(*asked: Any) -> list[Created]:
+        found = await FakeSession.create_items(session, *asked)
+        await answered.wait()
+        return found
+
+    session.create_items = create_items  # type: ignore[method-assign]
+    async with living(source, session):
+        session.shows_ns = 9 * S
+        await wait_until_async(lambda: session.asked, "the items")
+        session.says(*(answer(1, at - 9, (3, 1.0, at * S), publish_ns=at * S) for at in (10, 11)))
+        await wait_until_async(lambda: source.complete == Moment(10 * S), "a second answer")
+        tags = [replace(tag(2), definition=replace(tag(2).definition, unit="bar")), tag(3)]
+        source._delivery.offer_map(tags, await source._delivery.recorder.define([tag.definition for tag in tags]))
+        await wait_until_async(lambda: not source._delivery.has_pending_map, "the new map")
+        answered.set()
+        await wait_until_async(lambda: ("plc", "tag:a/2") in store.complete, "the absence in the store")
+    assert store.complete.keys() == {("plc", ""), ("plc", "tag:a/2")}
+    assert store.complete["plc", "tag:a/2"].complete_ns == pytest.approx(9 * S, abs=S)
 
 
 async def test_what_a_tag_map_says_of_an_item(caplog: pytest.LogCaptureFixture) -> None:

@@ -262,8 +262,8 @@ class HistoryBackfill:
     def _without_history_number(self, call: Iterable[HistoryRange]) -> dict[int, Tag]:
         """The tags of a call without a number for values from history."""
         tags = self._delivery.tags
-        asked = [self._delivery.number(history_range.tag) for history_range in call]
-        return {tag: tags[tag] for tag in asked if tag in tags and tag not in self._numbers}
+        asked = self._delivery.present(history_range.tag for history_range in call)
+        return {tag: tags[tag] for tag in asked if tag not in self._numbers}
 
     def _without_what_comes_live(self, missing: list[Sample], now_ns: int) -> list[Sample]:
         """The missing values without those that also arrive live. If the server's clock was set back since the gap
@@ -297,7 +297,7 @@ class HistoryBackfill:
         await self._delivery.recorder.committed()  # they may have times of the gap, after a clock was set back
         self._asked_s = time.monotonic()
         known = self._delivery.tags
-        live = [now for tag in piece.tags if (now := self._delivery.number(tag)) in known]
+        live = self._delivery.present(piece.tags)
         by_stream: dict[str, dict[int, Tag]] = {}
         for tag in live:
             by_stream.setdefault(known[tag].stream, {})[tag] = known[tag]
@@ -397,7 +397,7 @@ class HistoryBackfill:
             "tags_without_history": none,
             "tags_failed": failed + endless,
             "tags_gone": gone,
-            "tags": [self._delivery.tags[tag].definition.subject for tag in self._named(job)],
+            "tags": self._delivery.subjects(self._delivery.present(job.not_filled)),
         }
         await self._recorder.append_fact(self._message(job, canonical_json(content)))
         self._jobs.remove(job)
@@ -414,9 +414,6 @@ class HistoryBackfill:
             identity, from_zone=self._recorder.zone, to_zone="*", produced_at_unix_ms=time.time_ns() // 1_000_000
         )
         return Message(envelope, Fact(f"source:{source}", FILL_PREDICATE, content))
-
-    def _named(self, job: _Job) -> Iterator[int]:
-        return (now for tag in job.not_filled if (now := self._delivery.number(tag)) in self._delivery.tags)
 
 
 def _halved(piece: _Slice) -> list[_Slice]:

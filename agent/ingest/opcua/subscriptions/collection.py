@@ -112,7 +112,7 @@ class Subscriptions:
         self._complete_before, self._unseen = None, set()
         parked = set(self._groups.unplaced).union(*(subscription.plan.parked for subscription in self._all))
         self._refused = {tag: status for tag, status in self._refused.items() if tag in parked}
-        self.absences.begin_absence(parked, self._clock.now())
+        self._begin_absence(parked, self._clock.now())
         for subscription in self._all:
             self.absences.request(subscription.plan.live)
             subscription.begin_publishing()
@@ -208,9 +208,9 @@ class Subscriptions:
                 groups = self._groups.want(points)
         for subscription, handles in zip(self._all, groups, strict=True):
             subscription.plan.want(handles)
-            self.absences.begin_absence(subscription.plan.renew(changed), subscription.since)
+            self._begin_absence(subscription.plan.renew(changed), subscription.since)
         unplaced = self._groups.unplaced - before
-        self.absences.begin_absence(unplaced, self._clock.now())
+        self._begin_absence(unplaced, self._clock.now())
         self._note_parked(dict.fromkeys(unplaced, quality.BAD_TOO_MANY_MONITORED_ITEMS))
 
     async def _update_items(self, subscription: Subscription) -> None:
@@ -221,7 +221,7 @@ class Subscriptions:
         refused = await subscription.update_items(self.points, self.absences.request)
         if refused:
             is_first = not subscription.liveness.complete and since is not None
-            self.absences.begin_absence(refused, since if is_first and since is not None else begun)
+            self._begin_absence(refused, since if is_first and since is not None else begun)
             self._note_parked(refused)
 
     async def _opened(self) -> Subscription:
@@ -263,11 +263,7 @@ class Subscriptions:
                 await self._delivery.lose(status, now.time_ns, [tag], corrects=True, since_ns=since_ns)
         while self._ended:
             old = self._ended[0]
-            still = [
-                tag
-                for number in sorted(old.plan.live)
-                if (tag := self._delivery.number(number)) in self._delivery.points
-            ]
+            still = self._delivery.present(sorted(old.plan.live))
             await self._delivery.lose(quality.BAD_COMMUNICATION_ERROR, now.time_ns, still, since_ns=old.since.on(now))
             self._ended.pop(0)
         self._ends_recorded.set()
@@ -305,7 +301,7 @@ class Subscriptions:
         gone = subscription.plan.died(findings.gone, time.monotonic_ns())
         dead = subscription.plan.renew(findings.dead)
         for tag in [*gone, *dead]:
-            self.absences.begin_absence([tag], findings.since[tag])
+            self._begin_absence([tag], findings.since[tag])
         self._note_parked(gone)
         if dead:
             extra = {"action": "items_dead", "source": self._settings.name, **self._delivery.named(dead)}
@@ -316,7 +312,7 @@ class Subscriptions:
         news = subscription.plan.died(dict.fromkeys(tags, quality.BAD_ENCODING_LIMITS_EXCEEDED), NEVER_NS)
         if not news:
             return
-        self.absences.begin_absence(news, subscription.since)
+        self._begin_absence(news, subscription.since)
         self._refused.update(news)
         extra = {"action": "values_too_large", "source": self._settings.name, **self._delivery.named(list(news))}
         log.warning(
@@ -334,6 +330,10 @@ class Subscriptions:
             self.absences.begin_absence(
                 [renumbered[tag] for tag in subscription.plan.live if tag in renumbered], subscription.since
             )
+
+    def _begin_absence(self, tags: Iterable[int], since: Moment) -> None:
+        """These tags are absent since then, as far as a map that was taken over meanwhile still has them."""
+        self.absences.begin_absence(self._delivery.present(tags), since)
 
     def _note_parked(self, news: Mapping[int, int]) -> None:
         """Log newly refused nodes, and have them recorded as bad."""
