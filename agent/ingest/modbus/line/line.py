@@ -243,7 +243,7 @@ class Line:
             return
         try:
             await self._exchange(living, HOLD_MS_MAX)
-        except (UnitSilent, ConnectionEnded):
+        except (UnitSilent, ConnectionEnded, ConnectionForgotten):
             return
         held_ms = round(1000 * (time.monotonic() - asked_s))
         usual_ms = max(

@@ -15,7 +15,7 @@ from agent.ingest.modbus.line import Endpoint, Line, ReadRefused, UnitGarbled, U
 from agent.ingest.modbus.line import line as line_module
 from agent.ingest.modbus.line.connection import ConnectionEnded
 from agent.ingest.modbus.line.frames import Frame
-from agent.ingest.modbus.line.line import frame_pause_ms
+from agent.ingest.modbus.line.line import FORGOTTEN_S, frame_pause_ms
 from agent.ingest.modbus.read_plan import Read
 from agent.ingest.modbus.refusal import is_about_address
 from agent.settings.sources import ModbusSourceSettings
@@ -152,6 +152,28 @@ async def test_a_connection_that_ends_and_cannot_be_opened_is_a_loss(answering: 
     with pytest.raises(SourceLost, match="closed by the device"):
         await line.read(READ)
     assert len(device.connections) == 1
+
+
+async def test_the_silence_of_all_units_is_that_of_the_one_asked(
+    answering: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gateway is off: the other unit, which is asked whether the line is free, does not answer for as long as an idle
+    connection is taken for a forgotten one."""
+    device, line = answering(values(1, 2))
+    for unit_id in (1, 2):
+        await line.read(replace(READ, unit_id=unit_id))
+    device.answers = [b""]
+    exchange, (connection,) = AnsweringConnection.exchange, device.connections
+    connection.answered_s = asyncio.get_running_loop().time() - FORGOTTEN_S + 0.05
+
+    async def slow(connection: AnsweringConnection, request: bytes, timeout_s: float) -> Frame | None:
+        connection.answered_s -= timeout_s  # as much time passes
+        return await exchange(connection, request, timeout_s)
+
+    monkeypatch.setattr(AnsweringConnection, "exchange", slow)
+    with pytest.raises(UnitSilent, match=r"unit 1 .* does not answer"):
+        await line.read(READ)
+    assert len(device.asked) == 4
 
 
 async def test_only_our_own_request_is_silence(monkeypatch: pytest.MonkeyPatch) -> None:
