@@ -80,11 +80,11 @@ class Endpoints:
     """The endpoints of a node."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, int], Endpoint] = {}
+        self._known: dict[tuple[tuple[str, int], str], Endpoint] = {}
 
     def of(self, settings: ModbusSourceSettings) -> Endpoint:
-        """The endpoint of a source."""
-        key = settings.endpoint
+        """The endpoint of a source; another one if an edit of its section changes the transport."""
+        key = settings.endpoint, settings.transport
         if key not in self._known:
             self._known[key] = Endpoint(settings)
         return self._known[key]

@@ -144,10 +144,16 @@ class Line:
     @property
     def late_text(self) -> str:
         """That answers come late, and what to do; empty if they do not."""
-        if not self._answers.late_ns:
+        if not self._late_ms:
             return ""
-        longest_ms = max(self._answers.late_ns.values()) // 1_000_000
+        longest_ms = max(self._late_ms.values())
         return f"answers come late, after up to {longest_ms} ms: timeout_ms = {self._settings.timeout_ms} is too short"
+
+    @property
+    def _late_ms(self) -> dict[int, int]:
+        """By unit: how long its last late answer took, if that is more than the time-out, which may be longer now."""
+        found = {unit_id: late_ns // 1_000_000 for unit_id, late_ns in self._answers.late_ns.items()}
+        return {unit_id: late_ms for unit_id, late_ms in found.items() if late_ms >= self._settings.timeout_ms}
 
     @property
     def remarks(self) -> str:
@@ -274,9 +280,8 @@ class Line:
             why = f"does not answer within {self._settings.timeout_ms} ms"
             if received:
                 why += ": only our own request came back, which the adapter returns"
-            elif unit_id in self._answers.late_ns:
-                late_ms = self._answers.late_ns[unit_id] // 1_000_000
-                why += f"; an answer came after {late_ms} ms: timeout_ms is too short"
+            elif unit_id in self._late_ms:
+                why += f"; an answer came after {self._late_ms[unit_id]} ms: timeout_ms is too short"
             return UnitUnheard(f"unit {unit_id} at {self._where} {why}")
         shown = received[:GARBAGE_BYTES_SHOWN].hex(" ")
         more = " ..." if len(received) > GARBAGE_BYTES_SHOWN else ""

@@ -11,7 +11,7 @@ import pytest
 from agent.ingest.errors import SourceLost
 from agent.ingest.modbus.address import Register, Table
 from agent.ingest.modbus.decode import value_type
-from agent.ingest.modbus.line import Endpoint, Line, ReadRefused, UnitGarbled, UnitSilent
+from agent.ingest.modbus.line import Endpoint, Endpoints, Line, ReadRefused, UnitGarbled, UnitSilent
 from agent.ingest.modbus.line import line as line_module
 from agent.ingest.modbus.line.connection import ConnectionEnded
 from agent.ingest.modbus.line.frames import Frame
@@ -229,3 +229,21 @@ def test_a_hold_of_a_unit_that_answers_is_believed_the_third_time() -> None:
     assert endpoint.hold_ms == {1: 3_100, 2: 5_000}
     endpoint.note_hold(1, 0)
     assert endpoint.hold_ms == {2: 5_000}
+
+
+def test_a_source_with_another_transport_begins_anew() -> None:
+    """After an edit of node.toml: answers are read with other framing."""
+    endpoints = Endpoints()
+    before = endpoints.of(SETTINGS)
+    assert not before.answers.is_rtu
+    assert endpoints.of(replace(SETTINGS, name="other", timeout_ms=900)) is before
+    assert endpoints.of(replace(SETTINGS, transport="rtu_over_tcp")).answers.is_rtu
+
+
+async def test_answers_that_the_time_out_allows_are_not_late(answering: Any) -> None:
+    """After an edit of node.toml that gives them more time, nothing says that it is too short."""
+    _, line = answering(b"", settings=replace(SETTINGS, timeout_ms=500))
+    line._answers.late_ns[1] = 300 * 10**6
+    assert line.late_text == ""
+    with pytest.raises(UnitSilent, match=r"within 500 ms$"):
+        await line.read(READ)
