@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from agent.columns import SampleColumns
 from agent.counter import Change, CounterReader, CounterReading
 from agent.ingest import quality
-from agent.message import Envelope, Fact, Message, Value, canonical_json, time_text
+from agent.message import Envelope, Fact, Message, Value, canonical_json, json_value, time_text
 
 WRAPPED, RESTARTED = "counter_wrapped", "counter_restarted"
 
@@ -74,13 +74,13 @@ def fall_message(fall: CounterFall, subject: str, zone: str) -> Message:
     """The fact that records a wrap or restart. Its id is derived from its content, so a repeated append is stored
     once."""
     content: dict[str, object] = {
-        "after": fall.after,
+        "after": json_value(fall.after),
         "after_time": time_text(fall.after_ns),
-        "before": fall.before,
+        "before": json_value(fall.before),
         "before_time": time_text(fall.before_ns),
     }
     if fall.counted is not None:
-        content["counted"] = fall.counted
+        content["counted"] = json_value(fall.counted)
     identity = f"{zone}/{fall.predicate}/{subject}/{fall.before_ns}-{fall.after_ns}"
     envelope = Envelope(identity, from_zone=zone, to_zone="*", produced_at_unix_ms=fall.after_ns // 1_000_000)
     return Message(envelope, Fact(subject, fall.predicate, canonical_json(content)))

@@ -52,3 +52,13 @@ def test_the_fact_of_a_wrap() -> None:
     assert (content["before"], content["after"], content["counted"]) == (250, 4, 10)
     assert (message.fact.subject, message.fact.predicate) == ("tag:a/energy", "counter_wrapped")
     assert fall_message(fall, "tag:a/energy", "plant-a") == message
+
+
+def test_a_reading_that_json_would_round() -> None:
+    """All ones, which many devices give while they start, are beyond 2^53: they stand in the fact as text, as in
+    queries."""
+    (fall,) = book(2**64).falls(samples(5_000, 2**64 - 1, 5_001))
+    message = fall_message(fall, "tag:a/energy", "plant-a")
+    check_message(message)
+    content = json.loads(message.fact.object_json)
+    assert (content["before"], content["after"], content["counted"]) == (str(2**64 - 1), 5_001, 5_002)
