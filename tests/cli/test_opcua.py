@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import re
 import shlex
 import socket
@@ -286,9 +287,12 @@ def test_a_node_of_the_unit_has_one_identity(bsfg: Bsfg, tmp_path: Path, monkeyp
 
 
 def test_a_file_that_may_not_be_read_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A key that root made by hand is the usual case."""
+    """A key that root made by hand is the usual case. A user of a container may have no name."""
     monkeypatch.setattr(Path, "read_bytes", lambda _: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
     with pytest.raises(SourceRefused, match=f"let this user read it: chown [^ ]+ {tmp_path}/own.key"):
+        read_file(tmp_path / "own.key")
+    monkeypatch.setattr(os, "geteuid", lambda: 54_321)
+    with pytest.raises(SourceRefused, match=f"chown 54321 {tmp_path}/own.key"):
         read_file(tmp_path / "own.key")
 
 

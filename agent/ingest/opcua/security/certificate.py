@@ -188,6 +188,14 @@ def read_secret(file: Path) -> bytes:
     return data
 
 
+def read_password(file: Path) -> str:
+    """Read a password in UTF-8, with or without a byte order mark. Raises SourceRefused as `read_secret`."""
+    try:
+        return read_secret(file).decode("utf-8-sig").rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise SourceRefused(f"{file} is not text in UTF-8; save the password so") from error
+
+
 def read_key(file: Path) -> PrivateKeyTypes:
     """A private key in PEM or DER, without a password. Raises SourceRefused."""
     data = read_secret(file)
@@ -212,7 +220,9 @@ def read_file(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except PermissionError as error:
-        user = pwd.getpwuid(os.geteuid()).pw_name
+        user = str(os.geteuid())
+        with contextlib.suppress(KeyError):  # a user of a container may have no name
+            user = pwd.getpwuid(os.geteuid()).pw_name
         remedy = f"run as the node's user, or let this user read it: chown {user} {file}"
         raise SourceRefused(f"{file} cannot be read: {error.strerror}; {remedy}") from error
     except OSError as error:

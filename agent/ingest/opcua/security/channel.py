@@ -28,7 +28,7 @@ from agent.ingest.opcua.security.certificate import (
     own_certificate,
     read_certificate,
     read_key_of,
-    read_secret,
+    read_password,
 )
 from agent.ingest.opcua.security.certificate_facts import (
     CertificateFacts,
@@ -310,7 +310,7 @@ def _set_user(client: SecuredClient, settings: OpcuaSourceSettings, password: st
         return f"the user certificate {settings.user_certificate_file} (SHA-1 {user.sha1})"
     if settings.user_name:
         if settings.password_file is not None:
-            password = read_secret(settings.password_file).decode().rstrip("\r\n")
+            password = read_password(settings.password_file)
         client.set_user(settings.user_name)
         client.set_password(password)
         return f"user {settings.user_name}"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeGuard
 
 from agent.ingest.errors import SourceRefused
-from agent.ingest.opcua.security.certificate import own_certificate, read_certificate, read_key_of, read_secret
+from agent.ingest.opcua.security.certificate import own_certificate, read_certificate, read_key_of, read_password
 from agent.ingest.opcua.security.certificate_facts import CertificateFacts
 from agent.ingest.opcua.security.trust_folder import TrustError, TrustFolder
 from agent.settings.sources import OpcuaSourceSettings, SourceSettings
@@ -73,7 +73,7 @@ def _findings(source: OpcuaSourceSettings, now: datetime) -> Iterator[FileFindin
     if user is not None and user_key is not None:
         yield from _pair(lambda: read_certificate(user), user, user_key, now)
     if source.password_file is not None:
-        yield from _refusal(read_secret, source.password_file)
+        yield from _refusal(read_password, source.password_file)
     if source.server_certificate_file is not None:
         yield from _refusal(read_certificate, source.server_certificate_file)
     if source.trust_folder is not None:

@@ -85,8 +85,8 @@ async def test_no_password_is_sent_to_an_endpoint_that_takes_none(tmp_path: Path
     """The connection is not even secured: the refusal names what the endpoint takes."""
     password = tmp_path / "password"
     password.touch(mode=0o600)
-    password.write_text("secret")
-    client: Any = SimpleNamespace(set_user=lambda _: None, set_password=lambda _: None, security_policy=None)
+    password.write_text("secret\r\n", "utf-8-sig")  # as Notepad writes it
+    client: Any = Mock(security_policy=None)
     taken = endpoint(users=(ua.UserTokenType.Anonymous, ua.UserTokenType.Certificate))
     folder = TrustFolder(tmp_path / "trust")
     folder.add("trusted", der(ISSUED))
@@ -94,6 +94,7 @@ async def test_no_password_is_sent_to_an_endpoint_that_takes_none(tmp_path: Path
     with pytest.raises(SourceRefused, match="accepts no user names; it accepts anonymous users, user certificates"):
         await secure(client, used, AsyncMock(return_value=[taken]))
     assert client.security_policy is None
+    client.set_password.assert_called_once_with("secret")
 
 
 @pytest.mark.parametrize("is_required", [True, False])

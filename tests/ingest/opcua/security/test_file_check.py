@@ -65,9 +65,13 @@ def test_the_end_of_our_certificate_is_reported_a_month_before(
 
 
 def test_each_file_that_cannot_be_used_is_named(source: OpcuaSourceSettings, tmp_path: Path) -> None:
-    """A leaked key, another's key, a missing half, a wrong application URI, an unreadable pin, junk in the folder."""
+    """A leaked key, another's key, a missing half, a wrong application URI, an unreadable pin or password, junk in the
+    folder."""
     assert source.private_key_file is not None
     ensure_certificate(tmp_path / "user.der", tmp_path / "user.key", "urn:user")
+    password = tmp_path / "password"
+    password.touch(mode=0o600)
+    password.write_text("Schlüssel", "utf-16")  # as PowerShell writes it
     (tmp_path / "trusted").mkdir()
     (tmp_path / "trusted" / "junk").write_text("x")
     cases: list[tuple[dict[str, object], str]] = [
@@ -81,6 +85,7 @@ def test_each_file_that_cannot_be_used_is_named(source: OpcuaSourceSettings, tmp
             "own.key is not the key of",
         ),
         ({"user_name": "op", "password_file": tmp_path / "none"}, "none cannot be read"),
+        ({"user_name": "op", "password_file": password}, "password is not text in UTF-8"),
     ]
     for change, words in cases:
         ((is_problem, text),) = texts(replace(source, **change))  # type: ignore[arg-type]
