@@ -140,7 +140,7 @@ def compromises_text(compromises: Iterable[Compromise]) -> str:
     """The text of a list of compromised keys."""
     return "## Signatures of these keys prove nothing from `since` on (docs/operate/certificates.md).\n" + "".join(
         f'\n[[compromised]]\nkey_id = "{entry.key_id.hex()}"\nsince = {entry.since.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}\n'
-        f"note = {json.dumps(entry.note)}\n"
+        f"note = {json.dumps(entry.note, ensure_ascii=False)}\n"
         for entry in compromises
     )
 

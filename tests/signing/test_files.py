@@ -96,10 +96,10 @@ def test_a_tls_authority_is_refused_as_an_anchor(tmp_path: Path) -> None:
 
 
 def test_compromises_are_written_and_read(tmp_path: Path) -> None:
-    """What is written is read back; of one key the earliest time counts."""
+    """What is written is read back, in any script; of one key the earliest time counts."""
     file = tmp_path / "compromised.toml"
     assert read_compromises(file) == []
-    later, other = Compromise(b"12345678", T.replace(hour=11)), Compromise(b"abcdefgh", T, 'of "press 1"\n')
+    later, other = Compromise(b"12345678", T.replace(hour=11)), Compromise(b"abcdefgh", T, 'of "press 1" 𠮷\n')
     file.write_text(compromises_text([later, other, Compromise(b"12345678", T)]))
     assert read_compromises(file) == [Compromise(b"12345678", T), other]
 
