@@ -26,14 +26,18 @@ before the first batch that needs them, and keeps 24 MiB until the chain is comp
 
 def define(transaction: Transaction, zone: str, bodies: Sequence[bytes]) -> list[int]:
     """The numbers of definitions of an own zone. A definition that is not stored yet is stored under the next number.
-    If those stored are damaged, new ones are begun."""
-    own = transaction.catalog.definitions_of(zone).definitions
+    If those stored are damaged, new ones are begun; FactsRefused is raised if their numbers are in use."""
+    catalog = transaction.catalog
+    own = catalog.definitions_of(zone).definitions
     try:
         stored = transaction.definition_bodies(zone, own)
     except StoreDamaged:
         stored = []
     if len(stored) != own.count:  # also where an index does not find them: its pages are of another state than the rows
+        if zone in catalog.numbered:  # samples under these numbers would be those of other tags
+            raise FactsRefused(f"tag definitions of {zone} are damaged", "restart the node: it begins new ones")
         own, stored = Definitions(), []
+    catalog.numbered |= {zone}
     known = {body: number for number, body in enumerate(stored, 1)}
     fresh = [body for body in dict.fromkeys(bodies) if body not in known]
     if fresh:

@@ -191,6 +191,8 @@ class Catalog:
     """Zones of which a record was verified."""
     own_definitions: Mapping[str, OwnDefinitions] = field(default_factory=dict)
     """By own zone; the mapping is replaced."""
+    numbered: frozenset[str] = frozenset()
+    """Own zones whose tags were numbered in this life: sources use the numbers."""
     tails: dict[int, TailCache] = field(default_factory=dict, compare=False)  # by number of stream; not in any table
 
     def draft(self) -> Catalog:

@@ -14,7 +14,7 @@ from agent.fact_store import FactStore
 from agent.fact_store.append.append import content_digest
 from agent.fact_store.core.errors import FactsRefused, StoreClosed
 from agent.fact_store.core.records import Appended
-from agent.fact_store.sqlite import recovery
+from agent.fact_store.sqlite import Transaction, recovery
 from agent.message import Json, Message, Sample, Value
 from agent.settings.store import StoreSettings
 from tests.fact_store.making import (
@@ -263,6 +263,24 @@ def test_own_definitions_that_are_damaged_are_begun_again(tmp_path: Path, hurt: 
         assert chain is not None
         assert chain.bodies == [tag(2).to_json(), tag(1).to_json()]
         assert done(store.appends.define([tag(1)])) == [2]
+
+
+def test_numbers_in_use_never_stand_for_other_tags(tmp_path: Path) -> None:
+    """Definitions that are damaged while a source uses their numbers are not begun again: its samples would be those of
+    other tags. They are after a restart."""
+    path = tmp_path / "facts.db"
+    with FactStore.open(path, "plant", settings=AT_ONCE) as store:
+        assert done(store.appends.define([tag(1), tag(2)])) == [1, 2]
+
+        def hurt(change: Transaction) -> None:
+            change._execute("DROP TRIGGER definition_update_refused")
+            change._execute("UPDATE definition SET body = x'7b7d' WHERE number = 1")
+
+        done(store._writer.submit("bit rot", hurt))
+        assert "restart the node" in str(failed(store.appends.define([tag(8), tag(9)])))
+        done(store.appends.append_samples(TELEMETRY, samples(2)))
+    with FactStore.open(path, "plant", settings=AT_ONCE) as store:
+        assert done(store.appends.define([tag(8), tag(9)])) == [1, 2]
 
 
 def test_a_tag_defined_in_the_same_commit(tmp_path: Path) -> None:
