@@ -129,6 +129,26 @@ async def test_few_clients_wait_for_a_place(tmp_path: Path, monkeypatch: pytest.
             stream.close()
 
 
+async def test_few_members_of_the_group_wait_for_a_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While no place is free, no more of them wait than may have one: together they would take the places next, and be
+    in the way of the node's user."""
+    asked, go_on = list[local_socket.AnyRequest](), asyncio.Event()
+    monkeypatch.setattr(server, "CONNECTIONS_MAX", 1)
+    monkeypatch.setattr(server, "LOOKERS_MAX", 1)
+    monkeypatch.setattr(server, "_is_own", lambda _: not asked)
+    async with served_store(tmp_path, partial(SlowAnswers, asked=asked, go_on=go_on)), asyncio.TaskGroup() as group:
+        first = group.create_task(answer_to(tmp_path, local_socket.ListConsumers()))
+        await wait_until_async(lambda: asked, "the first request")
+        _, waiting = await connected(tmp_path)
+        reader, writer = await connected(tmp_path)
+        async with asyncio.timeout(LIMIT_S):
+            assert await reader.read() == b""
+        go_on.set()
+        assert isinstance(await first, local_socket.Consumers)
+        for stream in (waiting, writer):
+            stream.close()
+
+
 async def test_a_request_that_waits_for_others_has_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside the time for an answer, that for which the request itself may wait."""
     monkeypatch.setattr(client, "ANSWER_S_MAX", 0.0)

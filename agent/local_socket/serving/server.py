@@ -68,7 +68,8 @@ async def serve(handler: RequestHandler, state_dir: Path) -> None:
             if not is_own and lookers.locked():
                 writer.transport.abort()
                 return
-            async with places.take_place(writer), contextlib.nullcontext() if is_own else lookers:
+            # In this order: those that wait for a place count, and none holds a place while it waits for the others.
+            async with contextlib.nullcontext() if is_own else lookers, places.take_place(writer):
                 while await _answer_one(handler, reader, writer, places, connection, is_own=is_own):
                     pass
         except (asyncio.IncompleteReadError, ConnectionError):
