@@ -17,13 +17,14 @@ import json
 import logging
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agent.config.node_file import ConfigError, Sections, from_plain, plain
 from agent.config.start_settings import SettingsPlan, plan_settings
 from agent.file_replace import write_file
 from agent.settings.node import NodeSettings
+from agent.settings.pair import PairSettings
 
 FOLDER = "in_force"  # inside the node's state folder
 INDEX = "settings.json"
@@ -121,6 +122,8 @@ class InForce:
                     _replace(self._folder / name, data)
                     self._names[source] = name
             self._names = {source: name for source, name in self._names.items() if source in files}
+            if not {peer.node for peer in settings.peer}.issuperset(settings.pair.nodes):
+                settings = replace(settings, pair=PairSettings())  # a reload has removed them; it ends with the restart
             index = {"settings": plain(settings), "tag_files": self._names}
             _replace(self._folder / INDEX, json.dumps(index, indent=1).encode())
             for file in self._folder.iterdir():

@@ -3,6 +3,7 @@
 import json
 import os
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from agent.config import InForce, in_force, load, load_kept
 from agent.config.in_force import FOLDER, INDEX
 from agent.config.node_file import from_plain, plain
 from agent.settings.node import IdentitySettings, NodeSettings
+from agent.settings.pair import PairSettings
 from agent.settings.signing import SigningSettings
 from agent.settings.sources import ModbusSourceSettings
 
@@ -86,6 +88,15 @@ def test_tag_files_are_kept_while_their_source_is_configured(tmp_path: Path) -> 
     found = load_kept(tmp_path)
     assert found is not None
     assert (found.settings, found.tag_files, copies(tmp_path)) == (only, {"m2": b"two"}, [b"two"])
+
+
+def test_a_pair_that_a_reload_has_ended_keeps_nothing_from_being_read(tmp_path: Path) -> None:
+    """Its partner is no peer any more, and [pair] is in force until the restart, which may find another mistake."""
+    settings = settings_of(tmp_path, "a")
+    InForce(settings).keep_settings(replace(settings, pair=PairSettings("plant-a-2")), {"a": b"1"})
+    kept = load_kept(tmp_path)
+    assert kept is not None
+    assert (kept.settings, kept.tag_files) == (settings, {"a": b"1"})
 
 
 def test_what_has_not_changed_is_not_written_again(tmp_path: Path) -> None:
