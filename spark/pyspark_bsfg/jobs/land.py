@@ -15,7 +15,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -94,9 +94,9 @@ def declared_of(folder: Path) -> Path:
 def run_all(
     spark: SparkSession, orders: Sequence[Order], stop: threading.Event, between: Callable[[Totals], None]
 ) -> tuple[Totals, int]:
-    """Land several streams side by side, as `run` does each; one that fails ends no other, but an error of `between`
-    ends all. Facts that several nodes have held land once. Raises JobRefused for those that failed, when the others
-    have ended."""
+    """Land several streams side by side, as `run` does each; one that fails is logged and ends no other, but an error
+    of `between` ends all. Facts that several nodes have held land once. Raises JobRefused for those that failed, when
+    the others have ended."""
     if len(orders) == 1:
         return run(spark, orders[0], stop, between)
     latest: dict[Path, Totals] = {}
@@ -104,6 +104,8 @@ def run_all(
         running = [
             pool.submit(run, spark, order, stop, partial(latest.__setitem__, order.checkpoint)) for order in orders
         ]
+        for order, job in zip(orders, running, strict=True):
+            job.add_done_callback(partial(_log_failure, order.options["peer"]))
         try:
             while wait(running, POLL_S).not_done:
                 between(_sum(latest.values()))
@@ -118,6 +120,11 @@ def run_all(
     if failed:
         raise JobRefused("; ".join(failed), "the facts of the other nodes are landed")
     return _sum(job.result()[0] for job in running), sum(job.result()[1] for job in running)
+
+
+def _log_failure(node: str, job: Future[tuple[Totals, int]]) -> None:
+    if error := job.exception():
+        log.error("%s is not landed any more: %s", node, error)
 
 
 def _sum(totals: Iterable[Totals]) -> Totals:

@@ -173,6 +173,29 @@ def test_an_error_of_the_other_jobs_ends_the_land_job(monkeypatch: pytest.Monkey
     assert stop.is_set()
 
 
+def test_a_node_that_is_landed_no_longer_is_told_at_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With --follow the others have no end after which it could be told."""
+    north, south = (Order({"peer": peer}, Path("/t"), Path(f"/c-{peer}")) for peer in ("north", "south"))
+    stop = threading.Event()
+
+    def follow(_: Any, order: Order, stop: threading.Event, __: Any) -> tuple[Totals, int]:
+        if order is south:
+            raise JobRefused("no stream", "name another")
+        assert stop.wait(10), "it goes on"
+        return Totals(), 0
+
+    def end_when_told(_: Totals) -> None:
+        if "south is not landed any more: no stream; name another" in caplog.messages:
+            stop.set()
+
+    monkeypatch.setattr(land, "run", follow)
+    with pytest.raises(JobRefused, match="south: no stream"):
+        land.run_all(SimpleNamespace(), [north, south], stop, end_when_told)  # type: ignore[arg-type]
+    assert stop.is_set()
+
+
 def test_a_batch_read_of_several_nodes_has_tasks_for_each() -> None:
     """As many as all of them give connections."""
     reader: Any = BsfgDataSource(NODES).reader(BsfgDataSource(NODES).schema())
