@@ -266,7 +266,8 @@ class OpcuaSession:
         )
         self.library.creating += 1
         try:
-            body = await self._call(self.library.send(request))  # not `create_subscription`, which starts a loop
+            # Not `create_subscription`, which starts a loop.
+            body = await self._call(self._body_of(self.library.send(request)))
         except SourceLost as error:
             self.library.creating -= isinstance(error.__cause__, UaStatusCodeError)
             if not isinstance(error.__cause__, uaerrors.BadTooManySubscriptions):
@@ -278,7 +279,7 @@ class OpcuaSession:
             )
             raise TooManySubscriptions(text) from error
         self.library.creating -= 1
-        result = ua_binary.struct_from_binary(ua.CreateSubscriptionResponse, body).Parameters
+        result = ua_binary.struct_from_binary(ua.CreateSubscriptionResult, Buffer(body))
         publishing_ms = publishing_ms_of(result.RevisedPublishingInterval, interval_ms)
         asked_ms = keep_alive * interval_ms
         slower = publishing_ms_of(result.RevisedMaxKeepAliveCount * publishing_ms, asked_ms) / asked_ms
@@ -375,6 +376,8 @@ class OpcuaSession:
         try:
             body = await self._body_of(self.library.send(history_request(ranges, node_ids, values_max)))
             pages = await self._decoded(lambda: decode_history(body, self.reader, parts))
+            if len(pages) != len(ranges):  # whose are missing is not known
+                raise DecodeError(f"{len(pages)} results for {len(ranges)} nodes")
             return await self._proven(node_ids, pages)
         except _NO_HISTORY as error:
             raise HistoryRefused(_text(error), is_final=True) from error

@@ -31,6 +31,7 @@ from agent.ingest.opcua.session import (
     OpcuaSession,
     OpenedSubscription,
     PublishRefused,
+    TooManySubscriptions,
     _request_of,
     new_client,
     open_session,
@@ -125,6 +126,16 @@ async def test_keep_alives_come_as_the_server_revised_them(
     assert asked[0].Parameters.RequestedLifetimeCount * 500 == LIFETIME_MS_MIN, "a subscription can be kept so long"
 
 
+async def test_a_refusal_in_the_place_of_a_subscription_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not each server answers a ServiceFault: some fill in the response of the service, with a bad result."""
+    response = ua.CreateSubscriptionResponse()
+    response.ResponseHeader.ServiceResult = ua.StatusCode(uaerrors.BadTooManySubscriptions.code)
+    session, _ = session_with(monkeypatch, response)
+    with pytest.raises(TooManySubscriptions):
+        await session.create_subscription()
+    assert session.library.creating == 0
+
+
 async def test_limits_that_a_server_does_not_tell_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bad status, also beside a value, a missing value and a 0 all mean that there is no limit to obey."""
 
@@ -196,12 +207,14 @@ async def test_an_empty_history_counts_only_where_history_is_kept(monkeypatch: p
         (uaerrors.BadTooManyOperations(), False),
         (ConnectionError("gone"), False),
         (TimeoutError(), False),
+        (ua.HistoryReadResponse(), False),
     ],
 )
 async def test_a_refused_history_ends_no_session(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, *, is_final: bool
+    monkeypatch: pytest.MonkeyPatch, error: object, *, is_final: bool
 ) -> None:
-    """Whatever becomes of the call; only a server that says that it has no such service is not asked again."""
+    """Whatever becomes of the call, also an answer without a result for each node; only a server that says that it has
+    no such service is not asked again."""
     session, _ = session_with(monkeypatch, error)
     with pytest.raises(HistoryRefused) as refused:
         await session.read_history([HistoryRange(1, 0, S, None)], [(Reading(NodeAddress("urn:x", 1)), 1)], 10)
