@@ -55,7 +55,7 @@ from agent.ingest.opcua.security.client import (
 )
 from agent.ingest.opcua.subscriptions.item_plan import Created, ServerLimits, limit_of
 from agent.ingest.opcua.subscriptions.monitoring import Monitoring, publishing_ms_of, sampling_ms_of
-from agent.ingest.opcua.values.type_reader import learn_missing
+from agent.ingest.opcua.values.type_reader import learn_missing, utf8
 from agent.ingest.opcua.values.variant import ValueReader
 from agent.ingest.source_clock import ClockReading, read_ns
 from agent.settings.opcua_address import STANDARD_URI, NodeAddress
@@ -202,7 +202,7 @@ class OpcuaSession:
         uris = await self._call(self._client.get_namespace_array())
         if not isinstance(uris, list):
             raise SourceLost(f"{self._settings.url} does not give its namespaces")
-        found = [str(uri) for uri in uris]
+        found = [utf8(uri) for uri in uris]
         self.reader.namespaces = found
         return found
 
@@ -376,8 +376,6 @@ class OpcuaSession:
         try:
             body = await self._body_of(self.library.send(history_request(ranges, node_ids, values_max)))
             pages = await self._decoded(lambda: decode_history(body, self.reader, parts))
-            if len(pages) != len(ranges):  # whose are missing is not known
-                raise DecodeError(f"{len(pages)} results for {len(ranges)} nodes")
             return await self._proven(node_ids, pages)
         except _NO_HISTORY as error:
             raise HistoryRefused(_text(error), is_final=True) from error
@@ -386,7 +384,10 @@ class OpcuaSession:
 
     async def _proven(self, nodes: Sequence[ua.NodeId], pages: list[HistoryPage]) -> list[HistoryPage]:
         """The pages, with empty ones replaced by a refusal if the server keeps no history of the node. Some servers
-        (python-opcua) answer an empty page then. The access level of the node shows it."""
+        (python-opcua) answer an empty page then. The access level of the node shows it. Raises HistoryRefused if not
+        each node has a page, because it is not known whose are missing."""
+        if len(pages) != len(nodes):
+            raise HistoryRefused(f"{len(pages)} results for {len(nodes)} nodes", is_final=False)
         empty = [n for n, page in enumerate(pages) if not (page.status or page.values or page.continuation_point)]
         if not empty:
             return pages

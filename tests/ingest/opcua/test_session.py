@@ -180,6 +180,14 @@ async def test_a_server_without_namespaces_is_lost(monkeypatch: pytest.MonkeyPat
         await session.namespaces()
 
 
+async def test_a_namespace_that_is_not_utf8_can_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library keeps its bytes in a form that no fact can hold; a NodeId as a value names it."""
+    session, _ = session_with(monkeypatch)
+    monkeypatch.setattr(session._client, "get_namespace_array", AsyncMock(return_value=["", "urn:L\udcfcfter"]))
+    assert await session.namespaces() == ["", "urn:L\ufffdfter"]
+    assert session.reader.node_id_text((1, 5)) == "nsu=urn:L\ufffdfter;i=5"
+
+
 async def test_an_empty_history_counts_only_where_history_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """python-opcua answers HistoryRead of a node without history with no values and a good status. The gap would be
     declared as filled."""

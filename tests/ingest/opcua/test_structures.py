@@ -175,4 +175,7 @@ def test_enumerations_of_older_servers_are_named_by_a_property() -> None:
     assert enum_property("nonsense") is None
     shown = ua.EnumDefinition(Fields=[ua.EnumField(Value=3, DisplayName=ua.LocalizedText("Three"))])
     assert described_type(shown) == EnumType({3: "Three"})
+    assert enum_property([ua.LocalizedText("L\udcfcftung")]) == EnumType({0: "L\ufffdftung"}), "no UTF-8"
+    latin1 = ua.StructureDefinition(Fields=[ua.StructureField(Name="L\udcfcfter", IsOptional=False)])
+    assert described_type(latin1) == StructureType((Field("L\ufffdfter", (0, 0)),))
     assert described_type(None) is None

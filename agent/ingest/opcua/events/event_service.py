@@ -21,6 +21,7 @@ from asyncua.ua.uaerrors import UaError, UaStatusCodeError
 
 from agent.ingest import quality
 from agent.ingest.opcua.events.event_fields import ALL_FIELDS, BASE_EVENT, BASE_FIELDS, Field
+from agent.ingest.opcua.values.type_reader import utf8
 from agent.settings.opcua_address import NodeAddress
 
 QUEUE_SIZE = 10_000  # events to queue for each node: about a minute of an alarm flood
@@ -103,7 +104,7 @@ class EventService:
         if isinstance(found, int) or len(found) != len(nodes):
             return [""] * len(types)
         values = [answer.Value.Value if answer.Value is not None else None for answer in found]
-        names = [value.Name or "" if isinstance(value, ua.QualifiedName) else "" for value in values]
+        names = [utf8(value.Name) if isinstance(value, ua.QualifiedName) else "" for value in values]
         return names + [""] * (len(types) - len(names))
 
     async def _create(

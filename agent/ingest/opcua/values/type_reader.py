@@ -114,13 +114,18 @@ def names_text(described: object) -> str:
     return found if len(found.encode("utf-8", "replace")) <= ENUMERATION_BYTES_MAX else ""
 
 
+def utf8(text: object) -> str:
+    """A text of the library, which keeps bytes that are not UTF-8 as characters that no fact can hold."""
+    return str(text or "").encode(errors="surrogateescape").decode(errors="replace")
+
+
 _WORD = re.compile(r"[|\x00-\x1f\x7f]+")  # what a name in a tag file must not have
 
 
 def described_type(definition: object) -> StructureType | EnumType | None:
     """The type that a DataTypeDefinition describes; None if it is none or exceeds the limits."""
     if isinstance(definition, ua.EnumDefinition):
-        return _enum([(field.Value, field.Name or _text(field.DisplayName)) for field in definition.Fields])
+        return _enum([(field.Value, utf8(field.Name) or _text(field.DisplayName)) for field in definition.Fields])
     if not isinstance(definition, ua.StructureDefinition):
         return None
     try:
@@ -128,7 +133,7 @@ def described_type(definition: object) -> StructureType | EnumType | None:
     except ValueError:
         return None
     fields = [
-        Field(str(field.Name), type_key(field.DataType), max(0, field.ValueRank), is_optional=bool(field.IsOptional))
+        Field(utf8(field.Name), type_key(field.DataType), max(0, field.ValueRank), is_optional=bool(field.IsOptional))
         for field in (definition.Fields or [])[: FIELDS_MAX + 1]
     ]
     return StructureType(tuple(fields), shape)
@@ -155,7 +160,7 @@ def _enum(named: list[tuple[int, str]]) -> EnumType | None:
 
 
 def _text(found: Any) -> str:
-    return str(getattr(found, "Text", None) or "")
+    return utf8(getattr(found, "Text", None))
 
 
 def _node_id(key: TypeKey) -> ua.NodeId:

@@ -1,7 +1,10 @@
 """The service calls for events, with a session that answers as it likes."""
 
+from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
+from asyncua import ua
 from asyncua.client.ua_session import UaSession
 
 from agent.ingest import quality
@@ -18,6 +21,13 @@ class EmptyAnswers:
         return []
 
     create_monitored_items = read = call
+
+
+async def test_a_name_that_is_not_utf8_can_be_recorded() -> None:
+    """The library keeps its bytes in a form that no message can hold."""
+    answer = ua.DataValue(ua.Variant(ua.QualifiedName("St\udcf6rung"), ua.VariantType.QualifiedName))
+    library = cast(UaSession, SimpleNamespace(read=AsyncMock(return_value=[answer])))
+    assert await EventService(library).type_names([(SERVER, 0)]) == ["St\ufffdrung"]
 
 
 async def test_an_answer_without_results_is_a_refusal() -> None:
