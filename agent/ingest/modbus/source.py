@@ -181,7 +181,10 @@ class ModbusSource:
         if self._delivery.points is self._points:
             return False
         self._points = self._delivery.points
-        self._units = self._units_for(self._points, self._units)
+        before, self._units = self._units, self._units_for(self._points, self._units)
+        for unit in before:
+            if unit not in self._units:
+                self._line.forget_unit(unit.unit_id)
         self._counters.keep(self._moduli())
         await self._delivery.recorder.settle()
         return True

@@ -354,6 +354,19 @@ async def test_a_unit_that_holds_the_line_is_asked_rarely_and_last(
     assert all(gateway.units[place - 1] == 3 and gateway.units[place + 1] == 1 for place in asked[1:]), "after a poll"
 
 
+async def test_a_unit_that_leaves_the_tag_file_is_forgotten() -> None:
+    """It was dead and is not asked any more: nothing says that it holds the line, and the others need not wait."""
+    source, _ = await made(THREE_UNITS)
+    endpoint = source._line._endpoint
+    endpoint.note_hold(2, 3_000)
+    endpoint.answers.late_ns[2] = 2 * S
+    source._delivery.offer_map([THREE_UNITS[0], THREE_UNITS[2]], [1, 3])
+    assert "unit 2" in source.remarks
+    await source._take_over_map()
+    assert source.remarks == ""
+    assert not source._has_one_line(source._line)
+
+
 def hesitant(*unanswered: int) -> Device:
     """A unit that does not answer these requests, counted from 0."""
     found = Device(silent=lambda _: len(found.asked) in unanswered)

@@ -83,6 +83,9 @@ class ModbusConnection(ModbusProtocol):
     # --- called by the transport --------------------------------------------------------------------------------------
 
     def callback_connected(self) -> None:
+        if self._opened.cancelled():  # a serial port, which is open before it says so: nothing waits for it any more
+            self.abort()
+            return
         self.is_open = True
         if not self._opened.done():
             self._opened.set_result(None)
@@ -132,6 +135,9 @@ async def open_connection(settings: ModbusSourceSettings, receive: Receive) -> M
     try:
         async with timeout(settings.timeout_ms / 1000):
             await connection.open()
+    except asyncio.CancelledError:
+        connection.abort()
+        raise
     except TimeoutError as error:
         connection.abort()
         raise SourceLost(f"no connection to {where}: no connection within {settings.timeout_ms} ms") from error

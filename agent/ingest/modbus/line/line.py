@@ -81,7 +81,12 @@ class Line:
 
     async def __aenter__(self) -> Self:
         async with self._endpoint.turn:
-            await self._ready()
+            try:
+                await self._ready()
+            except asyncio.CancelledError:  # in the pause after connecting
+                if not self._endpoint.users:
+                    self._endpoint.close()
+                raise
         self._endpoint.users += 1
         return self
 
@@ -123,6 +128,11 @@ class Line:
             if opened is not None and not self._is_serial and opened.age_s > age_s_max:
                 self._endpoint.close()
             await self._ready()
+
+    def forget_unit(self, unit_id: int) -> None:
+        """A unit is not asked any more: what was learned of it alone has no end otherwise."""
+        self._endpoint.note_hold(unit_id, 0)
+        self._answers.late_ns.pop(unit_id, None)
 
     # --- what is known of the device ----------------------------------------------------------------------------------
 

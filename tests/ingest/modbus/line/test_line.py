@@ -5,6 +5,7 @@ import struct
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -13,13 +14,14 @@ from agent.ingest.modbus.address import Register, Table
 from agent.ingest.modbus.decode import value_type
 from agent.ingest.modbus.line import Endpoint, Endpoints, Line, ReadRefused, UnitGarbled, UnitSilent
 from agent.ingest.modbus.line import line as line_module
-from agent.ingest.modbus.line.connection import ConnectionEnded
+from agent.ingest.modbus.line.connection import ConnectionEnded, open_connection
 from agent.ingest.modbus.line.frames import Frame
 from agent.ingest.modbus.line.line import FORGOTTEN_S, frame_pause_ms
 from agent.ingest.modbus.read_plan import Read
 from agent.ingest.modbus.refusal import is_about_address
 from agent.settings.sources import ModbusSourceSettings
 from tests.ingest.modbus.devices import PlayedConnection
+from tests.waiting import wait_until_async
 
 READ = Read(1, Table.HOLDING, 10, 2, (Register(1, Table.HOLDING, 10, 2, value_type("int32", "ABCD")),))
 SETTINGS = ModbusSourceSettings("meter", Path("t.csv"), 0, host="meter", timeout_ms=100)
@@ -120,6 +122,35 @@ async def test_the_longer_of_two_pauses_is_kept() -> None:
     serial = ModbusSourceSettings("m", Path("t.csv"), 0, transport="rtu", serial_port="/dev/ttyS1", baud_rate=9_600)
     assert Line(serial)._pause_ms == frame_pause_ms(serial)
     assert Line(replace(serial, request_pause_ms=50))._pause_ms == 50
+
+
+async def test_a_line_that_is_stopped_while_it_opens_leaves_no_connection(answering: Any) -> None:
+    """Many devices accept one only, and the next source may be another one."""
+    device, line = answering(values(1, 2), settings=replace(SETTINGS, connect_pause_ms=60_000))
+    opening = asyncio.create_task(line.__aenter__())
+    await wait_until_async(lambda: device.connections, "the connection")
+    opening.cancel()
+    await asyncio.wait([opening])
+    assert not device.connections[0].is_open
+
+
+async def test_a_serial_port_that_opens_when_nobody_waits_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library opens it at once, and tells later. Until it is closed, this process has it for itself."""
+    transport = Mock(spec=asyncio.Transport)
+
+    async def opened(loop: asyncio.AbstractEventLoop, made: Any, *_: object, **__: object) -> None:
+        loop.call_soon(loop.call_soon, made().connection_made, transport)
+
+    monkeypatch.setattr("pymodbus.transport.transport.create_serial_connection", opened)
+    serial = ModbusSourceSettings("m", Path("t.csv"), 0, transport="rtu", serial_port="/dev/ttyS1")
+    for turns in (1, 3):  # before it tells, and at the same time
+        opening = asyncio.create_task(open_connection(serial, lambda _: None))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        opening.cancel()
+        await asyncio.wait([opening])
+        await wait_until_async(lambda: transport.abort.called, "the end of the connection")
+        transport.abort.reset_mock()
 
 
 async def test_no_answer_is_a_silent_unit(answering: Any) -> None:
