@@ -321,11 +321,6 @@ class FactStore:
         return self._writer.catalog.life
 
     @property
-    def life_number(self) -> int:
-        """The number of the present life: the term, if this node has taken the lead with it; from memory."""
-        return begun_ms(self.life)
-
-    @property
     def next_life_number(self) -> int:
         """One more than the number of the highest own life, the least that `take_lead` accepts; from memory."""
         return begun_ms(self._writer.catalog.highest_life) + 1

@@ -126,6 +126,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings = Settings.of(asked.settings.read_text("utf-8"))
         only = asked.jobs or [name for name in JOBS if getattr(settings, name) is not None]
         check_sections(settings, only)
+        if asked.follow and "land" not in only:
+            raise SettingsError(["--follow goes with the job land, which finds that facts have come"])
     except (OSError, UnicodeDecodeError, BsfgError) as error:
         problems = error.problems if isinstance(error, SettingsError) else [str(error)]
         return _failed([f"{asked.settings}: {problem}" for problem in problems], 2)

@@ -143,6 +143,9 @@ def test_all_problems_are_reported_at_once(tmp_path: Path, capsys: pytest.Captur
     file.write_text(LEAST)
     assert program.main([str(file), "clean"]) == 2
     assert "add [clean] to the TOML" in capsys.readouterr().err
+    file.write_text(f"{LEAST}[clean]\ntable = '/t/clean'\n")
+    assert program.main([str(file), "clean", "--follow"]) == 2
+    assert "--follow goes with the job land" in capsys.readouterr().err
     assert program.main([str(tmp_path / "none.toml")]) == 2
 
 
