@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from datetime import UTC, datetime
+from math import floor, log10
 from typing import Any
 
 from agent.health.problems import duration
@@ -34,9 +35,9 @@ def count(value: object) -> str:
     found = number(value)
     if found is None:
         return UNKNOWN
-    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e4)):
-        if abs(found) >= size:
-            return f"{found / (1e3 if unit == 'k' else size):.3g} {unit}"
+    for unit, least, size in (("G", 999.5e6, 1e9), ("M", 999.5e3, 1e6), ("k", 1e4, 1e3)):
+        if abs(found) >= least:
+            return f"{found / size:.3g} {unit}"
     return f"{found:,.0f}" if found == int(found) or abs(found) >= 1000 else f"{found:.3g}"
 
 
@@ -46,7 +47,7 @@ def size(value: object) -> str:
     if found is None:
         return UNKNOWN
     for unit, length in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if found >= length:
+        if found >= 0.9995 * length:  # what three digits round up to it
             return f"{found / length:.3g} {unit}"
     return f"{found:.0f} B"
 
@@ -63,6 +64,15 @@ def moment(unix_ms: object) -> str:
     if found is None or not 0 < found < _YEARS_MS:
         return UNKNOWN
     return f"{datetime.fromtimestamp(found / 1000, UTC):%Y-%m-%d %H:%M:%S}Z"
+
+
+def label(found: float, low: float, high: float) -> str:
+    """A value on an axis from `low` to `high`, with as many digits as tell its ends apart, and no exponent below
+    15."""
+    magnitude = max(abs(low), abs(high)) or 1.0
+    half = high / 2 - low / 2 or magnitude / 2  # the whole may have no float
+    digits = 4 + floor(log10(magnitude / half / 2))
+    return value(found, max(digits, min(floor(log10(magnitude)) + 1, 15)))
 
 
 def value(found: object, digits: int = 7) -> str:

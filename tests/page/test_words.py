@@ -8,7 +8,7 @@ from agent.page import words
 @pytest.mark.parametrize(
     "found, said",
     [
-        (0, "0"), (8420, "8,420"), (19_400, "19.4 k"), (1_900_000, "1.9 M"), (2.5e9, "2.5 G"), (-20_000, "-20 k"),
+        (0, "0"), (8420, "8,420"), (19_400, "19.4 k"), (1_900_000, "1.9 M"), (2.5e9, "2.5 G"), (9_999, "9,999"), (999_499, "999 k"), (999_500, "1 M"), (-999_999_999, "-1 G"), (-20_000, "-20 k"),
         (0.1234, "0.123"), (1234.5, "1,234"), (None, "unknown"), (True, "unknown"), ("9", "unknown"),
         (float("nan"), "unknown"), (10**400, "unknown"),
     ],
@@ -25,6 +25,9 @@ def test_counts(found: object, said: str) -> None:
         (999, "999 B"),
         (1000, "1 kB"),
         (1_500_000, "1.5 MB"),
+        (999_499, "999 kB"),
+        (999_999, "1 MB"),
+        (999.9, "1 kB"),
         (8.4e9, "8.4 GB"),
         (2e12, "2 TB"),
         ({}, "unknown"),
@@ -45,6 +48,27 @@ def test_sizes(found: object, said: str) -> None:
 def test_values(found: object, said: str) -> None:
     """Separators from ten thousand on, so that a year has none; seven digits of a measured value."""
     assert words.value(found) == said
+
+
+@pytest.mark.parametrize(
+    "ends, said",
+    [
+        ((1_234_527.0, 1_234_530.0), ["1,234,527", "1,234,528.5", "1,234,530"]),
+        ((101_300.0, 101_350.0), ["101,300", "101,325", "101,350"]),
+        ((21.5, 21.5), ["21.5", "21.5", "21.5"]),
+        ((0.0, 0.0), ["0", "0", "0"]),
+        ((0.0, 12_345.6), ["0", "6,172.8", "12,346"]),
+        ((0.0, 100.0), ["0", "50", "100"]),
+        ((-0.00012, 0.00013), ["-0.00012", "5e-06", "0.00013"]),
+        ((1e-12, 2e-12), ["1e-12", "1.5e-12", "2e-12"]),
+        ((-1.7e308, 1.7e308), ["-1.7e+308", "0", "1.7e+308"]),
+    ],
+)
+def test_an_axis(ends: tuple[float, float], said: list[str]) -> None:
+    """The labels tell the ends of the axis apart, however far they are from zero; what needs too many digits has an
+    exponent."""
+    low, high = ends
+    assert [words.label(y, low, high) for y in (low, (low + high) / 2, high)] == said
 
 
 def test_ages_and_moments() -> None:
