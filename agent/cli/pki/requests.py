@@ -90,7 +90,10 @@ def sign(
     "--cert", "cert_file", type=INPUT, required=True, help="Its certificate, with all intermediate ones up to the root."
 )
 @click.option(
-    "--key", "key_file", type=INPUT, help="Its private key, without a password; by default the requested one."
+    "--key",
+    "key_file",
+    type=INPUT,
+    help="Its private key, without a password; by default the requested one, else the present one.",
 )
 @click.option("--ca", "ca_file", type=INPUT, required=True, help="The root, or roots, that nodes and brokers trust.")
 @click.option("--crl", "crl_file", type=INPUT, help="The revocation lists of those authorities.")

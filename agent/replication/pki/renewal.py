@@ -104,7 +104,7 @@ def identity_files(folder: Path, name: str, *, broker: bool) -> IdentityFiles:
 @dataclass(frozen=True, slots=True)
 class GivenFiles:
     """What an authority hands over: a certificate, its roots, and their lists. Without a key it is that of the last
-    request."""
+    request, or else the present one."""
 
     cert_file: Path
     ca_file: Path
@@ -122,8 +122,8 @@ def import_identity(
     cert_file, ca_file, crl_file = given.cert_file, given.ca_file, given.crl_file
     files = identity_files(folder, name, broker=broker)
     requested = files.in_subfolder("requested")
-    key_file = given.key_file or requested.key_file
-    if given.key_file is None and not key_file.exists():
+    key_file = given.key_file or next(filter(Path.exists, (requested.key_file, files.key_file)), None)
+    if key_file is None:
         raise PkiError(f"there is no request of {name} in {folder}", "make one (bsfg pki request), or give --key")
     problems = _problems(cert_file, key_file, ca_file, name, now, broker=broker)
     if crl_file is not None:

@@ -126,6 +126,22 @@ def test_a_pending_request_is_not_lost(folder: Path, tmp_path: Path) -> None:
         pki.import_identity(node, "plant-a", pki.GivenFiles(issued.cert_file, issued.ca_file), NOW)
 
 
+def test_a_certificate_for_the_present_key_is_imported(folder: Path, tmp_path: Path) -> None:
+    """Without a request the key is the present one: of a certificate signed again, or imported again with what was
+    forgotten."""
+    node = tmp_path / "node"
+    issued = pki.sign_request(folder, "idmz", pki.make_request(node, "idmz").request_file, NOW)
+    key = pki.import_identity(node, "idmz", pki.GivenFiles(issued.cert_file, issued.ca_file), NOW).key_file.read_bytes()
+    next_one = pki.sign_request(folder, "idmz", None, NOW)
+    given = pki.GivenFiles(next_one.cert_file, next_one.ca_file, crl_file=folder / "ca.crl")
+    with pytest.raises(pki.PkiError, match="exist already"):
+        pki.import_identity(node, "idmz", given, NOW)
+    imported = pki.import_identity(node, "idmz", given, NOW, force=True)
+    assert imported.key_file.read_bytes() == key
+    assert imported.cert_file.read_bytes() == next_one.cert_file.read_bytes()
+    assert (node / "ca.crl").exists()
+
+
 # --- the passphrase ---------------------------------------------------------------------------------------------------
 
 
