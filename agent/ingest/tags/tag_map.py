@@ -168,7 +168,9 @@ class Cells:
             if text.lower() == word.lower():
                 return word
         near = difflib.get_close_matches(text.lower(), [word.lower() for word in choices], 1)
-        raise CellError(column, f"did you mean {near[0]}?" if near else f"must be one of {', '.join(choices)}")
+        raise CellError(
+            column, f"is unknown; did you mean {near[0]}?" if near else f"must be one of {', '.join(choices)}"
+        )
 
 
 def read_tag_map(file: str, data: bytes, source: str, dialect: Dialect) -> TagMap:

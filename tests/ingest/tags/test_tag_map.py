@@ -195,7 +195,7 @@ def test_a_bad_cell_is_named(tmp_path: Path, row: str, column: str, why: str) ->
         (0, "a/b,holding,70000,int16", "outside 0 to 65535", "register"),
         (1, "a/b,holding,0,int16", "outside 1 to 65536", "register"),
         (0, "a/b,,5,int16", "write coil", "table"),
-        (0, "a/b,holdings,5,int16", "did you mean holding", "table"),
+        (0, "a/b,holdings,5,int16", "is unknown; did you mean holding", "table"),
         (0, "a/b,holding,5,", "is empty", "type"),
         (0, "a/b,holding,5,flaot32", "is not a type", "type"),
         (0, "a/b,coil,5,int16", "must be bool", "type"),
