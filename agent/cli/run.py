@@ -123,7 +123,8 @@ def reload(config_file: Path, as_json: bool) -> None:
         problems = {"tag_file_problems": answer.tag_file_problems}
         print_json({"applied": answer.applied, "needs_restart": answer.needs_restart} | problems)
         sys.exit(1 if answer.tag_file_problems else 0)
-    click.echo(f"reloaded: {', '.join(answer.applied) or 'nothing has changed'}")
+    nothing = "nothing has changed for the node; [page] and [[notify]] need a restart of the page"
+    click.echo(f"reloaded: {', '.join(answer.applied) or nothing}")
     if answer.needs_restart:
         click.echo(f"note: not in force until the node is restarted: {', '.join(answer.needs_restart)}")
     if answer.tag_file_problems:

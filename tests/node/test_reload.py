@@ -219,7 +219,8 @@ def test_what_is_refused_is_told_line_by_line(gateway: Gateway) -> None:
     right = tags.read_text()
     tags.write_text(right.replace("uint16", "uint61"))
     done = gateway.bsfg("reload")
-    assert (done.returncode, done.stdout) == (1, "reloaded: nothing has changed\n")
+    nothing = "reloaded: nothing has changed for the node; [page] and [[notify]] need a restart of the page\n"
+    assert (done.returncode, done.stdout) == (1, nothing)
     assert "bsfg: a tag file is refused\n  meter.csv row 2 column type: 'uint61'" in done.stderr
     assert json.loads(gateway.bsfg("reload", "--json").stdout)["tag_file_problems"]
     tags.write_text(right)
