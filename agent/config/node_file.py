@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import re
 import tomllib
 import types
 import typing
@@ -35,6 +36,10 @@ from agent.settings.sources import (
     SourceSettings,
 )
 
+SECRET_NAME = re.compile(r"password|secret|token|passphrase|webhook", re.IGNORECASE)
+"""In the name of a setting whose value is not shown, unless it is that of a file."""
+USER_OF_URL = re.compile(r"(?<=//)[^/@\s\"']*(?=@)")
+"""The user and the password in a URL, which a node refuses."""
 DEVICES_FOLDER = "devices.d"  # next to node.toml
 
 SettingsT = TypeVar("SettingsT")
@@ -53,9 +58,28 @@ class SettingProblem:
     section: str = ""
 
     def __str__(self) -> str:
-        value = str(self.value) if isinstance(self.value, Path) else self.value
-        found = "" if value is MISSING else f" = {value!r}"
+        name = re.split(r"[.: ]", self.path)[-1]
+        found = "" if self.value is MISSING else f" = {_shown(name, self.value)!r}"
         return f"{self.path}{found}: {self.why}"
+
+
+class _Hidden:
+    """Stands for a value that is not shown."""
+
+    def __repr__(self) -> str:
+        return "(hidden)"
+
+
+def _shown(name: str, value: object) -> object:
+    """The value of a setting as a problem shows it, without what may be secret: problems go to the log, and with the
+    health of the node to other zones."""
+    if SECRET_NAME.search(name) and not name.endswith("_file"):
+        return _Hidden()
+    if isinstance(value, Mapping):
+        return {key: _shown(key, item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_shown(name, item) for item in value)
+    return USER_OF_URL.sub("(hidden)", str(value)) if isinstance(value, str | Path) else value
 
 
 class ConfigError(BsfgError):

@@ -246,6 +246,7 @@ def test_what_could_be_secret_is_hidden() -> None:
         "'webhook_url' = 'T0PSECRET'",
         'notify."webhook_url"="T0PSECRET"',
         '# webhook_url = "T0PSECRET"',
+        'url = "opc.tcp://op:T0PSECRET@plc:4840"',
         'webhook_template = """\n{"routing_key": "T0PSECRET"}\n"""\nname = "x"',
         "webhook_template = '''\nT0PSECRET",
     ],

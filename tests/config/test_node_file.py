@@ -232,6 +232,26 @@ def test_an_unreadable_file_is_reported(tmp_path: Path, content: bytes | None, w
         load(file)
 
 
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"opcua": [{**OPCUA, "password": "hunter2"}]},
+        {"opcua": [{**OPCUA, "url": "opc.tcp://op:hunter2@plc:4840"}]},
+        {"notify": [{"name": "n", "webhook_url": "hooks.example/hunter2"}]},
+        {"notify": {"name": "n", "webhook_url": "https://hooks.example/hunter2"}},
+        {"opcuaa": [{**OPCUA, "user": {"Password": "hunter2"}}]},
+        {"secrets": ["hunter2"]},
+    ],
+)
+def test_no_problem_has_a_secret(section: dict[str, object]) -> None:
+    """A password in the wrong place is not printed: a problem goes to the log, and with the health of the node to other
+    zones and to receivers of notices."""
+    with pytest.raises(ConfigError) as refused:
+        read({**A, **section}, FILE)
+    assert "(hidden)" in str(refused.value)
+    assert "hunter2" not in str(refused.value)
+
+
 def test_a_path_is_shown_as_text(tmp_path: Path) -> None:
     """A problem of a path names it without the name of a Python class."""
     with pytest.raises(ConfigError, match=r"signing\.key_file = '/x/plant-a\.key': has no certificate_file"):

@@ -23,6 +23,7 @@ import click
 from agent import __version__
 from agent.cli import FILE, config_option, writing
 from agent.cli.local_node import load_settings
+from agent.config import USER_OF_URL
 
 COMMAND_S = 60.0
 LOG_LINES = 2_000
@@ -37,6 +38,7 @@ SECRET = re.compile(
 
 def without_secrets(text: str) -> str:
     """Settings whose values that could be secret are hidden. The names of files and the numbers of lines stay."""
+    text = USER_OF_URL.sub("hidden", text)
     return SECRET.sub(lambda found: f'{found[1]}"hidden"{chr(10) * found[2].count(chr(10))}', text)
 
 
