@@ -43,7 +43,7 @@ _KINDS = {"sample": int(Kind.SAMPLES), "message": int(Kind.MESSAGES)}
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The accepted conditions as (column, operator) in the order of their values, the needed columns, and the order of
-    rows."""
+    rows. The operator `in` is `eq` with a set of values."""
 
     terms: tuple[tuple[str, str], ...]
     used: tuple[int, ...]
@@ -134,7 +134,7 @@ class _Narrowing:
         )
 
     def _narrow_text(self, column: str, operator: str, value: Any) -> None:
-        if operator == "eq":
+        if operator in {"eq", "in"}:
             texts = _each(value)
             if not all(isinstance(text, str) for text in texts):
                 return
@@ -154,9 +154,9 @@ class _Narrowing:
             return
         least, greatest = self._spans[column]
         lowest, highest = min(numbers), max(numbers)  # only IN has more than one number
-        if operator in {"eq", "ge", "gt"}:
+        if operator in {"eq", "in", "ge", "gt"}:
             least = max(least, math.floor(lowest) + 1 if operator == "gt" else math.ceil(lowest))
-        if operator in {"eq", "le", "lt"}:
+        if operator in {"eq", "in", "le", "lt"}:
             greatest = min(greatest, math.ceil(highest) - 1 if operator == "lt" else math.floor(highest))
         self._spans[column] = least, greatest
 

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent.fact_store import INCIDENTS_MAX, StoreReader, named_statements
-from agent.message import time_text
+from agent.message import INT64_MIN, time_text
 from agent.query.latest import find_latest
 from agent.query.scan import (
+    INT64_MAX,
     ExtraMissing,
     Scanner,
     SqlRefused,
@@ -127,9 +128,12 @@ class SqlSession:
         return allowed
 
     def _ns(self, *texts: Any) -> int | None:
-        """ns('2026-11-21T06:00Z') and ns('2h'), two hours ago."""
+        """ns('2026-11-21T06:00Z') and ns('2h'), two hours ago. A time that no fact can have is the nearest that one
+        can."""
         (text,) = texts
-        return parse_moment_ns(text, self._now_ns) if isinstance(text, str) else None
+        if not isinstance(text, str):
+            return None
+        return min(max(parse_moment_ns(text, self._now_ns), INT64_MIN), INT64_MAX)
 
     def _latest(self) -> Iterable[tuple[Any, ...]]:
         for row in find_latest(self.scanner, self._now_ns):

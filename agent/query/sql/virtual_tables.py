@@ -63,10 +63,11 @@ class FactsTable(_Table):
             if not found.get_aConstraint_usable(number) or column < 0 or not operator:
                 continue
             if is_useful(COLUMNS[column], operator, found.get_aConstraint_collation(number)):
+                if found.get_aConstraintUsage_in(number):
+                    operator = "in"
+                    found.set_aConstraintUsage_in(number, True)
                 terms.append((COLUMNS[column], operator))
                 found.set_aConstraintUsage_argvIndex(number, len(terms))
-                if found.get_aConstraintUsage_in(number):
-                    found.set_aConstraintUsage_in(number, True)
         order = [
             (COLUMNS[found.get_aOrderBy_iColumn(n)], found.get_aOrderBy_desc(n))
             for n in range(found.nOrderBy)

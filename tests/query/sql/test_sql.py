@@ -125,6 +125,7 @@ def wheres(draw: st.DrawFn) -> str:
 
 @example("offset > 10.5 and offset < 11.5 or offset >= 12.5 and offset <= 13.5", "")
 @example("offset < 11.5", "")
+@example(f"stream in ('{TELEMETRY}', '{OPERATIONAL}')", " order by offset desc")
 @given(wheres(), st.sampled_from(["", " order by offset desc", " order by stream, offset", " order by stream desc, offset desc",
                                   " order by source_time, stream, offset", " order by stream, offset limit 7"]))  # fmt: skip
 def test_a_where_clause_equals_a_filter(file: Path, where: str, order: str) -> None:
@@ -138,6 +139,7 @@ def test_a_where_clause_equals_a_filter(file: Path, where: str, order: str) -> N
         assert found == expected, statement
     elif "limit" not in order:
         assert sorted(map(repr, found)) == sorted(map(repr, expected)), statement
+        assert not order or [row[1] for row in found] == [row[1] for row in expected], statement
     else:
         assert found == expected, statement
 
@@ -203,6 +205,14 @@ def test_the_last_facts_are_read_backwards_from_one_batch(session: SqlSession) -
     rows = ask(session, f"select offset from facts where stream = '{TELEMETRY}' order by offset desc limit 2")
     assert rows == [(99,), (98,)]
     assert session.scanner.counters.batches_opened == 1
+
+
+@pytest.mark.parametrize("text", ["9999-12-31", "0001-01-01", "999999999d"])
+def test_a_time_beyond_those_of_facts_is_compared_as_such(session: SqlSession, text: str) -> None:
+    """ns() of a time that nanoseconds in 64 bits do not reach is later, or earlier, than every fact."""
+    operator = "<" if text == "9999-12-31" else ">"
+    every = ask(session, "select count(*) from facts")
+    assert ask(session, f"select count(*) from facts where source_time_ns {operator} ns('{text}')") == every
 
 
 def test_definitions_streams_consumers_and_incidents_are_tables(tmp_path: Path) -> None:
