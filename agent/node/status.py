@@ -163,7 +163,7 @@ class StatusCollector:
             for comparer in comparers
             for comparison in comparer.statistics()
         }
-        damage = store.integrity()
+        damage, accepted = store.integrity(), self._reloader.settings.zones_accepted
         return NodeSnapshot(
             zone=store.zone,
             node=store.node,
@@ -214,7 +214,7 @@ class StatusCollector:
             config_not_in_force=tuple(_status(NotInForceStatus, part) for part in self._reloader.not_in_force),
             config_waits=self._reloader.needs_restart,
             since=self._since,
-            zones_accepted=self._zones_accepted(),
+            zones_accepted=None if accepted is None else tuple(sorted(accepted)),
             integrity=_status(IntegrityStatus, damage, set_aside_bytes=sum(size for _, size in damage.quarantined)),
         )
 
@@ -303,10 +303,6 @@ class StatusCollector:
         settings = self._reloader.settings
         shared = settings.pair_zones - {settings.node.zone}
         return {peer.node: peer.zone for peer in settings.peer if peer.zone in shared} if shared else {}
-
-    def _zones_accepted(self) -> tuple[str, ...] | None:
-        pulled = [peer.origins for peer in self._reloader.settings.peer if peer.pulls]
-        return tuple(sorted(frozenset[str]().union(*pulled))) if pulled else None
 
     def _source(self, source: SourceStatistics) -> SourceStatus:
         events = source.events

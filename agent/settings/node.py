@@ -117,6 +117,12 @@ class NodeSettings:
         about itself, too."""
         return peer.origins.union(other.node for other in self.peer if other.zone == peer.zone)
 
+    @property
+    def zones_accepted(self) -> frozenset[str] | None:
+        """The zones whose facts peers may bring; None if nothing is pulled."""
+        pulled = [peer.origins for peer in self.peer if peer.pulls]
+        return frozenset[str]().union(*pulled) if pulled else None
+
     def shared_zones(self, peer: PeerSettings) -> tuple[str, ...]:
         """The zones whose facts are here before this peer brings them: its partner does, or this node records them."""
         return tuple(sorted(self.origins_of(peer) - set(peer.relays))) if peer.zone in self.pair_zones else ()

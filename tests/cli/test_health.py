@@ -17,8 +17,9 @@ import pytest
 from click.testing import CliRunner
 
 from agent.cli import bsfg
-from agent.cli.health import diag
+from agent.cli.health import diag, page
 from agent.cli.health.status import exit_status, lasting_readers, text
+from agent.config import load
 from agent.fact_store import FactStore
 from agent.health.brief import encode_brief, encode_health
 from agent.health.snapshot import (
@@ -209,6 +210,23 @@ def test_the_worst_ten_and_a_count(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert len(fleet("plant-1")) == 10 + 4
     assert fleet("no-such-zone") == [sentence], "an operator must act, whatever is looked for"
     assert [json.loads(line)["level"] for line in fleet("--json")] == ["broken"] * ZONES
+
+
+def test_a_zone_that_no_peer_brings_any_more_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What node.toml names is the fleet, as on the page: a plant that was removed does not alarm for a week."""
+    monkeypatch.chdir(tmp_path)
+    broker = '[[broker]]\nname = "b"\nhost = "h"\nca_file = "a"\ncert_file = "b"\nkey_file = "c"\n'
+    peer = '[[peer]]\nzone = "hub"\nbroker = "b"\npulls = ["facts.telemetry"]\nrelays = ["plant-a"]\n'
+    (tmp_path / "node.toml").write_text(f'[node]\nzone = "idmz"\n{broker}{peer}')
+    (tmp_path / "state").mkdir()
+    now_ms = time.time_ns() // 1_000_000 + 60_000
+    with FactStore.open(tmp_path / "state" / "facts.db", "idmz") as store:
+        Zones(store).send(gateway("plant-a", now_ms), gateway("plant-b", NOW_MS), gateway("idmz", now_ms))
+    done = CliRunner().invoke(bsfg, ["fleet", "--all", "--json"], catch_exceptions=False)
+    assert {json.loads(line)["zone"] for line in done.output.splitlines()} == {"plant-a", "idmz"}
+    assert done.exit_code == 0
+    _, found = page._look(load(tmp_path / "node.toml"), None, 120)
+    assert not [line for line in found if "plant-b" in line]
 
 
 def test_the_gateways_of_a_plant_are_beneath_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,8 +20,9 @@ from agent.cli.table import lines
 from agent.escaping import printable
 
 if TYPE_CHECKING:
+    from agent.page.fleet import ZoneRow
     from agent.page.health_tail import HealthTail
-    from agent.settings.node import IdentitySettings
+    from agent.settings.node import NodeSettings
 
 TOP_S = 2.0
 _OTHER_SCREEN, _FORMER_SCREEN, _CLEAR = "\x1b[?1049h", "\x1b[?1049l", "\x1b[H\x1b[2J"
@@ -55,13 +56,13 @@ def fleet(config_file: Path, words: tuple[str, ...], everything: bool, as_json: 
     from agent.cli.store.store_file import open_reader
     from agent.health.brief import SHOWN_MAX
     from agent.health.problems import Level, duration
-    from agent.page.fleet import fleet_rows, fleet_sentence, matching
+    from agent.page.fleet import fleet_sentence, matching
     from agent.page.health_tail import HealthTail
 
     with open_reader(config_file, None) as reader:
         tail = HealthTail(reader)
         tail.read()
-    rows = fleet_rows(tail.zones.values(), time.time_ns() // 1_000_000)
+    rows = _rows(tail, load_settings(config_file))
     found = matching(rows, " ".join(words))
     is_brief = not (everything or words or as_json)
     if is_brief:
@@ -95,7 +96,7 @@ def top(config_file: Path) -> None:
     """Show the state of the node and of the zones below, live, until Ctrl-C."""
     from agent.cli.terminal import unwrapped
 
-    node, screen = load_settings(config_file).node, unwrapped(sys.stdout)
+    settings, screen = load_settings(config_file), unwrapped(sys.stdout)
     if not screen.isatty():
         raise click.UsageError("top needs a terminal; bsfg status and bsfg fleet print once")
     tail: HealthTail | None = None
@@ -103,7 +104,7 @@ def top(config_file: Path) -> None:
     try:
         while True:
             size = shutil.get_terminal_size()
-            tail, found = _look(node, tail, size.columns)
+            tail, found = _look(settings, tail, size.columns)
             screen.write(_CLEAR + "\n".join(found[: size.lines - 1]) + "\n")
             screen.flush()
             time.sleep(TOP_S)
@@ -114,20 +115,34 @@ def top(config_file: Path) -> None:
         screen.flush()
 
 
-def _look(node: IdentitySettings, tail: HealthTail | None, columns: int) -> tuple[HealthTail | None, list[str]]:
+def _rows(tail: HealthTail, settings: NodeSettings) -> list[ZoneRow]:
+    """The rows of the fleet. A zone that no peer brings any more is not part of it."""
+    from agent.page.fleet import fleet_rows
+
+    accepted = settings.zones_accepted
+    zones = [
+        health
+        for health in tail.zones.values()
+        if accepted is None or health.zone in accepted or health.zone == settings.node.name
+    ]
+    return fleet_rows(zones, time.time_ns() // 1_000_000)
+
+
+def _look(settings: NodeSettings, tail: HealthTail | None, columns: int) -> tuple[HealthTail | None, list[str]]:
     """The lines of `top` now: those of the node are wrapped, of the zones below each has one. `tail`: what was read
     before; None: nothing, or the store could not be read."""
     from agent.cli.health.status import text
     from agent.client import Client, NodeSilent
     from agent.errors import StoreError
     from agent.fact_store import StoreReader
-    from agent.page.fleet import fleet_rows, fleet_sentence
+    from agent.page.fleet import fleet_sentence
     from agent.page.health_tail import HealthTail
 
+    node = settings.node
     try:
         tail = tail or HealthTail(StoreReader(node.store_file))
         tail.read()
-        rows = [row for row in fleet_rows(tail.zones.values(), time.time_ns() // 1_000_000) if row.zone != node.zone]
+        rows = [row for row in _rows(tail, settings) if row.zone != node.zone]
         below = [f"below: {fleet_sentence(rows)}"] if rows else []
         below += [f"  {row.level.value:<7} {row.zone}: {row.what}" for row in rows if row.what]
     except StoreError as error:
