@@ -121,14 +121,15 @@ def restore_files(
 
 
 def _named(settings: NodeSettings, folder: Path) -> Iterator[tuple[str, Path]]:
-    """Every file and folder that node.toml names, with the setting that names it, except the state folder."""
+    """Every file and folder that node.toml names, with the setting that names it, except the state folder and what
+    another program writes anew."""
     for section in fields(settings):
         value = getattr(settings, section.name)
         for record in value if isinstance(value, tuple) else (value,):
             label = f"{section.name} {getattr(record, 'name', '')}".rstrip()
             for setting in fields(record):
                 path = getattr(record, setting.name)
-                if isinstance(path, Path) and setting.name != "state_dir":
+                if isinstance(path, Path) and setting.name not in {"state_dir", "watch_file"}:
                     yield f"{label}: {setting.name}", path
     for source in settings.modbus:
         if source.device:

@@ -27,6 +27,7 @@ host = "127.0.0.1"
 ca_file = "pki/ca.pem"
 cert_file = "pki/zones/plant-a.pem"
 key_file = "pki/zones/plant-a.key"
+watch_file = "{elsewhere}"
 [signing]
 key_file = "pki/signers/plant-a.key"
 certificate_file = "pki/signers/plant-a.pem"
@@ -108,10 +109,12 @@ def tree(folder: Path) -> dict[str, str]:
 
 def test_what_comes_back(node: Path, tmp_path: Path, run: Run) -> None:
     """Everything that node.toml names, the OPC UA identity and what was learned; nothing of another zone, no store, no
-    stranger's certificate. What is outside the folder is named at each step. The files are their owner's only."""
+    stranger's certificate. What is outside the folder is named at each step, but not what a program writes anew. The
+    files are their owner's only."""
     code, said = run("backup", "a.bak", "--config", "old/plant-a.toml")
     assert code == 0, said
     assert f"signing: facts_ca_file: {tmp_path / 'elsewhere.pem'} is not in {node}" in said
+    assert "watch_file" not in said
     assert stat.S_IMODE((tmp_path / "a.bak").stat().st_mode) == 0o600
     for word in (b"plant-a", b"key", b"press"):
         assert word not in (tmp_path / "a.bak").read_bytes()
