@@ -52,7 +52,9 @@ exec {home}/bin/python3 -sP -m agent.cli "$@"
 UNIT_FOLDERS = {"sysusers.d": "sysusers.d", "tmpfiles.d": "tmpfiles.d", "system": "systemd/system"}
 FREE_BYTES_PER_PACKED = 8  # unpacked and compiled, a bundle takes six times its size
 MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
-NODES = "bsfg@*.service"
+UNITS = ("bsfg@*.service", "bsfg-page@*.service", "bsfg-broker-sessions.service")
+"""Those that run for as long as the machine, with the program's own files."""
+PART = "bsfg-.part"
 STOP_S = 30.0  # the unit's TimeoutStopSec is 20
 
 
@@ -106,7 +108,7 @@ def install(root: Path) -> str:
     link = root / "opt" / "bsfg"
     before = link.readlink().name if link.is_symlink() else ""
     home = _unused(root / "opt", f"bsfg-{about['version']}")
-    part = home.with_name("bsfg-.part")
+    part = home.with_name(PART)
     shutil.rmtree(part, ignore_errors=True)
     try:
         _write(part, about["python"], is_bundle=is_bundle)
@@ -120,10 +122,18 @@ def install(root: Path) -> str:
         _place_units(root, home / "share" / "systemd")
     said = _settle(root, is_first=not before)
     kept = {home.name, before} if is_bundle else {home.name}
-    for other in home.parent.glob("bsfg-*"):
-        if other.name not in kept:
-            shutil.rmtree(other)
+    _remove_versions(root, kept)
     return "\n".join([f"installed bsfg {about['version']} in /opt/{home.name}", *said])
+
+
+def _remove_versions(root: Path, kept: set[str]) -> None:
+    """Remove the versions in /opt except those `kept`; an operator's files there have no `before`. Each is renamed
+    first, so that the next installation ends a removal that was interrupted."""
+    part = root / "opt" / PART
+    shutil.rmtree(part, ignore_errors=True)
+    for folder in (root / "opt").glob("bsfg-*"):
+        if folder.name not in kept and (folder / "before").is_file():
+            shutil.rmtree(folder.rename(part))
 
 
 def _write(part: Path, python: str, *, is_bundle: bool) -> None:
@@ -192,8 +202,8 @@ def _place_units(root: Path, units: Path) -> None:
 
 
 def _settle(root: Path, *, is_first: bool) -> list[str]:
-    """Create user and folders, and restart the nodes that run; at a first installation, start those that an earlier one
-    left enabled. Returns when no node runs with the version before any more, with the lines that name the next step."""
+    """Create user and folders, and restart what runs; at a first installation, start what an earlier one left enabled.
+    Returns when nothing runs with the version before any more, with the lines that name the next step."""
     runs: set[str] = set()
     if root == Path("/"):
         for command in (
@@ -212,14 +222,15 @@ def _settle(root: Path, *, is_first: bool) -> list[str]:
 
 
 def _restart(*, is_first: bool) -> set[str]:
-    """Let the nodes change to the new version, and wait until those of the version before have ended: Python imports
-    late, so their files are needed until then. Returns the units that run."""
-    listed = _systemctl("list-units", "--plain", "--no-legend", "--state=active,activating,reloading", NODES)
+    """Let the units change to the new version, and wait until the processes of the version before have ended: Python
+    imports late, so their files are needed until then. Returns the units that run."""
+    listed = _systemctl("list-units", "--plain", "--no-legend", "--state=active,activating,reloading", *UNITS)
     runs = {line.split()[0] for line in listed.splitlines()}
     before = _processes()
     _systemctl("daemon-reload")
     if is_first:
-        runs |= {file.name for file in Path("/etc/systemd/system").glob(f"*.wants/{NODES}")}
+        enabled = (Path("/etc/systemd/system").glob(f"*.wants/{units}") for units in UNITS)
+        runs |= {file.name for files in enabled for file in files}
     if runs:
         _systemctl("restart", "--no-block", *sorted(runs))
     limit_s = time.monotonic() + STOP_S
@@ -229,8 +240,8 @@ def _restart(*, is_first: bool) -> set[str]:
 
 
 def _processes() -> set[str]:
-    """The main processes of the nodes."""
-    return set(_systemctl("show", "--property=MainPID", "--value", NODES).split()) - {"0"}
+    """The main processes of the units."""
+    return set(_systemctl("show", "--property=MainPID", "--value", *UNITS).split()) - {"0"}
 
 
 def _systemctl(*words: str) -> str:
@@ -253,15 +264,14 @@ def back(root: Path) -> str:
 def remove(root: Path) -> str:
     """Remove program and units. /etc/bsfg, /var/lib/bsfg and the user stay, and what is enabled stays enabled."""
     if root == Path("/") and Path("/run/systemd/system").exists():
-        _systemctl("stop", NODES)
+        _systemctl("stop", *UNITS)
     link = root / "opt" / "bsfg"
     for kind, place in UNIT_FOLDERS.items():  # dpkg removes those of a .deb, which has none here
         for file in (link / "share/systemd" / kind).glob("*"):
             (root / "usr/local/lib" / place / file.name).unlink(missing_ok=True)
     link.unlink(missing_ok=True)
     (root / "usr/local/bin/bsfg").unlink(missing_ok=True)
-    for folder in (root / "opt").glob("bsfg-*"):
-        shutil.rmtree(folder)
+    _remove_versions(root, kept=set())
     return "removed bsfg; configuration and keys in /etc/bsfg and facts in /var/lib/bsfg stay"
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from agent.replication.pki.renewal import IdentityFiles
+from appliance import installer
 from appliance.build import LINK, ROOT, copy_documents
 from appliance.installer import OMITTED, UNIT_FOLDERS, Refused, back, unpack
 from appliance.packages import (
@@ -182,6 +183,36 @@ def test_the_version_in_use_is_never_written_to(tmp_path: Path) -> None:
     assert run_installer(folder, root, "x = 2", "--remove").returncode == 0
     assert list(opt.iterdir()) == []
     assert (folder / "program").is_dir()
+
+
+def test_what_an_operator_keeps_in_opt_stays(tmp_path: Path) -> None:
+    """Files and folders in /opt whose names begin like those of versions, such as a bundle and its archive, survive
+    installation and removal."""
+    kept = {tmp_path / "opt/bsfg-1.0-debian12-amd64.tar", tmp_path / "opt/bsfg-backup/node.bsfg"}
+    for file in kept:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    for words in ((), ("--remove",)):
+        done = run_installer(tmp_path / "bsfg.package", tmp_path, "x = 1", *words)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert all(file.exists() for file in kept)
+
+
+def test_what_runs_of_the_version_before_is_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes, their pages and the watch over the brokers' sessions change to the new version; a broker, which is no part
+    of it, keeps its connections."""
+    units = ["bsfg@a.service", "bsfg-page@a.service", "bsfg-broker-sessions.service", "bsfg-broker@a.service"]
+    restarted = list[str]()
+
+    def systemctl(*words: str) -> str:
+        if words[0] == "restart":
+            restarted.extend(words[2:])
+        return "\n".join(
+            unit for unit in units for word in words if words[0] == "list-units" and fnmatch.fnmatch(unit, word)
+        )
+
+    monkeypatch.setattr(installer, "_systemctl", systemctl)
+    assert installer._restart(is_first=False) == {*restarted} == {*units[:3]}
 
 
 def test_the_version_before_comes_back_with_its_units(tmp_path: Path) -> None:
