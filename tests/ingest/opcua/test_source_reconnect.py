@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 
+from agent.ingest.errors import SourceLost
 from agent.ingest.gap import NOT_DELIVERED
-from agent.ingest.opcua.session import Ending
+from agent.ingest.opcua.session import Ending, OpenedSubscription
 from agent.ingest.opcua.source import OpcuaSource
 from agent.ingest.opcua.subscriptions import subscription as subscription_module
-from agent.ingest.quality import BAD_COMMUNICATION_ERROR
+from agent.ingest.opcua.subscriptions.item_plan import ServerLimits
+from agent.ingest.quality import BAD_COMMUNICATION_ERROR, BAD_TOO_MANY_MONITORED_ITEMS
 from tests.ingest.fakes import FakeStore
 from tests.ingest.opcua.fake_session import FakeSession, answer, death, living
-from tests.ingest.opcua.sources import S, gaps_of, made
+from tests.ingest.opcua.sources import S, gaps_of, made, tag
 from tests.waiting import wait_until_async
 
 pytestmark = pytest.mark.virtual_time
@@ -23,11 +25,16 @@ pytestmark = pytest.mark.virtual_time
 BAD_SUBSCRIPTION_ID_INVALID = 0x8028_0000
 
 
-async def lost(*, queue_size: int = 10, **settings: Any) -> tuple[OpcuaSource, FakeStore]:
+async def lost(
+    *,
+    queue_size: int = 10,
+    limits: ServerLimits = ServerLimits(),  # noqa: B008 frozen
+    **settings: Any,
+) -> tuple[OpcuaSource, FakeStore]:
     """A source whose first session, with subscription 1 and a value of both tags, was lost. The server has revised the
     queues to `queue_size`."""
     source, store = await made(**settings)
-    async with living(source, revised=(250.0, queue_size)) as session:
+    async with living(source, revised=(250.0, queue_size), limits=limits) as session:
         await wait_until_async(lambda: session.subscriptions, "a subscription")
         session.says(answer(1, 1, (1, 1.0, S), (2, 1.0, S)))
         await wait_until_async(lambda: len(store.good("a/2")) == 1, "values")
@@ -131,6 +138,31 @@ async def test_an_item_without_a_queue_has_missed_what_came_meanwhile() -> None:
     async with living(source):
         await wait_until_async(lambda: gaps, "the gap")
     assert [(gap.reason, gap.tags) for gap in gaps] == [(NOT_DELIVERED, (1, 2))]
+
+
+async def test_a_new_map_that_a_lost_session_cut_short_is_followed_in_the_next() -> None:
+    """The connection breaks while another subscription is made for it: its new tags have items afterwards, and those
+    without room are bad."""
+    source, store = await lost(limits=ServerLimits(items_per_subscription=3, subscriptions_per_session=2))
+    tags = [tag(n) for n in (2, 3, 4, 5, 6)]
+    source._delivery.offer_map(tags, await source._delivery.recorder.define([found.definition for found in tags]))
+    session = FakeSession(first_number=10)
+    session.items[1] = {number: SimpleNamespace(handle=handle) for number, handle in ((2, 1), (3, 2))}  # type: ignore[misc]
+
+    async def cut() -> OpenedSubscription:
+        session.says(answer(1, 2, (2, 2.0, 5 * S)))
+        await wait_until_async(lambda: len(store.good("a/2")) == 3, "a value")
+        raise SourceLost("cut")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session, "create_subscription", cut)
+        await death(source, session, "cut")
+    await source.finish()
+    async with living(source, first_number=10, items=session.items) as session:
+        await wait_until_async(lambda: session.subscriptions and session.handles(11) == {4, 5}, "the new items")
+        await wait_until_async(lambda: store.of("a/6"), "the tag without room")
+    assert session.handles(1) == {2, 3}
+    assert [sample.quality for sample in store.of("a/6")] == [BAD_TOO_MANY_MONITORED_ITEMS]
 
 
 async def test_a_subscription_whose_creation_was_not_answered_is_deleted() -> None:

@@ -194,10 +194,7 @@ class Subscriptions:
         points = self._delivery.points
         if points is self.points and self._all:
             return
-        changed = [tag for tag, point in points.items() if tag in self.points and self.points[tag] != point]
-        self.points = points
-        self.elements = frozenset(tag for tag, point in points.items() if point.reading.is_element)
-        before, groups = self._groups.unplaced, self._groups.want(points)
+        groups = self._groups.want(points)
         while len(self._all) < len(groups):
             try:
                 self._all.append(await self._opened())
@@ -206,10 +203,14 @@ class Subscriptions:
                     raise
                 self._groups.limit_count(len(self._all))
                 groups = self._groups.want(points)
+        # Not before: if the session is lost meanwhile, the next one that keeps its subscriptions has to follow the map.
+        changed = [tag for tag, point in points.items() if tag in self.points and self.points[tag] != point]
+        self.points = points
+        self.elements = frozenset(tag for tag, point in points.items() if point.reading.is_element)
         for subscription, handles in zip(self._all, groups, strict=True):
             subscription.plan.want(handles)
             self._begin_absence(subscription.plan.renew(changed), subscription.since)
-        unplaced = self._groups.unplaced - before
+        unplaced = self._groups.take_unplaced()
         self._begin_absence(unplaced, self._clock.now())
         self._note_parked(dict.fromkeys(unplaced, quality.BAD_TOO_MANY_MONITORED_ITEMS))
 

@@ -206,7 +206,7 @@ class Groups:
         self._count_max = min([n for n in (limits.subscriptions_per_session, limits.subscriptions) if n], default=0)
         self._items_max = limits.items
         self._groups: list[dict[int, None]] = []
-        self.unplaced: frozenset[int] = frozenset()
+        self.unplaced = self._taken = frozenset[int]()
 
     def limit_count(self, count: int) -> None:
         """The server refused to create more than `count` subscriptions."""
@@ -232,6 +232,11 @@ class Groups:
             room = self._fill(group, waiting, self._room(len(wanted) - len(waiting)))
         self.unplaced = frozenset(waiting)
         return [list(group) for group in self._groups]
+
+    def take_unplaced(self) -> frozenset[int]:
+        """The handles for which there is no room, without those that were taken before."""
+        news, self._taken = self.unplaced - self._taken, self.unplaced
+        return news
 
     def _room(self, placed: int) -> int:
         """How many more items the server accepts, with the clocks of the subscriptions counted."""

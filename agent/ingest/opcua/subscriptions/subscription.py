@@ -215,7 +215,6 @@ class Subscription:
             self.created_ns = begun_ns  # for all calls, because values of the first arrive before the last is made
             # Read again for parked nodes, because a server may add a namespace late.
             namespaces = namespaces or await self._session.namespaces()
-            handles = [handle for handle in handles if handle in points]  # the tag map may have changed meanwhile
             on_request(handles)
             self.is_uncertain = True  # until the answer has arrived
             try:
