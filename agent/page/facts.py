@@ -27,7 +27,7 @@ DEPTH_FACTS = 2_000_000
 DEFINITIONS_MAX = 100_000
 """In a search, those of health included; each takes a kilobyte meanwhile."""
 SAMPLES_MAX = 2_000_000
-"""Of one picture; a longer time ends there."""
+"""Of one picture; a longer time begins there."""
 INCIDENTS_SHOWN = 100
 
 ResultT = TypeVar("ResultT")
@@ -124,13 +124,15 @@ class Facts:
             subject_tests=(subject.__eq__,),
         )
         times_ns, values, qualities = list[int](), list[Value](), list[int]()
-        for facts in self._scanner(reader).scan(bounds):
+        for facts in self._scanner(reader).scan(bounds, newest_first=True):
             times_ns += facts.column("source_time_ns")
             values += facts.values()
             qualities += facts.column("quality")
             if len(times_ns) > SAMPLES_MAX:
+                first_ms = max(first_ms, min(times_ns) // 1_000_000)
                 break
-        order = sorted(range(len(times_ns)), key=times_ns.__getitem__)
+        as_arrived = range(len(times_ns))[::-1]
+        order = sorted(as_arrived, key=times_ns.__getitem__)  # of equal times the last to arrive stays last
         return trend_of(
             [times_ns[at] // 1_000_000 for at in order],
             [values[at] for at in order],

@@ -19,12 +19,14 @@ from uvicorn.server import ServerState
 from agent.health.brief import encode_health
 from agent.health.snapshot import NodeSnapshot, SourceStatus
 from agent.health.verdict import assess
+from agent.message import Sample, TagDefinition
 from agent.page import app as app_module
 from agent.page import facts
 from agent.page.access import Users, user_line
 from agent.page.app import CONTENT_POLICY, STREAM_RETRY_MS, STREAMS_MAX, STREAMS_OF_ADDRESS_MAX, make_app
 from agent.page.health_tail import ZoneHealth
 from agent.page.server import BoundedProtocol
+from agent.page.trend import COLUMNS
 from agent.page.watch import own_health
 from tests.health.conftest import NOW_MS
 from tests.page.conftest import EVIL, Site, ask
@@ -154,6 +156,22 @@ async def test_a_trend_goes_on_unless_its_end_is_given(site: Site) -> None:
     _, _, body = await site.get("/tag?zone=idmz&tag=tag:x&from=1000000&to=2000000")
     assert body.count("to=2000000") == 5
     assert 'span=1000000">until now</a>' in body
+
+
+async def test_a_picture_of_too_many_samples_begins_later(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the newest samples, and no time without samples that has some. Of equal times the one that arrived last
+    counts: the source is lost."""
+    monkeypatch.setattr(facts, "SAMPLES_MAX", 5)
+    (number,) = site.store.appends.define([TagDefinition("tag:press/speed", unit="rpm", source="press")]).result()
+    polled = [Sample(number, (NOW_MS - seconds * 1000) * 10**6, -float(seconds)) for seconds in range(100, 0, -10)]
+    lost = polled[-1]._replace(value=None, quality=0x8005_0000)
+    for sample in (*polled, lost):
+        site.store.appends.append_samples("facts.telemetry", [sample]).result()
+    await site.watch.look()
+    trend = await site.watch.facts.trend("idmz", "tag:press/speed", NOW_MS - 100_000, NOW_MS - 1)
+    assert (trend.first_ms, trend.last_ms, trend.gaps) == (NOW_MS - 50_000, NOW_MS - 1, [])
+    assert (trend.samples, trend.low, trend.high, len(trend.bad)) == (6, -50.0, -10.0, 1)
+    assert round(trend.bad[0][1]) == COLUMNS / 5, "since its last value"
 
 
 @pytest.mark.parametrize(
