@@ -40,7 +40,7 @@ def collect_node(settings: NodeSettings, config_file: Path) -> tuple[list[SavedF
     found = {(Place.CONFIG, config_file.name): _read(config_file)}
     left_out: list[str] = []
     for setting, path in _named(settings, folder):
-        if not path.exists():  # made at first use, or missed by bsfg check
+        if not _exists(path):  # made at first use, or missed by bsfg check
             continue
         for file in _walk(path) if path.is_dir() else [path]:
             if (key := place_of(file, folders)) is None:
@@ -138,8 +138,29 @@ def _named(settings: NodeSettings, folder: Path) -> Iterator[tuple[str, Path]]:
 
 def _walk(folder: Path) -> list[Path]:
     """The files below a folder, without those of rejected servers and temporary ones."""
-    found = [Path(path) / name for path, _, names in os.walk(folder) for name in names if not name.startswith(".")]
+
+    def refuse(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            raise _unreadable(Path(error.filename), error) from error
+
+    walked = os.walk(folder, onerror=refuse)
+    found = [Path(path) / name for path, _, names in walked for name in names if not name.startswith(".")]
     return sorted(file for file in found if file.parent.name != REJECTED)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    return True
+
+
+def _unreadable(path: Path, error: OSError) -> BackupError:
+    hint = "run this as root, or as the node's user" if isinstance(error, PermissionError) else "correct the path"
+    return BackupError(f"{path}: {error.strerror}; no backup was made", hint)
 
 
 def _read(file: Path, *, is_link_allowed: bool = True) -> bytes:
@@ -152,8 +173,7 @@ def _read(file: Path, *, is_link_allowed: bool = True) -> bytes:
                 raise BackupError(f"{file} is not a file; no backup was made", "remove it, or name a file")
             data = opened.read(BACKUP_BYTES_MAX + 1)
     except OSError as error:
-        hint = "run this as root, or as the node's user" if isinstance(error, PermissionError) else "correct the path"
-        raise BackupError(f"{file}: {error.strerror}; no backup was made", hint) from error
+        raise _unreadable(file, error) from error
     if len(data) > BACKUP_BYTES_MAX:
         raise BackupError(f"{file} is larger than {BACKUP_BYTES_MAX} bytes", "correct the path")
     return data

@@ -1,5 +1,6 @@
 """`bsfg backup` and `bsfg restore`: what is taken, where it goes, and that nothing is left half done."""
 
+import errno
 import fcntl
 import json
 import os
@@ -9,6 +10,7 @@ import stat
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -280,6 +282,27 @@ def test_links_and_devices(node: Path, tmp_path: Path, run: Run) -> None:
     assert code == 1
     assert "leads out of" in said
     assert not (tmp_path / "own.key").exists()
+
+
+@pytest.mark.parametrize("call, name", [("scandir", "state/opcua"), ("stat", "press.password")])
+def test_what_this_user_may_not_read(
+    node: Path, run: Run, monkeypatch: pytest.MonkeyPatch, call: str, name: str
+) -> None:
+    """A folder of the node that a member of its group may not read is named, and is not missing in the backup; so is a
+    file in such a folder."""
+    real = getattr(os, call)
+    assert (node / name).exists()
+
+    def refused(path: Any, **options: Any) -> Any:
+        if str(path).endswith(name):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, call, refused)
+        code, said = run("backup", "a.bak", "--config", "old/plant-a.toml")
+    assert code == 1
+    assert f"{name}: Permission denied; no backup was made; run this as root, or as the node's user" in said
 
 
 def test_owners_in_etc(node: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,8 +133,12 @@ def _check_chain(
     here = chain[0]
     for _ in range(CHAIN_LENGTH_MAX):
         above = [known for known in [*authorities, *chain[1:]] if known.subject == here.issuer]
-        issuer = next((known for known in above if is_signed_by(here, known)), None)
-        if issuer is None:
+        # Of an authority that was renewed under its own key, the certificate that is valid now counts, as in TLS.
+        signers = sorted(
+            (known for known in above if is_signed_by(here, known)),
+            key=lambda known: bool(check_times(ca_file, known, now)),
+        )
+        if not signers:
             names = ", ".join(sorted({authority.subject.rfc4514_string() for authority in authorities}))
             why = f"the certificate was signed by {here.issuer.rfc4514_string()}, but {ca_file} contains {names}"
             if above:
@@ -142,6 +146,7 @@ def _check_chain(
             return [
                 IdentityProblem(cert_file, why, "use the ca.pem of the authority that issued it, or issue it again")
             ]
+        issuer = signers[0]
         if not is_ca(issuer):
             why = f"the certificate was signed by {issuer.subject.rfc4514_string()}, which is not an authority"
             return [IdentityProblem(cert_file, why, "sign it with bsfg pki sign")]

@@ -186,7 +186,15 @@ def test_a_list_of_the_future(made: Path) -> None:
 _Signer = tuple[x509.Certificate, Any]
 
 
-def _sign(name: str, issuer: _Signer | None, key: Any, *, is_ca: bool, names: int = 1) -> x509.Certificate:
+def _sign(
+    name: str,
+    issuer: _Signer | None,
+    key: Any,
+    *,
+    is_ca: bool,
+    names: int = 1,
+    ends: datetime = NOW + timedelta(days=1),
+) -> x509.Certificate:
     """A certificate as another tool makes it, with few extensions."""
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)] * names)
     builder = (
@@ -196,7 +204,7 @@ def _sign(name: str, issuer: _Signer | None, key: Any, *, is_ca: bool, names: in
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(NOW - timedelta(hours=1))
-        .not_valid_after(NOW + timedelta(days=1))
+        .not_valid_after(ends)
         .add_extension(x509.BasicConstraints(ca=is_ca, path_length=None), critical=True)
     )
     signer = issuer[1] if issuer else key
@@ -228,6 +236,23 @@ def test_chain_of_a_site(tmp_path: Path, make_key: Callable[[], Any], intermedia
     assert [bool(re.search("signed by CN=site plant", problem)) for problem in problems] == (
         [True] if intermediate_in == "neither" else []
     )
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_renewed_authority_beside_the_expired_one(tmp_path: Path, place: int) -> None:
+    """A root that was renewed under its own key counts, as in TLS, wherever the expired one stands in the same file; an
+    identity below the expired one alone is refused."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    expired = _sign("root", None, key, is_ca=True, ends=NOW - timedelta(minutes=1))
+    roots = [expired, _sign("root", None, key, is_ca=True)]
+    (tmp_path / "zones").mkdir()
+    (tmp_path / "zones/idmz.pem").write_bytes(_pem(_sign("idmz", (expired, key), key, is_ca=False)))
+    _write_key(tmp_path, key)
+    (tmp_path / "zones/idmz.key").chmod(0o600)
+    (tmp_path / "ca.pem").write_bytes(_pem(*(roots if place else roots[::-1])))
+    assert _check(tmp_path) == []
+    (tmp_path / "ca.pem").write_bytes(_pem(expired))
+    assert re.search(r"ca.pem: the certificate expired", _check(tmp_path)[0])
 
 
 def test_chains_that_prove_nothing(tmp_path: Path) -> None:
