@@ -132,13 +132,12 @@ class AnswerMatcher:
         """Whether a unit has ever given values."""
         return unit_id in self._good
 
-    def living_read(self, silent: int, now_ns: int) -> Read | None:
-        """A read that shows whether the line is free: of the unit that answered last, other than a silent one. None if
-        there is none."""
+    def living_read(self) -> Read | None:
+        """A read that shows whether the line is free: the shortest of the unit that answered last, of those that are
+        not in doubt, as one that is silent is. None if there is none."""
         for unit_id in reversed(self._good):
-            if unit_id != silent and not self.is_in_doubt(unit_id):
-                read = next(iter(self._good[unit_id].values()))
-                return self.distinct_read(read, now_ns)
+            if not self.is_in_doubt(unit_id):
+                return min(self._good[unit_id].values(), key=lambda known: known.count)
         return None
 
     def _candidates(self, read: Read) -> Iterator[Read]:

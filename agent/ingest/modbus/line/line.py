@@ -254,7 +254,7 @@ class Line:
         """A unit was silent: a gateway may go on waiting for it, and requests to other units queue meanwhile. Ask one
         that answers, and learn how long that takes."""
         asked_s = self._asked_s
-        living = None if self._is_serial else self._answers.living_read(unit_id, time.monotonic_ns())
+        living = None if self._is_serial else self._answers.living_read()
         if living is None:
             return
         try:
