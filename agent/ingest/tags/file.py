@@ -66,7 +66,7 @@ def find_tag_files(sources: Iterable[SourceSettings]) -> dict[str, TagFile | tup
 
 def load_tag_files(sources: Iterable[SourceSettings], others: Mapping[str, TagMap]) -> dict[str, TagFile]:
     """The tag files of these sources. Raises one TagMapError with the problems of all of them. `others` are the maps of
-    sources that must not have the same tags."""
+    other sources, which must not have the same tags."""
     files: dict[str, TagFile] = {}
     problems: list[TagFileProblem] = []
     for name, found in find_tag_files(sources).items():
@@ -74,8 +74,7 @@ def load_tag_files(sources: Iterable[SourceSettings], others: Mapping[str, TagMa
             files[name] = found
         else:
             problems += found
-    maps = {name: found for name, found in others.items() if name not in files}
-    problems += [problem for _, _, problem in clashes(maps | {name: file.map for name, file in files.items()})]
+    problems += [problem for _, _, problem in clashes({**others, **{name: file.map for name, file in files.items()}})]
     if problems:
         raise TagMapError(problems)
     return files
