@@ -51,7 +51,9 @@ PEER = PeerStatus("plant-a", "facts.telemetry", True, 1_000_000, 4_000_000, 900.
 CATCH_UP = CatchUpStatus(1_000, 25.0, 50_000.0, 180.0)
 PACING = PacingStatus(250_000, True, 90.4, 400_000, 12_300_000)
 ARTIFACTS = StoreStatus(artifact_bytes=48_000_000, artifact_bytes_max=50_000_000)
-REFUSED = replace(ARTIFACTS, artifact_bytes_lacking=1_500_000, artifact_limit="artifacts_total_bytes_max")
+REFUSED = replace(
+    ARTIFACTS, artifact_bytes=0, artifact_bytes_lacking=1_500_000, artifact_limit="artifacts_total_bytes_max"
+)
 BROUGHT = (UnreferencedStatus("evil", 9_500_000), UnreferencedStatus("plant-a", 1_000_000))
 QUOTA = replace(ARTIFACTS, artifact_unreferenced=BROUGHT, artifact_unreferenced_bytes_max=10**7)
 LINES: list[tuple[str, Any, str]] = [
@@ -73,7 +75,7 @@ LINES: list[tuple[str, Any, str]] = [
     ("peers", replace(PEER, pacing=replace(PACING, waits=False)), "waited 90 s for 12.3 MB"),
     ("peers", replace(PEER, page_waits="full"), "1,000,000 of 4,000,000, a page waits to be stored"),
     ("store", ARTIFACTS, "\n  artifacts 48.0 MB of 50.0 MB"),
-    ("store", REFUSED, "48.0 MB of 50.0 MB, artifacts_total_bytes_max reached: an artifact needs 1.5 MB more"),
+    ("store", REFUSED, "artifacts 0.0 MB of 50.0 MB, artifacts_total_bytes_max reached: an artifact needs 1.5 MB more"),
     ("store", QUOTA, "9.5 MB of 10.0 MB from evil, no fact refers to them\n            1.0 MB of 10.0 MB from plant-a, no fact refers to them"),
 ]  # fmt: skip
 ZONES = 23

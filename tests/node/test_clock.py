@@ -171,7 +171,8 @@ def test_the_zone_above_shows_what_happened_to_the_clock(tmp_path: Path) -> None
     shown = []
     with FactStore.open(tmp_path / "facts.db", "idmz", settings=AT_ONCE) as store:
         changes, offset = ClockChanges(store.reader), 0
-        last = [replace(others[0], envelope=Envelope("m9", "plant-a", "*", 1)), clock_message(again, "plant-a")]
+        odd_before, odd_after = (replace(others[0], envelope=Envelope(f"m{n}", "plant-a", "*", 1)) for n in (8, 9))
+        last = [odd_before, clock_message(again, "plant-a"), odd_after]
         for messages in ([clock_message(back, "plant-a")], others, last):
             sealed = seal_messages(plant.link, messages)
             plant.link, offset = sealed.link, offset + len(messages)

@@ -48,7 +48,7 @@ def test_what_has_no_picture() -> None:
 
 def test_text_has_its_last_changes() -> None:
     """Newest first, without what is repeated, at most so many; a text of good quality is never drawn as bad."""
-    trend = trend_of([1, 2, 3, 4, 5], ["a", "a", None, "b", "b"], [0, 0, BAD, 0, 0], 0, 1000)
-    assert trend.changes == [(4, "b", 0), (3, None, BAD), (1, "a", 0)]
-    assert (trend.samples, trend.paths, trend.bad, trend.gaps) == (5, [], [], [])
+    trend = trend_of([1, 2, 3, 4, 5, 6], ["a", "a", None, "b", "b", "a"], [0, 0, BAD, 0, 0, 0], 0, 1000)
+    assert trend.changes == [(6, "a", 0), (4, "b", 0), (3, None, BAD), (1, "a", 0)]
+    assert (trend.samples, trend.paths, trend.bad, trend.gaps) == (6, [], [], [])
     assert len(trend_of(range(99), list(map(str, range(99))), [0] * 99, 0, 1000).changes) == CHANGES_MAX

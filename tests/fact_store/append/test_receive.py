@@ -243,7 +243,7 @@ def forked() -> tuple[Elsewhere, Elsewhere]:
 
 def restarted(was: Elsewhere) -> Elsewhere:
     """The next life of a zone, which continues where the other one is now."""
-    later = Elsewhere(life=LATER)
+    later = Elsewhere(was.origin.zone, life=LATER)
     later.link = replace(was.link, origin=later.origin)
     return later
 
@@ -279,19 +279,19 @@ def test_both_records_of_a_fork_are_kept(store: FactStore) -> None:
 
 @pytest.mark.parametrize("is_later_first", [False, True])
 def test_a_branch_is_stored_whole_and_named_once(store: FactStore, *, is_later_first: bool) -> None:
-    """A plant was put back to ten facts of twenty and went on: both sides are stored, in whatever order they come, and
-    one incident names the zone and the sequence."""
-    was = Elsewhere()
-    first = was.seal(10)
-    later = restarted(was)
-    sides = [(was, [was.seal(10)]), (later, [later.seal(7), later.seal(3)])]
-    was.put(store, [first], 10)
-    for origin, sealed in reversed(sides) if is_later_first else sides:
-        assert origin.put(store, sealed, 20).stored_facts == 10
-    (incident,) = store.reader.incidents()
-    assert (incident.kind, incident.subject) == ("branch", f"{TELEMETRY} of plant")
-    assert "divides after sequence 10" in incident.detail
-    assert all(side.origin.life.hex() in incident.detail for side, _ in sides)
+    """Two plants were put back to ten facts of twenty and went on: both sides are stored, in whatever order they come,
+    and one incident of each names the zone and the sequence."""
+    plants = [Elsewhere("north"), Elsewhere("plant")]
+    definitions = [chain for was in plants for chain in was.received()]
+    first, later = [was.seal(10) for was in plants], [restarted(was) for was in plants]
+    sides = [[was.seal(10) for was in plants], [life.seal(count) for life in later for count in (7, 3)]]
+    for sealed in (first, *(reversed(sides) if is_later_first else sides)):
+        page = put_page(store, "relay", TELEMETRY, parsed(sealed), definitions, Position(LIFE, 60))
+        assert done(page).stored_facts == 20
+    found = sorted((incident.subject, incident.kind, incident.detail) for incident in store.reader.incidents())
+    assert [about for *about, _ in found] == [[f"{TELEMETRY} of {was.origin.zone}", "branch"] for was in plants]
+    assert all("divides after sequence 10" in detail for *_, detail in found)
+    assert all(life.hex() in detail for life in (LIFE, LATER) for *_, detail in found)
 
 
 def test_a_branch_is_named_behind_the_newest_life(store: FactStore) -> None:

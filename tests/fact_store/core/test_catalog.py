@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from agent import batch
 from agent.fact_store import FactStore, StoreReader
+from agent.fact_store.core import catalog
 from agent.fact_store.core.catalog import Catalog, Shards, StoreNames, StreamState, TailCache
 from agent.fact_store.core.errors import StoreClosed
 from agent.pages import StoredBatch
@@ -78,12 +79,15 @@ def test_a_closed_store_serves_nothing(tmp_path: Path) -> None:
         store.read(TELEMETRY, 0, 1, 1)
 
 
-def test_a_tail_answers_nothing_that_begins_before_it() -> None:
-    """Facts before the oldest batch in memory are only in the file. An answer from memory would skip them."""
+def test_a_tail_answers_nothing_that_begins_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Facts before the oldest batch in memory, where one has room, are only in the file. An answer from memory would
+    skip them."""
     link = batch.Link(TELEMETRY, batch.Origin("plant", bytes(16)))
     rows = [(1, number, 20.5, 0) for number in range(10)]
     stored = StoredBatch(11, batch.seal_samples(link, rows, batch.Definitions().extended(b"{}")))
-    tail = TailCache((stored,))
+    monkeypatch.setattr(catalog, "TAIL_BYTES_MAX", len(stored.sealed))
+    tail = TailCache().extended([stored.batch, stored.batch], 20)
+    assert tail == TailCache((stored,), len(stored.sealed))
     assert tail.page(9, 100, 100, 20) is None
     for after_offset in (10, 15):
         page = tail.page(after_offset, 100, 100, 20)

@@ -15,6 +15,7 @@ from agent.fact_store.core.held_ranges import (
     LifeRefused,
     MissingSequences,
     decide_insert,
+    find_division,
     find_predecessor,
 )
 from agent.pages import HeldRange
@@ -113,9 +114,11 @@ def test_what_a_life_continues(
 
 
 def test_a_branch_from_released_facts_is_named_as_at_the_latest() -> None:
-    """The batch before cannot be compared: the histories divide there or earlier."""
+    """The batch before cannot be compared: the histories divide there or earlier. Where a later range of the other life
+    begins with the batch's predecessor, they divide right after that."""
     found = find_predecessor({OLD: (run(1, 5),)}, NEW, batch(4), lambda *_: None)
     assert found == Branch(OLD, 30, is_exact=False)
+    assert find_division({OLD: (run(1, 2), run(4, 5))}, NEW, batch(4)) == Branch(OLD, 30)
 
 
 def test_ranges_are_limited() -> None:

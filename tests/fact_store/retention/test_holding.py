@@ -74,7 +74,7 @@ def store_of(folder: Path, holds: dict[str, ZoneLimit], **stream: object) -> Ite
     streams = [StreamSettings(TELEMETRY, **stream), StreamSettings(OTHER, keep_hours=0)]  # type: ignore[arg-type]
     with FactStore.open(folder / "facts.db", "plant", settings=AT_ONCE, streams=streams, holds=holds) as store:
         done(store.appends.define([tag(1)]))
-        for zone in ("idmz", "evil"):
+        for zone in ("evil", "idmz"):
             done(store.consumers.register(f"{zone}.t", zone, TELEMETRY))
         yield store
 

@@ -145,8 +145,8 @@ async def test_a_device_whose_last_unit_answers_comes_up() -> None:
 
 
 async def test_a_register_that_does_not_exist_is_bad_alone() -> None:
-    """Its neighbour goes on; the refused one is recorded as bad, once."""
-    source, store = await made()
+    """Its neighbour goes on; the refused one is recorded as bad, once. A unit before has one, too."""
+    source, store = await made(tags_at(*(replace(tag.point, unit_id=2) for tag in TAGS), TAGS[1].point))
     for _ in range(3):
         await poll(source, Device({2: 2}))
     found = qualities(store)

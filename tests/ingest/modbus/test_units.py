@@ -118,6 +118,7 @@ def test_reads_that_are_not_planned_are_kept_only_so_many(monkeypatch: pytest.Mo
     """A tag file that changes for years fills no memory."""
     monkeypatch.setattr(units, "KEPT_MAX", 1)
     unit = unit_of([A, B], APART)
+    assert unit.plan(frozenset()) == []
     before = unit.plan(DUE)
     unit.replan()
     assert unit.plan(DUE) == before, "what was planned last is kept, however much it is"

@@ -201,6 +201,11 @@ def test_a_time_beyond_int64_nanoseconds_is_not_set_in_a_run_either() -> None:
         (ua.LocalizedText(None, None), "LocalizedText", None),
         (ua.NodeId("x", 2), "NodeId", "ns=2;s=x"),
         (ua.StatusCode(0x80050000), "StatusCode", 0x80050000),
+        (
+            ua.DataValue(ua.Variant(1, ua.VariantType.Byte), ua.StatusCode(7)),
+            "DataValue",
+            Json.of({"quality": 7, "value": 1}),
+        ),
         (ua.QualifiedName("q", 1), "QualifiedName", "ns=1;q"),
         (UUID(int=7), "Guid", "00000000-0000-0000-0000-000000000007"),
     ],

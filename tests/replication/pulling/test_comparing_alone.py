@@ -220,10 +220,10 @@ async def test_damage_is_fetched_from_a_peer_that_holds_it(tmp_path: Path, zone:
     assert "41" in left
 
 
-async def test_a_damaged_tag_definition_is_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every fact of the tag has lost its meaning, and a request for its definition gets an error. A comparison finds it
-    and fetches the peer's, proven by a held batch; one that is not put back is told. It stays after a restart, and the
-    store verifies."""
+async def test_damaged_tag_definitions_are_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every fact of two tags has lost its meaning, and a request for a definition gets an error. A comparison finds
+    them and fetches the peer's, proven by a held batch; one that is not put back is told. They stay after a restart,
+    and the store verifies."""
 
     def refused(*_: object) -> Never:
         raise FactsRefused("another definition")
@@ -234,9 +234,9 @@ async def test_a_damaged_tag_definition_is_put_back(tmp_path: Path, monkeypatch:
             put(store, theirs, theirs.sealed or [theirs.seal(10)], Position(theirs.origin.life, 10))
         chains = chains_in(plant)
     with past_the_triggers(path) as connection:
-        (body,) = connection.execute("SELECT body FROM definition WHERE number = 1").fetchone()
-        body = body[:-3] + bytes([body[-3] ^ 1]) + body[-2:]
-        connection.execute("UPDATE definition SET body = ? WHERE number = 1", (body,))
+        for number, body in connection.execute("SELECT number, body FROM definition").fetchall():
+            wrong = body[:-3] + bytes([body[-3] ^ 1]) + body[-2:]
+            connection.execute("UPDATE definition SET body = ? WHERE number = ?", (wrong, number))
     async with played(tmp_path) as (plant, idmz):
         with pytest.raises(StoreDamaged, match="tag definition 1 of"):
             chains_in(idmz)
@@ -249,7 +249,7 @@ async def test_a_damaged_tag_definition_is_put_back(tmp_path: Path, monkeypatch:
             again = await comparer.compare(STREAM, repair=True)
         assert [(zone, wanted.count) for zone, wanted in named.damaged_definitions] == [("plant-a", 2)]
         assert (declined.repaired_definitions, declined.refused) == (0, ["another definition"])
-        assert (found.repaired_ranges, found.repaired_definitions, found.refused) == (1, 1, [])
+        assert (found.repaired_ranges, found.repaired_definitions, found.refused) == (1, 2, [])
         assert [incident.kind for incident in idmz.reader.incidents()] == ["definitions_repaired"]
         assert again.divergent_ranges == 0
     with FactStore.open(path, "idmz") as idmz:
@@ -387,7 +387,7 @@ async def test_what_was_under_way_is_not_taken_for_compared(tmp_path: Path) -> N
         lives = lives_of("plant-a", 3)
         for life in lives:
             put(plant, life, life.sealed)
-        put(idmz, lives[0], lives[0].sealed, Position(lives[0].origin.life, 1))
+        put(idmz, lives[0], lives[0].sealed, Position(level(plant).life, 1))
         async with comparing(plant, idmz) as (comparer, _):
             behind = await comparer.compare(STREAM, repair=True)
             put(idmz, lives[2], lives[2].sealed, level(plant))

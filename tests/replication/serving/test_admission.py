@@ -225,7 +225,7 @@ def test_whole_batches_that_the_requester_holds_are_omitted() -> None:
 
 def test_holes_are_sent_in_their_order() -> None:
     """Holes before, between and after the batches are named in order, as far as the page goes: none after a batch that
-    did not fit, because the next page begins there."""
+    did not fit, because the next page begins there. One before a batch that no packet takes is sent."""
     batches, holes = (
         [batch(6, 10), batch(21, 30)],
         [Hole(1, 5, "expired"), Hole(11, 20, "damaged"), Hole(31, 40, "expired")],
@@ -236,8 +236,9 @@ def test_holes_are_sent_in_their_order() -> None:
     assert (len(chosen.pieces), chosen.holes, chosen.last_offset) == (1, tuple(holes[:2]), 20)
     chosen = page(ReadPlan(STREAM, 0, 3, 10_000), batches, holes=holes)
     assert (chosen.holes, chosen.last_offset) == (tuple(holes[:1]), 8)
-    chosen = page(ReadPlan(STREAM, 0, 100, 10_000), [], holes=holes[:1])
-    assert (chosen.pieces, chosen.holes, chosen.last_offset) == ((), tuple(holes[:1]), 5)
+    for rows in ([], [batch(6, 10, 50_000)]):
+        chosen = page(ReadPlan(STREAM, 0, 100, 10_000), rows, 4_000, holes[:1])
+        assert (chosen.pieces, chosen.holes, chosen.last_offset) == ((), tuple(holes[:1]), 5)
 
 
 def test_holes_take_room() -> None:

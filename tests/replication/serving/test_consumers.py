@@ -433,9 +433,10 @@ async def test_a_parked_fetch_is_answered_by_the_commit_that_brings_facts() -> N
         assert outcome.waited_ns > 0
 
 
-async def test_waiting_fetches_are_named_until_none_waits() -> None:
+async def test_waiting_fetches_are_named_until_none_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """One heartbeat to each requester at each interval, which names all its fetches, of whatever stream or consumer;
-    none without a fetch that waits."""
+    none without a fetch that waits. Of those that are more than may wait, none does."""
+    monkeypatch.setattr(admission, "PARKED_PER_NODE_MAX", 3)
     async with play() as (store, consumers):
         context, sent, due = consumers._context, list[tuple[object, ...]](), list[Callable[[], object]]()
         context.send = lambda *what: sent.append(what)  # type: ignore[method-assign, assignment]
@@ -453,6 +454,8 @@ async def test_waiting_fetches_are_named_until_none_waits() -> None:
             asked = msgspec.structs.replace(waits, consumer_name=name)
             tasks.append(asyncio.create_task(consumers.fetch(caller, asked)))
             assert await stands(tasks[-1])
+        fourth = asyncio.create_task(consumers.fetch(again, msgspec.structs.replace(waits, consumer_name="idmz.d")))
+        assert not await stands(fourth)
         both = encode_heartbeat([ONE.correlation, again.correlation])
         heartbeats = [
             ("idmz", ONE.answer_to, both, b""),
