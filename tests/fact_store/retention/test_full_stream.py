@@ -10,6 +10,8 @@ import pytest
 
 from agent.errors import StoreFull
 from agent.fact_store import FactStore
+from agent.fact_store.core import AppendRefusal
+from agent.fact_store.retention.reclaim import Reclaimer
 from agent.fact_store.writer import refusals
 from agent.positions import Position
 from agent.settings.store import StoreSettings, StreamSettings
@@ -30,6 +32,7 @@ from tests.fact_store.retention.support import (
     first_offset,
     noise,
     notices,
+    rows,
     store_of,
 )
 from tests.support.received import put_page
@@ -75,6 +78,15 @@ def test_refused_appends_name_the_reason(
         assert [event.refused for event in events(caplog, "appends_stored_again")] == [2]
 
 
+def test_each_refusal_ends_by_itself() -> None:
+    """A stream that stays full keeps its own, and so does a zone that has tried a moment ago."""
+    found, now_ns = refusals.Refusals(), refusals.SHARE_REFUSED_NS
+    for name, last_ns in (("a", 1), ("b", 0)):
+        found.streams[name] = found.zones[name] = AppendRefusal("", "", 0, last_ns, 1)
+    found.look(now_ns, lambda stream: stream == "a")
+    assert ([*found.streams], [*found.zones]) == (["a"], ["a"])
+
+
 def test_a_full_stream_refuses_and_recovers(tmp_path: Path) -> None:
     """At its limit a stream refuses appends with advice, of samples and of messages; acknowledged facts stay,
     confirmations and reads work, and once confirmed facts are released, appends are stored again by themselves."""
@@ -110,9 +122,13 @@ def test_limits_are_replaced_while_the_store_runs(tmp_path: Path) -> None:
         assert store.policy(TELEMETRY) == StreamSettings(TELEMETRY)
 
 
-def test_a_full_stream_that_may_drop_drops_the_oldest(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_stream_that_may_drop_drops_the_oldest(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With on_full = drop_oldest all appends are stored; the loss is recorded piece by piece without gap or overlap,
-    and the stream stays about at its limit. The log reports the first loss once."""
+    and the stream stays about at its limit. The log reports the first loss once. What goes is deleted before an append
+    is stored, which needs its pages, and not after it."""
+    monkeypatch.setattr(Reclaimer, "delete", lambda *_: False)
     with store_of(tmp_path, bytes_max=1024 * 1024, on_full="drop_oldest") as store:
         done(store.consumers.register("idmz.a", "idmz", TELEMETRY))
         for _ in range(100):
@@ -128,6 +144,7 @@ def test_a_full_stream_that_may_drop_drops_the_oldest(tmp_path: Path, caplog: py
         assert {fact["reason"] for fact in about} == {"full"}
         for fact, following in pairwise(about):
             assert following["first_offset"] == fact["last_offset"] + 1
+    assert rows(tmp_path) < 50
 
 
 def test_a_full_stream_refuses_a_peers_page_too(tmp_path: Path) -> None:
