@@ -110,11 +110,13 @@ def load_trust(settings: SigningSettings, origins: Iterable[OriginSettings]) -> 
 def read_compromises(file: Path) -> list[Compromise]:
     """The compromised keys in a file, in its order; the earliest time of a key counts. Empty if there is no file.
     Raises SigningError for an invalid entry or file, so that no entry is silently left out."""
-    if not file.exists():
-        return []
     hint = f"correct {file}; an entry is written by bsfg pki signer compromise"
     try:
         rows = tomllib.loads(_read(file).decode("utf-8-sig")).get("compromised", [])
+    except SigningError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return []
+        raise
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SigningError(f"{file} is not TOML: {error}", hint) from error
     if not isinstance(rows, list) or len(rows) > COMPROMISES_MAX:

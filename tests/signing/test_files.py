@@ -127,6 +127,14 @@ def test_no_entry_is_left_out_silently(tmp_path: Path, text: str, why: str) -> N
         read_compromises(file)
 
 
+def test_a_list_that_cannot_be_looked_for_is_not_empty(tmp_path: Path) -> None:
+    """As in a folder that this user may not enter."""
+    (tmp_path / "loop").symlink_to("loop")
+    for name in ("loop", "x" * 300):
+        with pytest.raises(SigningError, match=name):
+            read_compromises(tmp_path / name)
+
+
 def problems_of(**sections: object) -> dict[str, str]:
     """Path -> why, of a configuration that must be refused."""
     with pytest.raises(ConfigError) as caught:
