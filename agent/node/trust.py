@@ -137,12 +137,15 @@ class TrustFiles:
 
     def _load(self) -> SignerTrust:
         signing, before = self._settings.signing, self._trust
-        if before is not None and before.compromised_since_ms and not signing.compromised_file.exists():
-            count = len(before.compromised_since_ms)
-            raise SigningError(
-                f"{signing.compromised_file} is gone; it named {count} compromised keys",
-                "put it back: without it they are trusted again after a restart",
-            )
+        if before is not None and before.compromised_since_ms:
+            try:
+                signing.compromised_file.stat()
+            except OSError as error:
+                count = len(before.compromised_since_ms)
+                raise SigningError(
+                    f"{signing.compromised_file} is gone ({error.strerror}); it named {count} compromised keys",
+                    "put it back: without it they are trusted again after a restart",
+                ) from error
         return load_trust(signing, self._settings.origin)
 
     def _keep(self, error: SigningError) -> None:

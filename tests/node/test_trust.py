@@ -3,10 +3,12 @@ does it."""
 
 import asyncio
 import contextlib
+import os
 import sqlite3
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import UTC, datetime
+from errno import EACCES
 from pathlib import Path
 from typing import Any
 
@@ -183,12 +185,22 @@ async def test_another_authority_is_trusted_without_a_restart(tmp_path: Path) ->
         assert files.trusts(NEW)
 
 
-@pytest.mark.parametrize("case", ["no certificate", "an authority for nothing", "no file", "list no TOML", "list gone"])
+@pytest.mark.parametrize(
+    "case", ["no certificate", "an authority for nothing", "no file", "list no TOML", "list gone", "closed"]
+)
 async def test_files_that_cannot_be_used_change_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, case: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
     """Trusted signers stay trusted, and compromised keys stay compromised. The reason is logged and recorded once, and
-    the next good file is used."""
+    the next good file is used. "closed": the folder may not be entered any more."""
+    closed, stat = set[Path](), os.stat
+
+    def checked_stat(path: Any, **how: Any) -> Any:
+        if path in closed:
+            raise PermissionError(EACCES, "Permission denied")
+        return stat(path, **how)
+
+    monkeypatch.setattr(os, "stat", checked_stat)
     listed = b'[[compromised]]\nkey_id = "0011223344556677"\nsince = 2026-11-22T10:00:00Z\n'
     async with played(tmp_path) as files:
         files.replace(files.compromised, listed)
@@ -204,6 +216,9 @@ async def test_files_that_cannot_be_used_change_nothing(
                 files.replace(files.compromised, listed + b"[[comp")
             case "list gone":
                 files.compromised.unlink()
+            case "closed":
+                closed.add(files.compromised)
+                files.replace(files.compromised, b"")
         await wait_until_async(lambda: logged(caplog, "signers_not_read"), "the reason")
         await asyncio.wrap_future(files.store.note_incident("test", "x", "everything before is recorded"))
         assert files.trusts(PLANT)
@@ -212,6 +227,7 @@ async def test_files_that_cannot_be_used_change_nothing(
         assert line.in_force == "the previous signers stay trusted"
         (incident,) = [incident for incident in files.store.reader.incidents() if incident.kind == "signing"]
         assert incident.count == 1
+        closed.clear()
         files.replace(files.compromised, listed)
         files.replace(files.authorities, SECOND.pem)
         await wait_until_async(lambda: files.trusts(NEW), "the good files")
