@@ -33,6 +33,7 @@ from agent.settings.signing import OriginSettings, SigningSettings
 from agent.signing.certificates import CertificateRefusal, SignerTrust, describe_signer, refuse_anchor
 from agent.signing.keys import SigningError, SigningKey, ZoneSigner
 from agent.signing.records import KEY_ID_BYTES
+from agent.signing.x509_parts import read_parts
 
 FILE_BYTES_MAX = 256 * 1024
 """A key has 120 bytes of PEM, a thousand compromised keys with a note 150,000."""
@@ -149,11 +150,14 @@ def compromises_text(compromises: Iterable[Compromise]) -> str:
 
 def _certificates(file: Path) -> list[x509.Certificate]:
     try:
-        return x509.load_pem_x509_certificates(_read(file))
-    except ValueError as error:
+        found = x509.load_pem_x509_certificates(_read(file))
+        for certificate in found:
+            read_parts(certificate)
+    except (ValueError, x509.InvalidVersion) as error:
         raise SigningError(
             f"{file} is not a certificate in PEM form", "it must begin with -----BEGIN CERTIFICATE-----"
         ) from error
+    return found
 
 
 def _read(path: Path) -> bytes:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
@@ -17,6 +18,21 @@ _USES = (
     *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
     *("key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
 )
+
+
+def read_parts(certificate: x509.Certificate) -> None:
+    """Read what the parser reads only when it is asked for, so that damage shows at once. Raises ValueError."""
+    _ = certificate.subject, certificate.issuer, certificate.serial_number
+    _ = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    public_key_of(certificate)
+
+
+def public_key_of(certificate: x509.Certificate) -> CertificatePublicKeyTypes | None:
+    """Its key; None if it is of a kind that is not known here."""
+    try:
+        return certificate.public_key()
+    except UnsupportedAlgorithm:
+        return None
 
 
 def subject_name(common_name: str) -> x509.Name:

@@ -1,5 +1,8 @@
 """The files behind [signing] and [[origin]]: what is read, and what is refused at once."""
 
+import base64
+from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -8,6 +11,7 @@ import pytest
 from agent.config import ConfigError, read
 from agent.settings.node import NodeSettings
 from agent.settings.signing import OriginSettings, SigningSettings
+from agent.signing.certificates import signer_of
 from agent.signing.files import Compromise, compromises_text, load_identity, load_trust, read_compromises
 from agent.signing.keys import SigningError
 from tests.signing.signers import Made, make, p256
@@ -71,6 +75,21 @@ def test_an_identity_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     (tmp_path / "s.pem").write_text("hello")
     with pytest.raises(SigningError, match="not a certificate"):
         load_identity(settings, "plant-a")
+
+
+def test_no_damage_of_a_certificate_is_more_than_an_error(tmp_path: Path) -> None:
+    """Whatever the disk has made of a signer's certificate, or of an authority's: it is refused, or proves nothing."""
+    made = make("plant-a", FACTS_CA)
+    settings = replace(identity(tmp_path, made), facts_ca_file=tmp_path / "ca.pem")
+    for der, file in ((made.der, settings.certificate_file), (FACTS_CA.der, settings.facts_ca_file)):
+        (tmp_path / "ca.pem").write_bytes(FACTS_CA.pem)
+        assert file is not None
+        for at in range(len(der)):
+            text = base64.encodebytes(der[:at] + bytes([der[at] ^ 1]) + der[at + 1 :]).decode()
+            file.write_text(f"-----BEGIN CERTIFICATE-----\n{text}-----END CERTIFICATE-----\n")
+            with suppress(SigningError):
+                assert load_identity(settings, "plant-a") is not None
+                assert signer_of(made.der, load_trust(settings, ()), 0) is not None
 
 
 def test_trust_is_read_from_the_files(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from agent.replication.pki.problem import PkiError
 from agent.replication.protocol.topics import is_node
 from agent.signing.certificates import FACT_SIGNING, common_name_in
-from agent.signing.x509_parts import Key
+from agent.signing.x509_parts import Key, public_key_of
 
 _T = TypeVar("_T", bound=x509.ExtensionType)
 
@@ -36,7 +36,8 @@ _DNS_NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z
 
 @dataclass(frozen=True, slots=True)
 class CertificateDetails:
-    """The contents of a certificate for display. `zone` is empty if the common name is not a valid zone."""
+    """The contents of a certificate for display. `zone` is empty if the common name is not a valid zone, `key_sha256`
+    if the kind of key is not known here."""
 
     subject: str
     zone: str
@@ -55,7 +56,7 @@ class CertificateDetails:
 
 def describe(certificate: x509.Certificate, now: datetime) -> CertificateDetails:
     """The contents of `certificate`; `days_left` and `valid_now` as of `now`."""
-    common_name = common_name_in(certificate.subject)
+    common_name, key = common_name_in(certificate.subject), public_key_of(certificate)
     usage = extension_of(certificate, x509.ExtendedKeyUsage)
     hosts = extension_of(certificate, x509.SubjectAlternativeName)
     purposes = {
@@ -76,7 +77,7 @@ def describe(certificate: x509.Certificate, now: datetime) -> CertificateDetails
         valid_now=certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc,
         is_ca=is_ca(certificate),
         fingerprint_sha256=certificate.fingerprint(hashes.SHA256()).hex(":"),
-        key_sha256=key_fingerprint(certificate.public_key()),
+        key_sha256="" if key is None else key_fingerprint(key),
     )
 
 
@@ -102,7 +103,7 @@ def extension_of(
 
 def key_matches(certificate: x509.Certificate, key: Key) -> bool:
     """Whether the certificate was made for this key."""
-    return certificate.public_key() == key.public_key()
+    return public_key_of(certificate) == key.public_key()
 
 
 def authority_identifier(authority: x509.Certificate) -> x509.AuthorityKeyIdentifier:

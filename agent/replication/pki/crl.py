@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from agent.replication.pki.certificates import BACKDATED, authority_identifier, extension_of
 from agent.replication.pki.files import load_certificates, load_crls
 from agent.replication.pki.problem import IdentityProblem, PkiError, moment_text
+from agent.signing.x509_parts import public_key_of
 
 REASONS = {
     "unspecified": x509.ReasonFlags.unspecified,
@@ -111,7 +112,7 @@ def check_not_revoked(cert_file: Path, crl_file: Path) -> list[IdentityProblem]:
 
 def is_crl_of(crl: x509.CertificateRevocationList, authority: x509.Certificate) -> bool:
     """Whether `authority` signed the list."""
-    key = authority.public_key()
+    key = public_key_of(authority)
     if not isinstance(key, ec.EllipticCurvePublicKey | rsa.RSAPublicKey | ed25519.Ed25519PublicKey):
         return False
     return crl.issuer == authority.subject and crl.is_signature_valid(key)

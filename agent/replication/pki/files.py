@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from agent.replication.pki.problem import PkiError
-from agent.signing.x509_parts import Key
+from agent.signing.x509_parts import Key, read_parts
 
 FILE_BYTES_MAX = 256 * 1024
 """Largest PEM file that is read: larger than a system trust store, smaller than a disk image given by mistake."""
@@ -34,11 +34,14 @@ def load_certificates(path: Path) -> list[x509.Certificate]:
     """All certificates of a PEM file, at least one. Raises PkiError."""
     data = read_file(path)
     try:
-        return x509.load_pem_x509_certificates(data)
-    except ValueError as error:
+        found = x509.load_pem_x509_certificates(data)
+        for certificate in found:
+            read_parts(certificate)
+    except (ValueError, x509.InvalidVersion) as error:
         raise PkiError(
             f"{path} is not a certificate in PEM form", "it must begin with -----BEGIN CERTIFICATE-----"
         ) from error
+    return found
 
 
 def load_crl(path: Path) -> x509.CertificateRevocationList:
@@ -52,9 +55,12 @@ def load_crls(path: Path) -> list[x509.CertificateRevocationList]:
     marker = b"-----BEGIN X509 CRL-----"
     blocks = [marker + block for block in read_file(path).split(marker)[1:]]
     try:
-        if blocks:
-            return [x509.load_pem_x509_crl(block) for block in blocks]
-    except ValueError as error:
+        found = [x509.load_pem_x509_crl(block) for block in blocks]
+        for crl in found:
+            _ = crl.issuer, crl.last_update_utc, crl.next_update_utc
+        if found:
+            return found
+    except (ValueError, x509.InvalidVersion) as error:
         raise PkiError(
             f"{path} is not a revocation list in PEM form", f"it must begin with {marker.decode()}"
         ) from error

@@ -1,10 +1,11 @@
 """Certificates, keys and lists that are checked before they are used: each fault is named with what to do."""
 
+import base64
 import os
 import re
 import shutil
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,35 @@ def test_bad_identity(folder: Path, spoil: Callable[[Path], object], says: str) 
     spoil(folder)
     problems = _check(folder)
     assert any(re.search(says, problem) for problem in problems), problems
+
+
+def damaged(file: Path, of: x509.Certificate | x509.CertificateRevocationList, what: str) -> Iterator[None]:
+    """One bit of the file's content is changed, at each place in turn."""
+    content = of.public_bytes(serialization.Encoding.DER)
+    for at in range(len(content)):
+        changed = bytearray(content)
+        changed[at] ^= 1
+        text = base64.encodebytes(changed).decode()
+        file.write_text(f"-----BEGIN {what}-----\n{text}-----END {what}-----\n")
+        yield
+
+
+@pytest.mark.filterwarnings("ignore:Parsed a serial number:UserWarning")
+@pytest.mark.parametrize("name", ["zones/idmz.pem", "ca.pem"])
+def test_no_damage_of_a_certificate_is_more_than_a_problem(folder: Path, name: str) -> None:
+    """Whatever the disk has made of it: the node says so, and records. The parser reads a certificate part by part."""
+    certificate = pki.load_certificates(folder / name)[0]
+    for _ in damaged(folder / name, certificate, "CERTIFICATE"):
+        _check(folder)  # each problem has a hint; not each bit is one
+        pki.check_crl(folder / "ca.crl", folder / "ca.pem", now=NOW)
+        pki.check_not_revoked(folder / "zones/idmz.pem", folder / "ca.crl")
+
+
+def test_no_damage_of_a_list_is_more_than_a_problem(folder: Path) -> None:
+    """The same of a revocation list."""
+    for _ in damaged(folder / "ca.crl", pki.load_crl(folder / "ca.crl"), "X509 CRL"):
+        assert all(problem.hint for problem in pki.check_crl(folder / "ca.crl", folder / "ca.pem", now=NOW))
+        pki.check_not_revoked(folder / "zones/idmz.pem", folder / "ca.crl")
 
 
 def test_all_problems_at_once(folder: Path) -> None:
