@@ -13,10 +13,10 @@ from agent.ingest.gap import NOT_DELIVERED
 from agent.ingest.opcua.session import Ending, OpenedSubscription
 from agent.ingest.opcua.source import OpcuaSource
 from agent.ingest.opcua.subscriptions import subscription as subscription_module
-from agent.ingest.opcua.subscriptions.item_plan import ServerLimits
-from agent.ingest.quality import BAD_COMMUNICATION_ERROR, BAD_TOO_MANY_MONITORED_ITEMS
+from agent.ingest.opcua.subscriptions.item_plan import Created, ServerLimits
+from agent.ingest.quality import BAD_COMMUNICATION_ERROR, BAD_TIMEOUT, BAD_TOO_MANY_MONITORED_ITEMS
 from tests.ingest.fakes import FakeStore
-from tests.ingest.opcua.fake_session import FakeSession, answer, death, living
+from tests.ingest.opcua.fake_session import FakeSession, answer, death, living, status_change
 from tests.ingest.opcua.sources import S, gaps_of, made, tag
 from tests.waiting import wait_until_async
 
@@ -138,6 +138,32 @@ async def test_an_item_without_a_queue_has_missed_what_came_meanwhile() -> None:
     async with living(source):
         await wait_until_async(lambda: gaps, "the gap")
     assert [(gap.reason, gap.tags) for gap in gaps] == [(NOT_DELIVERED, (1, 2))]
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_items_that_are_lost_with_the_answer_about_them_are_a_gap(
+    monkeypatch: pytest.MonkeyPatch, *, is_first: bool
+) -> None:
+    """The server may have created them, and they may have published. If they are those of a subscription that replaces
+    an ended one, the gap begins where that one had delivered everything."""
+    monkeypatch.setattr(subscription_module, "ENDED_EARLY_S", 0.0)
+    source, _ = await made(sampling_interval_ms=0)
+    gaps, session = gaps_of(source), FakeSession(shows_ns=10 * S, is_connected=False)
+
+    async def create_items(*asked: Any) -> list[Created]:
+        if is_first or len(session.subscriptions) > 1:
+            raise SourceLost("cut")
+        session.says(*(answer(1, at - 9, (1, 1.0, at * S), publish_ns=at * S) for at in (10, 11)))
+        session.says(status_change(1, 3, BAD_TIMEOUT))
+        return await FakeSession.create_items(session, *asked)
+
+    monkeypatch.setattr(session, "create_items", create_items)
+    await death(source, session, "cut")
+    await source.finish()
+    async with living(source, first_number=10, items={1: {}, **session.items}) as session:
+        await wait_until_async(lambda: gaps, "the gap")
+    assert [(gap.reason, gap.tags) for gap in gaps] == [(NOT_DELIVERED, (1, 2))]
+    assert is_first or gaps[0].first_time_ns == 10 * S
 
 
 async def test_a_new_map_that_a_lost_session_cut_short_is_followed_in_the_next() -> None:

@@ -77,6 +77,25 @@ async def test_a_subscription_that_the_server_ends_is_replaced_alone(monkeypatch
     assert len(store.messages) == 1
 
 
+async def test_what_a_subscription_sent_before_its_end_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store refuses meanwhile, so it waits in the buffer, where it counts as delivered: the gap begins behind
+    it."""
+    monkeypatch.setattr(subscription_module, "ENDED_EARLY_S", 0.0)
+    source, store = await made(tag(1))
+    async with living(source, shows_ns=10 * S) as session:
+        await wait_until_async(lambda: session.asked, "an item")
+        session.says(answer(1, 1, (1, 1.0, 10 * S)))
+        await wait_until_async(lambda: store.of("a/1"), "a value")
+        store.refusing = True
+        session.says(*(answer(1, number, (1, float(number), number * 10 * S)) for number in (2, 3, 4)))
+        session.says(status_change(1, 5, 0x800A_0000))
+        await wait_until_async(lambda: source._subscriptions._ended, "its end")
+        store.refusing = False
+        await wait_until_async(lambda: len(session.asked) == 2, "a new item")
+    await source._delivery.recorder.drain()
+    assert [sample.value for sample in store.of("a/1")] == [1.0, 2.0, 3.0, 4.0, None]
+
+
 async def test_a_refused_node_is_asked_for_again_by_the_subscription_that_replaces_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

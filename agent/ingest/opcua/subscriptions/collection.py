@@ -224,6 +224,9 @@ class Subscriptions:
             is_first = not subscription.liveness.complete and since is not None
             self._begin_absence(refused, since if is_first and since is not None else begun)
             self._note_parked(refused)
+        if subscription.replaced is not None:
+            self._losses.add(NOT_DELIVERED, *subscription.replaced, self._clock.now())
+            subscription.replaced = None
 
     async def _opened(self) -> Subscription:
         subscription = Subscription(self.session, self._settings, self._limits, self._clock.now, self._calls)
@@ -241,15 +244,19 @@ class Subscriptions:
         self._ended.append(old)
         self._ends_recorded.clear()
         self.publisher.forget(old.id)
-        self._by_id.pop(old.id, None)
         if old.is_uncertain:
             await self.session.delete_subscription(old.id)
-        await self._ends_recorded.wait()  # the loss is recorded before the first value of the new one
+        # What has arrived is delivered, and the loss is recorded, before the first value of the new one.
+        await self._ends_recorded.wait()
+        self._by_id.pop(old.id, None)
         place = self._all.index(old)
-        new = self._all[place] = await self._opened()
+        new = await self._opened()
+        _, lost = old.replaced or (None, frozenset[int]())
+        # Also items that the server may have created: some may have published already, and so are not absent any more.
+        new.replaced = old.since, lost.union(old.plan.wanted if old.is_uncertain else old.plan.live)
         new.plan.want(old.plan.wanted)
+        self._all[place] = new
         await self._update_items(new)
-        self._losses.add(NOT_DELIVERED, old.since, old.plan.live, self._clock.now())
 
     # --- what is recorded --------------------------------------------------------------------------------------------
 

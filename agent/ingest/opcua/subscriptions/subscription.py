@@ -95,6 +95,8 @@ class Subscription:
         self._slower = 1.0  # revised time between keep-alives divided by the requested one
         self.opened = Moment(0)  # on the server's clock as known
         self.has_backlog = False  # its queues filled at the server while it did not publish, and have not all arrived
+        # Since when the live items of the one that it replaces are missing, until it has its own.
+        self.replaced: tuple[Moment, frozenset[int]] | None = None
         self.clock_least_ns: int | None = None  # lower bound of the next reading of the clock, unless it is set back
 
     async def open(self) -> None:
@@ -165,6 +167,8 @@ class Subscription:
     @property
     def since(self) -> Moment:
         """The time up to which all values are proven to be delivered. Losses begin here."""
+        if self.replaced is not None:
+            return self.replaced[0]
         return self.liveness.complete or self.opened
 
     def sampling_ms(self, handle: int, point: TagPoint) -> float:
