@@ -125,7 +125,8 @@ def deny_nodes(config_file: Path, nodes: Collection[str]) -> Path:
     there = files.rights_file.stat()
     text = render_rights(links, {*denied, *nodes})
     with pki.disk_errors(files.folder):
-        pki.write_file(files.rights_file, text.encode(), stat.S_IMODE(there.st_mode), there.st_gid)
+        owner = there.st_uid if os.geteuid() == 0 else -1  # the broker may run as the user that wrote its files
+        pki.write_file(files.rights_file, text.encode(), stat.S_IMODE(there.st_mode), there.st_gid, owner)
     return files.rights_file
 
 

@@ -54,7 +54,13 @@ ATTEMPT_PAUSE_S = 0.25
 
 def config_files(path: Path) -> list[Path]:
     """The configurations at `path`: the file itself, or one for each process below a folder. Raises PkiError."""
-    if not path.is_dir():
+    try:
+        is_folder = stat.S_ISDIR(path.stat().st_mode)
+    except FileNotFoundError:
+        is_folder = False
+    except OSError as error:
+        raise pki.PkiError(f"{path} cannot be read by this user", "run as root") from error
+    if not is_folder:
         return [path]
     if found := sorted(path.glob(f"*/{CONFIG_NAME}")) or sorted(path.glob(CONFIG_NAME)):
         return found

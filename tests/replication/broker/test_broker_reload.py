@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import shutil
 import socket
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from itertools import permutations
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -387,6 +389,18 @@ def test_a_folder_that_is_closed_to_this_user_is_said(tmp_path: Path, monkeypatc
     (tmp_path / "idmz").mkdir()
     with pytest.raises(pki.PkiError, match=r"there is no mosquitto\.conf"):
         config_files(tmp_path)
-    monkeypatch.setattr(os, "access", lambda path, _: path != tmp_path / "idmz")
-    with pytest.raises(pki.PkiError, match="idmz cannot be read by this user"):
-        config_files(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "access", lambda path, _: path != tmp_path / "idmz")
+        with pytest.raises(pki.PkiError, match="idmz cannot be read by this user"):
+            config_files(tmp_path)
+    stat = os.stat
+
+    def refused(path: Any, **options: Any) -> os.stat_result:
+        if path == tmp_path / "idmz/mosquitto.conf":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return stat(path, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "stat", refused)
+        with pytest.raises(pki.PkiError, match=r"idmz/mosquitto\.conf cannot be read by this user"):
+            config_files(tmp_path / "idmz/mosquitto.conf")

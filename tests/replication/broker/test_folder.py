@@ -99,15 +99,18 @@ def test_wrong_usage_writes_nothing(authority: Path, words: tuple[str, ...], say
 
 
 def test_a_denied_zone_is_restored_only_when_a_link_of_it_is_named(authority: Path) -> None:
-    """A denial takes the rights of a zone and keeps its links, mode and group of the file. A configuration that names
-    no link of the zone keeps the denial and says so; one that does restores the rights. A zone that is not there is
-    named."""
+    """A denial takes the rights of a zone and keeps its links, and mode, owner and group of the file, also where root
+    denies it at another user's broker. A configuration that names no link of the zone keeps the denial and says so; one
+    that does restores the rights. A zone that is not there is named."""
     _config("--user", own_user(), "--link", "plant-a:idmz", "--link", "idmz:enterprise")
     files = BrokerFolder(authority / "etc/idmz")
     files.rights_file.chmod(0o640)
+    owner = (12_345, 12_346) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
+    os.chown(files.rights_file, *owner)
     deny_nodes(files.config_file, ["enterprise"])
     assert files.rights() == ((PeerLink("idmz", "enterprise"), PeerLink("plant-a", "idmz")), ("enterprise",))
-    assert files.rights_file.stat().st_mode & 0o777 == 0o640
+    kept = files.rights_file.stat()
+    assert (kept.st_mode & 0o777, kept.st_uid, kept.st_gid) == (0o640, *owner)
     with pytest.raises(TopologyError, match="stranger: not in"):
         deny_nodes(files.config_file, ["stranger"])
     for words in ((), ("--link", "plant-b:idmz")):
