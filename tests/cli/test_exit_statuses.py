@@ -187,7 +187,7 @@ def test_a_broker_that_is_not_ended(place: int | None, monkeypatch: pytest.Monke
 
 @places
 def test_a_damaged_batch_that_is_fetched(place: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a page of its own; the facts before and behind it are printed."""
+    """On a page of its own, or in the tail of its stream; the facts before and behind it are printed."""
     monkeypatch.setattr(asynchronous, "PAGE_BYTES", BYTES_MAX_MIN)
     file = Path("state/facts.db")
     file.parent.mkdir()
@@ -198,11 +198,12 @@ def test_a_damaged_batch_that_is_fetched(place: int | None, monkeypatch: pytest.
             done(store.appends.append_samples(TELEMETRY, rows))
     if place is not None:
         damage(file, 1 + 100 * place)
-    found = run("fetch", "--stream", TELEMETRY, "--consumer", "local.mes", "--limit", "1000")
-    assert found.exit_code == (place is not None), found.output
-    printed = [json.loads(line)["offset"] for line in found.output.splitlines() if line.startswith("{")]
-    stored = [n for n in printed if n <= 300]  # then comes a fact about the damage
-    assert stored == [n for n in range(1, 301) if (n - 1) // 100 != place]
+    for words in (("tail",), ("fetch", "--consumer", "local.mes")):
+        found = run(*words, "--stream", TELEMETRY, "--limit", "1000")
+        assert found.exit_code == (place is not None), found.output
+        printed = [json.loads(line)["offset"] for line in found.output.splitlines() if line.startswith("{")]
+        stored = [n for n in printed if n <= 300]  # then comes a fact about the damage
+        assert stored == [n for n in range(1, 301) if (n - 1) // 100 != place]
 
 
 @places

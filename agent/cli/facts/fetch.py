@@ -85,13 +85,14 @@ def tail(config_file: Path, stream: str, limit: int, follow: bool) -> None:
             if not follow:  # which may wait for the first fact
                 raise StreamUnknown(f"there is no stream {stream!r}", f"there are: {', '.join(known) or 'none'}")
             click.echo(unknown_stream(known, stream), err=True)
-        after = max(0, end - limit)
+        after, damaged = max(0, end - limit), False
         while True:
             # Without --follow, stop at the end found at the start: a running node keeps appending.
             for message in fact_messages(reader, stream, after, sys.maxsize if follow else end - after):
                 after = _print(message, stream)
+                damaged |= isinstance(message, Hole) and message.reason == "damaged"
             if not follow:
-                return
+                sys.exit(1 if damaged else 0)
             time.sleep(FOLLOW_S)
 
 
