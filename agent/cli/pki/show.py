@@ -25,18 +25,17 @@ def show(files: tuple[Path, ...], pki_folder: Path, as_json: bool) -> None:
     Exit status 1 when one of them is not usable: expired, not yet valid, or without a matching key.
     """
     now = datetime.now(UTC)
-    if files:
-        shown = [
-            (file, certificate, authority.check_times(file, certificate, now))
-            for file in files
-            for certificate in authority.load_certificates(file)
-        ]
-    else:
+    if not files:
         _require_folder(pki_folder)
-        in_folder = [pki_folder / "ca.pem", *sorted(pki_folder.glob("brokers/*.pem"))]
-        shown = [
+    shown = [
+        (file, certificate, authority.check_times(file, certificate, now))
+        for file in files or [pki_folder / "ca.pem"]
+        for certificate in authority.load_certificates(file)
+    ]
+    if not files:
+        shown += [
             (file, authority.load_certificates(file)[0], _folder_problems(pki_folder, file, now))
-            for file in [*in_folder, *sorted(pki_folder.glob("zones/*.pem"))]
+            for file in [*sorted(pki_folder.glob("brokers/*.pem")), *sorted(pki_folder.glob("zones/*.pem"))]
         ]
     usable = True
     for file, certificate, problems in shown:
@@ -59,13 +58,9 @@ def _folder_problems(folder: Path, file: Path, now: datetime) -> list[authority.
     if not file.with_suffix(".key").exists() and (folder / "ca.key").exists():
         key_file = None  # at the authority: the key is on the machine that uses it
     revoked = authority.check_not_revoked(file, folder / "ca.crl")
-    match file.parent.name:
-        case "zones":
-            return authority.check_identity(file, key_file, ca_file, file.stem, now=now) + revoked
-        case "brokers":
-            return authority.check_broker_identity(file, key_file, ca_file, now=now) + revoked
-    roots = authority.load_certificates(file)
-    return [problem for root in roots for problem in authority.check_times(file, root, now)]
+    if file.parent.name == "zones":
+        return authority.check_identity(file, key_file, ca_file, file.stem, now=now) + revoked
+    return authority.check_broker_identity(file, key_file, ca_file, now=now) + revoked
 
 
 def _require_folder(folder: Path) -> None:
@@ -79,22 +74,25 @@ def _require_folder(folder: Path) -> None:
 
 
 def _show_crl(folder: Path, now: datetime, *, as_json: bool) -> bool:
-    """Print the revocation list. Returns whether a broker would accept clients with it."""
+    """Print the revocation list of each authority. Returns whether a broker would accept clients with them."""
     file = folder / "ca.crl"
     problems = authority.check_crl(file, folder / "ca.pem", now=now)
     try:
-        details = authority.describe_crl(authority.load_crl(file), now)
+        lists: list[authority.CrlDetails | None] = [
+            authority.describe_crl(crl, now) for crl in authority.load_crls(file)
+        ]
     except authority.PkiError:
-        details = None
-    if as_json:
-        print_json(plain_crl(file, details, problems))
-        return not problems
-    rows = {}
-    if details is not None:
-        rows = {"list": f"{details.number}, {len(details.revoked)} revoked", "valid": crl_valid(details)}
-        if not problems and details.days_left is not None and details.days_left < authority.WARN_DAYS:
-            rows["SOON"] = "once it has expired, brokers refuse all clients; make the next list: bsfg pki crl"
-    print_rows(file, rows, _texts(problems))
+        lists = [None]
+    for details in lists:
+        if as_json:
+            print_json(plain_crl(file, details, problems))
+            continue
+        rows = {}
+        if details is not None:
+            rows = {"list": f"{details.number}, {len(details.revoked)} revoked", "valid": crl_valid(details)}
+            if not problems and details.days_left is not None and details.days_left < authority.WARN_DAYS:
+                rows["SOON"] = "once it has expired, brokers refuse all clients; make the next list: bsfg pki crl"
+        print_rows(file, rows, _texts(problems))
     return not problems
 
 

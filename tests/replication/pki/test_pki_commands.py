@@ -44,6 +44,22 @@ def test_cli_show_reports_unusable_certificates(folder: Path) -> None:
     assert [bool(row["problems"]) for row in rows] == [False, True]
 
 
+@pytest.mark.parametrize("place", [0, 1])
+def test_each_of_two_authorities_is_shown(folder: Path, tmp_path: Path, place: int) -> None:
+    """A folder may have the roots and lists of two authorities: the one whose list ends soon is named, wherever it
+    stands."""
+    pki.create_authority(tmp_path / "other", NOW)
+    pki.reissue_crl(tmp_path / "other", NOW, days=20)
+    for name in ("ca.pem", "ca.crl"):
+        parts = [(of / name).read_bytes() for of in (folder, tmp_path / "other")]
+        (folder / name).write_bytes(b"".join(parts if place else parts[::-1]))
+    (folder / "ca.key").unlink()
+    result = _run("pki", "show", "--pki", folder)
+    assert (result.output.count("ca.pem\n"), result.output.count("ca.crl\n"), result.output.count("SOON")) == (2, 2, 1)
+    rows = [json.loads(line) for line in _run("pki", "show", "--json", "--pki", folder).output.splitlines()]
+    assert min(row["days_left"] for row in rows if "crl_number" in row) in {19, 20}
+
+
 # --- what the page shows ----------------------------------------------------------------------------------------------
 
 
