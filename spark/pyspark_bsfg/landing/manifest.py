@@ -29,6 +29,7 @@ DECLARING = frozenset({
     "store_restored",
     "log_lost",
     "samples_lost",
+    "events_lost",
     "history_backfilled",
 })  # fmt: skip
 UNREAD = "facts_unread"

@@ -18,6 +18,7 @@ from agent.batch import Origin
 from agent.fact_store import FactStore
 from agent.fact_store.core import operational_facts
 from agent.ingest import gap
+from agent.ingest.opcua.events import EVENTS_LOST
 from agent.message import Sample
 from pyspark_bsfg.errors import JobRefused
 from pyspark_bsfg.landing import tables
@@ -412,4 +413,4 @@ def test_every_declared_loss_becomes_an_incident() -> None:
     text = operational_facts.__doc__ or ""
     lines = [line.split() for line in text.splitlines() if "stream:<zone>" in line or "store:<zone>" in line]
     of_store = {words[0] for words in lines} - {"heads_checkpointed"}
-    assert of_store | {gap.GAP_PREDICATE, gap.FILL_PREDICATE} == DECLARING
+    assert of_store | {gap.GAP_PREDICATE, EVENTS_LOST, gap.FILL_PREDICATE} == DECLARING
