@@ -104,6 +104,7 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # The stream asks again by itself, and says meanwhile that it waits: not after all attempts of a task.
             hasty = replace(node, attempts=1, request_timeout_s=min(node.request_timeout_s, POLL_TIMEOUT_S))
             [self._polled] = places(replace(options.read, nodes=(hasty,)))
+        self._start: StreamOffset | None = None
         self._target: StreamOffset | None = None
         self._held: Bounds | None = None
         self._is_bound = False
@@ -117,8 +118,8 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises SparkError: a query whose store was never reached does not wait."""
         with self.place.opened() as source:
             held = source.bounds(self.options.read.stream)
-            start = self._bound(source, held) or first_offset(self.options.start, held)
-        return start.to_json()
+            self._start = self._bound(source, held) or self._start or first_offset(self.options.start, held)
+        return self._start.to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         return ReadMaxRows(self.options.offsets_max)

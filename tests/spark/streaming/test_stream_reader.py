@@ -177,6 +177,18 @@ def test_a_start_holds_for_cursor_and_query(tmp_path: Path, start: str, first: i
         assert store.consumers.get(CONSUMER).frontier == first - 1  # type: ignore[union-attr]
 
 
+def test_a_start_at_the_end_holds_for_the_run(tmp_path: Path) -> None:
+    """Spark asks for the start again when it plans the first batch: what came since it asked for the end is read, also
+    without a file in the checkpoint."""
+    making.store(tmp_path / "facts.db", [[Sample(1, NOON_NS, 1.0)] * 10])
+    reader = stream(tmp_path, startingOffsets="latest")
+    start = reader.initialOffset()
+    with FactStore.open(tmp_path / "facts.db", "enterprise") as store:
+        append(store, 5)
+    end = reader.latestOffset(start, ReadMaxRows(100))
+    assert values(reader, reader.initialOffset(), end) == [11.0, 12.0, 13.0, 14.0, 15.0]
+
+
 def test_a_consumer_belongs_to_one_checkpoint(tmp_path: Path) -> None:
     """A second checkpoint with the same consumer is refused, unless it takes the cursor over on purpose; a checkpoint
     with another consumer or stream is refused in any case. Each says what to do."""
