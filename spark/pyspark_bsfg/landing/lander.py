@@ -143,17 +143,16 @@ class Lander:
         }
         facts.write.format(FilesSink.name()).options(**asked).mode("append").save()
         found = Manifest.of(manifest.read_text("utf-8").splitlines())
-        holes = missing(span, found.seen)
-        incidents = found.declared
-        if holes:
-            incidents = incidents + self._unread(holes, life)
-        lost = sum(hole.facts for hole in holes)
+        lost = sum(hole.facts for hole in missing(span, found.seen))
         if found.rows + found.known + lost != span.facts:
             raise JobRefused(f"{span} gave {found.rows} facts, {found.known} known, {lost} missing", "report this")
         # A run that died at this point has landed the incidents of its batch, which may have ended elsewhere than this
         # one.
-        if fresh := [incident for incident in incidents if incident.offset > incidents_end]:
-            rest = OffsetRange(max(span.first, incidents_end + 1), span.last)
+        rest = OffsetRange(max(span.first, incidents_end + 1), span.last)
+        fresh = [incident for incident in found.declared if incident.offset >= rest.first]
+        if holes := missing(rest, found.seen):
+            fresh += self._unread(holes, life)
+        if fresh:
             self._incidents.commit(key, rest, [_written(self._incidents.root(key, rest), fresh)])
         self._facts.commit(key, span, found.files)
         if self._is_shared:

@@ -349,6 +349,39 @@ def test_incidents_land_once_though_a_job_dies_before_their_facts(
     assert [offset for (offset,) in landed_rows(tables.paths(folder), ("offset",))] == [*range(1, 41)]
 
 
+def test_a_range_that_grew_is_in_the_incidents_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job dies between its two commits, and is planned with a longer batch, whose damage goes on: the offsets
+    beyond those that have a row have one, too."""
+    path, folder, checkpoint = tmp_path / "facts.db", tmp_path / "lake" / "facts", tmp_path / "checkpoint"
+    life = making.store(path, [[Sample(1, NOON_NS, float(n))] * 5 for n in range(4)]).life.hex()
+    write_binding(checkpoint, Binding("app", "store", making.TELEMETRY, "", StreamOffset(life, 0)))
+    (checkpoint / "offsets").mkdir()
+
+    def run(last_offset: int) -> Lander:
+        planned = json.dumps(StreamOffset(life, last_offset).to_json())
+        (checkpoint / "offsets" / "0").write_text(f"v1\n{{}}\n{planned}")
+        lander = Lander(checkpoint, StoreFile(str(path)), making.TELEMETRY, folder, "parquet")
+        lander(Frame(path, last_offset), 0)  # type: ignore[arg-type]
+        return lander
+
+    commit, writers = tables._Folders.commit, [folder]
+
+    def dying(target: Any, *given: Any) -> None:
+        if target._folder in writers:
+            raise JobRefused("killed")
+        commit(target, *given)
+
+    monkeypatch.setattr(tables._Folders, "commit", dying)
+    damage(path, 6)
+    with pytest.raises(JobRefused, match="killed"):
+        run(10)
+    damage(path, 11)
+    writers.clear()
+    assert run(20).totals.facts_missing == 10
+    rows = landed_rows(tables.paths(incidents_of(folder)), ("what", "offset", "last_offset"))
+    assert rows == [(UNREAD, 6, 10), (UNREAD, 11, 15)]
+
+
 @given(st.integers(1, 50), st.integers(0, 50), st.lists(st.integers(1, 60), unique=True))
 def test_missing_and_seen_are_the_whole(first: int, count: int, seen: list[int]) -> None:
     """Every offset of a range is either in a run that was seen or in one that is missing."""
