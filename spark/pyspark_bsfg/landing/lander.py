@@ -94,13 +94,14 @@ class Lander:
         assert binding.start is not None, "the source wrote it before it planned a batch"
         start, end = batch_offsets(self._checkpoint, batch)
         start = start or binding.start
-        with self._place.opened() as source:
-            source.bounds(self._stream)  # one that is away must not hold the table and the cores from other jobs
+        with self._place.opened() as source:  # one that is away must not hold the table and the cores from other jobs
+            held = source.bounds(self._stream, start.position)
         with exclusive(self._folder):
-            if end.offset <= start.offset:
+            if held.resolved != start.offset:
                 # The store was restored: facts may come again, at other offsets.
                 self._join(f"{binding.app}-{end.life}-{end.offset}")
                 self._files_known.clear()
+            if end.offset <= start.offset:
                 return
             self._know_others()
             facts_end, incidents_end = self._landed(binding.app, end.life)

@@ -349,6 +349,27 @@ def test_incidents_land_once_though_a_job_dies_before_their_facts(
     assert [offset for (offset,) in landed_rows(tables.paths(folder), ("offset",))] == [*range(1, 41)]
 
 
+def test_a_batch_without_offsets_is_no_restored_store(tmp_path: Path) -> None:
+    """Spark's first batch is empty where there is nothing to read yet: no identities are compared from then on. They
+    are where the store is another one, although its log has released more than was read."""
+    path, folder, checkpoint = tmp_path / "facts.db", tmp_path / "lake" / "facts", tmp_path / "checkpoint"
+    life = making.store(path, [[Sample(1, NOON_NS, float(n))] * 5 for n in range(2)]).life.hex()
+    write_binding(checkpoint, Binding("app", "store", making.TELEMETRY, "", StreamOffset(life, 5)))
+    (checkpoint / "offsets").mkdir()
+    lander = Lander(checkpoint, StoreFile(str(path)), making.TELEMETRY, folder, "parquet")
+
+    def run(batch: int, end: StreamOffset) -> int:
+        (checkpoint / "offsets" / str(batch)).write_text(f"v1\n{{}}\n{json.dumps(end.to_json())}")
+        lander(Frame(path, end.offset), batch)  # type: ignore[arg-type]
+        return len(json.loads((folder / tables.WRITERS).read_text()))
+
+    assert run(0, StreamOffset(life, 5)) == 1
+    path.unlink()
+    other = making.store(path, [[Sample(1, NOON_NS, float(n))] * 5 for n in range(4)]).life.hex()
+    making.release(path, 10)
+    assert run(1, StreamOffset(other, 10)) == 2
+
+
 def test_a_range_that_grew_is_in_the_incidents_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The job dies between its two commits, and is planned with a longer batch, whose damage goes on: the offsets
     beyond those that have a row have one, too."""
