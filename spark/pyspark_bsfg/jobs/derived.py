@@ -272,10 +272,11 @@ def _claim(folder: Path) -> None:
     """Raise JobRefused for a folder that holds something else."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        names = {path.name for path in folder.iterdir()} - {_ASIDE}
-        if names and RECORD not in names:
+        if (folder / RECORD).exists():
+            return
+        files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+        if any(file.parts[0] != _ASIDE and not file.match(f"date=*/zone=*/{PART}") for file in files):
             raise JobRefused(f"{folder} is not empty and not a table of this program", "name another folder")
-        if not names:
-            write_json(folder / RECORD, {})
+        write_json(folder / RECORD, {})
     except OSError as error:
         raise JobRefused(f"{folder} cannot be used: {error.strerror}", "name a folder this user may write") from error

@@ -149,6 +149,23 @@ def test_a_date_does_not_shrink(tmp_path: Path) -> None:
         brought_up(step(tmp_path / "mine"), {})
 
 
+def test_a_table_without_its_record_is_computed_again(tmp_path: Path, written: list[Key]) -> None:
+    """As a damaged record asks for, also after a kill; a table of another program stays as it is."""
+    made, facts = step(tmp_path / "t"), dict.fromkeys(DAYS, 5)
+    brought_up(made, facts)
+    (made.folder / module.RECORD).write_text("{")
+    with pytest.raises(JobRefused, match="remove it: the table is computed again"):
+        brought_up(made, facts)
+    (made.folder / module.RECORD).unlink()
+    (made.folder / module._ASIDE / "x").mkdir(parents=True)
+    written.clear()
+    assert brought_up(made, facts).computed == len(written) == 6
+    (made.folder / module.RECORD).unlink()
+    (made.folder / "date=2026-01-01" / "zone=a" / "part-0.parquet").touch()
+    with pytest.raises(JobRefused, match="name another folder"):
+        brought_up(made, facts)
+
+
 @pytest.mark.parametrize("kind", ["delta", "parquet"])
 def test_the_facts_of_a_landed_table_are_counted_without_reading_it(tmp_path: Path, kind: Any) -> None:
     """By date and zone; a zone that looks like a number stays text; merging files changes no count."""
