@@ -71,7 +71,7 @@ def found_within(facts: DataFrame, limit_s: Column) -> DataFrame:
     limit_ns = limit_s * _SECOND_NS
     missing = ordered.where(_from_to("before.ns", "here.ns") > limit_ns)
     is_stale = usable.isNotNull() & (_from_to("usable_before.ns", "here.ns") > limit_ns)
-    stale = ordered.where(is_stale & (F.col("usable_before.offset") != F.col("before.offset")))
+    stale = ordered.where(is_stale & (F.col("usable_before") != F.col("before")))
     groups = samples.groupBy("date", "zone", "tag")
     spans = groups.agg(F.min("here").alias("begin"), F.max("here").alias("end"))
     good = groups.agg(F.min(usable).alias("begin"), F.max(usable).alias("end")).where("begin IS NOT NULL")

@@ -97,6 +97,17 @@ def test_a_loss_of_facts_explains_a_gap_over_restarts(spark: SparkSession) -> No
 
 @pytest.mark.spark
 @pytest.mark.system
+def test_facts_of_two_nodes_may_have_one_offset(spark: SparkSession) -> None:
+    """A plant has moved to another node: its last usable fact and its bad one have the offsets of each, which are
+    equal; the tag is stale until the next usable fact."""
+    (moved,) = facts("flow", [60], "bad", life="f")
+    made = [*facts("flow", [0]), (*moved[:4], 1, *moved[5:]), *facts("flow", [120])]
+    found = gaps.found_within(spark.createDataFrame(made, READ), gaps.expected_s(60, ()))
+    assert [row["end"]["ns"] for row in found.where("kind = 'stale'").collect()] == [ns(120)]
+
+
+@pytest.mark.spark
+@pytest.mark.system
 @pytest.mark.timeout(300)
 def test_plants_with_equal_tags_have_their_own_gaps(spark: SparkSession) -> None:
     """Three plants have the tag, over midnight. Facts and losses of one neither end nor explain a gap of another; a
