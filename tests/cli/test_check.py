@@ -206,6 +206,29 @@ def test_a_page_without_users_is_a_note(bsfg: Bsfg, tmp_path: Path) -> None:
     assert "nobody can log in" not in bsfg("check").stdout
 
 
+def test_a_page_that_would_not_start_is_a_note(bsfg: Bsfg, tmp_path: Path) -> None:
+    """A certificate that is missing, no certificate or of another key is named, and one that ends soon; none of them is
+    a problem of the node."""
+    site, now = tmp_path / "pki", datetime.now(UTC)
+    pki.create_authority(site, now)
+    lines = 'cert_file = "pki/brokers/{}.pem"\nkey_file = "pki/brokers/page.key"\nclient_ca_file = "pki/ca.pem"\n'
+    for name, days in (("page", 300), ("other", 300), ("soon", 4)):
+        pki.issue_broker(site, name, ["gateway.example"], now, days=days)
+    (site / "brokers" / "text.pem").write_text("x")
+    for name, why in (
+        ("missing", "missing.pem does not exist"),
+        ("text", "the page does not start"),
+        ("other", "the page does not start"),
+        ("page", ""),
+    ):
+        (tmp_path / "node.toml").write_text(f"{NODE}[page]\n{lines.format(name)}")
+        found = bsfg("check")
+        assert (found.returncode, "note: " in found.stdout) == (0, bool(why)), found.stdout
+        assert why in found.stdout
+    (tmp_path / "node.toml").write_text(f"{NODE}[page]\n{lines.format('soon').replace('page.key', 'soon.key')}")
+    assert "soon.pem: ends in 3 days" in bsfg("check").stdout
+
+
 def test_a_certificate_that_ends_soon_is_a_note(bsfg: Bsfg, tmp_path: Path) -> None:
     """Which file, in how many days, and the command that renews it; once for two brokers with one file, also for the
     file of a third one, and not in its first months."""

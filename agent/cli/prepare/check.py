@@ -13,6 +13,7 @@ import asyncio
 import hashlib
 import os
 import shutil
+import ssl
 import stat
 import sys
 from collections.abc import Callable, Collection, Iterator
@@ -39,7 +40,7 @@ from agent.ingest.opcua.security.file_check import FileFinding as Finding
 from agent.ingest.opcua.security.file_check import check_source_files
 from agent.ingest.tags.tag_map import DEFAULT_STREAM
 from agent.message import HEALTH_STREAM, OPERATIONAL_STREAM
-from agent.replication.pki import WARN_DAYS, check_identity, describe, load_certificates
+from agent.replication.pki import WARN_DAYS, PkiError, check_identity, describe, load_certificates
 from agent.settings.node import IdentitySettings, NodeSettings
 from agent.settings.store import StoreSettings
 from agent.signing.certificates import Signer, describe_signer
@@ -276,12 +277,37 @@ def check_exports(sections: Sections) -> Iterator[Finding]:
 
 
 def check_page(sections: Sections) -> Iterator[Finding]:
-    """A page that would refuse everybody."""
-    file = sections.settings.page.users_file if sections.settings is not None else None
+    """A page that would not start, or refuse everybody. Its node runs."""
+    if (page := sections.page) is None:
+        return
+    file = page.users_file
     with suppress(OSError):  # only the page's user may look into the folder
         if file is not None and (not file.exists() or not file.stat().st_size):
             text = f"{file} has no user: nobody can log in to the page: bsfg page --add-user NAME >>{file}"
             yield Finding(text, is_problem=False)
+    if page.cert_file is None or page.key_file is None:
+        return
+    if why := _page_trouble(page.cert_file, page.key_file, page.client_ca_file):
+        yield Finding(why, is_problem=False)
+    with suppress(PkiError):
+        days = describe(load_certificates(page.cert_file)[0], datetime.now(UTC)).days_left
+        if days < WARN_DAYS:
+            yield Finding(f"{page.cert_file}: ends in {days} days; browsers refuse it then", is_problem=False)
+
+
+def _page_trouble(cert_file: Path, key_file: Path, client_ca_file: Path | None) -> str:
+    """Why the page cannot use its files; empty if it can, or if only its user may read them."""
+    try:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=client_ca_file)
+        context.load_cert_chain(cert_file, key_file, password="")  # none, and no question at the terminal
+    except PermissionError:
+        return ""
+    except FileNotFoundError:
+        files = filter(None, (cert_file, key_file, client_ca_file))
+        return f"{next(file for file in files if not file.exists())} does not exist: the page does not start"
+    except OSError as error:
+        return f"{cert_file} and {key_file}: the page does not start: {error.strerror or error}"
+    return ""
 
 
 STATIC_CHECKS: tuple[Check, ...] = (
