@@ -24,7 +24,7 @@ from agent.health.flash import (
 SECONDS_PER_YEAR = SECONDS_PER_DAY * 365
 HOURS_WANTED = 24.0  # the specification: survive an enterprise outage of a day and more
 YEARS_WANTED = 10.0  # a gateway's service life in a cabinet
-FREE_FLOOR = 0.1  # of the disk, never used: on a full disk SQLite cannot even delete
+FREE_FLOOR = 0.1  # of the file system, never used: on a full disk SQLite cannot even delete
 SYNC_SHARE_MAX = 0.5  # of the time between two commits; above it commits cannot keep up with the sources
 
 
@@ -39,13 +39,15 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """What is known of a disk, measured or from a profile; None where neither has it."""
+    """What is known of a disk, measured or from a profile; None where neither has it. `capacity_bytes`: of the device,
+    which wears; `filesystem_bytes`: of the part of it that holds the store, None for all."""
 
     capacity_bytes: int | None = None
     free_bytes: int | None = None
     erase_cycles: int | None = None
     write_amplification: float | None = None
     sync_p99_ms: float | None = None
+    filesystem_bytes: int | None = None
     wears: bool = True  # false for a virtual disk: the disk of its host wears
 
 
@@ -83,9 +85,8 @@ def assess(disk: Disk, load: Load) -> Fit:
 
 def _usable(disk: Disk) -> float | None:
     """Bytes for facts: what is free, down to the floor."""
-    if disk.free_bytes is None or disk.capacity_bytes is None:
-        return None
-    return max(0.0, disk.free_bytes - disk.capacity_bytes * FREE_FLOOR)
+    size = disk.filesystem_bytes or disk.capacity_bytes
+    return None if disk.free_bytes is None or size is None else max(0.0, disk.free_bytes - size * FREE_FLOOR)
 
 
 def _endurance(disk: Disk) -> float | None:
@@ -131,9 +132,10 @@ def _sums(disk: Disk, load: Load, fit: Fit, commits: float) -> Iterator[str]:
     if fit.hours_that_fit is None:
         yield "hours that fit: not known without the size of the disk; run this on the gateway"
     else:
+        size = disk.filesystem_bytes or disk.capacity_bytes
         assert disk.free_bytes is not None
-        assert disk.capacity_bytes is not None
-        room = f"({disk.free_bytes / 1e9:,.1f} GB free - {FREE_FLOOR:.0%} of {disk.capacity_bytes / 1e9:,.1f} GB)"
+        assert size is not None
+        room = f"({disk.free_bytes / 1e9:,.1f} GB free - {FREE_FLOOR:.0%} of {size / 1e9:,.1f} GB)"
         yield (
             f"hours that fit: {room} / ({load.facts_per_s:g} facts/s x {load.bytes_per_fact:g} bytes) "
             f"= {fit.hours_that_fit:,.0f} h"

@@ -48,6 +48,7 @@ class MeasuredDisk:
 
     device: str
     capacity_bytes: int
+    filesystem_bytes: int
     free_bytes: int
     sync_p50_ms: float
     sync_p99_ms: float
@@ -121,6 +122,7 @@ def measure_disk(folder: Path) -> MeasuredDisk:
     return MeasuredDisk(
         device=device,
         capacity_bytes=capacity or at.f_blocks * at.f_frsize,
+        filesystem_bytes=at.f_blocks * at.f_frsize,
         free_bytes=at.f_bavail * at.f_frsize,
         sync_p50_ms=round(statistics.median(ordered) * 1000, 3),
         sync_p99_ms=round(ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)] * 1000, 3),

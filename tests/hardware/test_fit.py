@@ -31,6 +31,15 @@ def test_the_estimate_equals_a_calculation_by_hand() -> None:
     )
 
 
+def test_a_small_partition_of_a_large_disk_is_filled() -> None:
+    """A tenth of the file system stays free, not of the device; the device as a whole wears."""
+    root = Disk(512_000_000_000, free_bytes=38_000_000_000, filesystem_bytes=40_000_000_000)
+    fit = assess(root, LOAD)
+    assert fit.hours_that_fit == pytest.approx((38e9 - 4e9) / 9_000 / 3_600)
+    assert "(38.0 GB free - 10% of 40.0 GB)" in fit.sums[1]
+    assert fit.flash_years == assess(replace(root, filesystem_bytes=None), LOAD).flash_years
+
+
 def test_the_rate_that_the_disk_bears_is_the_one_that_just_fits() -> None:
     """At the rate that is named nothing is wrong; at a tenth more the limit that it came from is."""
     load = Load(commit_interval_ms=1_000)

@@ -128,6 +128,7 @@ def _disk(
     return Disk(
         capacity_bytes=capacity,
         free_bytes=measured.free_bytes if measured else free,
+        filesystem_bytes=measured.filesystem_bytes if measured else None,
         erase_cycles=erase_cycles or known.erase_cycles,
         write_amplification=write_amplification or known.write_amplification,
         sync_p99_ms=(measured or known).sync_p99_ms,
