@@ -282,6 +282,7 @@ def main() -> None:
     parser.add_argument("--remove", action="store_true", help="remove the program; configuration and facts stay")
     parser.add_argument("--root", type=Path, default=Path("/"), help="a mounted system other than the running one")
     given = parser.parse_args()
+    os.umask(0o022)  # nodes, which have a user of their own, read what is installed
     try:
         print(remove(given.root) if given.remove else back(given.root) if given.back else install(given.root))
     except (Refused, OSError) as error:

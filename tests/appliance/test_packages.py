@@ -141,7 +141,9 @@ def test_an_environment_is_unpacked_without_what_a_gateway_never_uses(tmp_path: 
     assert subprocess.run(["sh", "-n", home / "bin/bsfg"], check=False).returncode == 0
 
 
-def run_installer(folder: Path, root: Path, module: str, *words: str) -> subprocess.CompletedProcess[str]:
+def run_installer(
+    folder: Path, root: Path, module: str, *words: str, umask: int = 0o022
+) -> subprocess.CompletedProcess[str]:
     """Install the folder of a .deb that holds this module, as postinst does."""
     packages = folder / "program" / "lib" / "site-packages"
     packages.mkdir(parents=True, exist_ok=True)
@@ -153,7 +155,17 @@ def run_installer(folder: Path, root: Path, module: str, *words: str) -> subproc
         capture_output=True,
         text=True,
         check=False,
+        umask=umask,
     )
+
+
+def test_nodes_can_read_the_program_whatever_umask_root_has(tmp_path: Path) -> None:
+    """On a hardened image root's files are its own; the nodes have another user."""
+    done = run_installer(tmp_path / "bsfg.package", tmp_path, "x = 1", umask=0o077)
+    assert done.returncode == 0, done.stderr
+    made = list((tmp_path / "opt" / "bsfg-1.0").rglob("*"))
+    assert len(made) > 4
+    assert [path for path in made if path.stat().st_mode & 0o004 == 0] == []
 
 
 def test_the_version_in_use_is_never_written_to(tmp_path: Path) -> None:

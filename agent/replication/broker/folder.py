@@ -99,9 +99,13 @@ def write_broker(
     group = _group_of(files.settings().get("user", USER) if plan is None else plan.user)
     secret = _SECRET_MODE if group == -1 else _GROUP_MODE
     with pki.disk_errors(folder):
-        if not folder.exists():
-            folder.mkdir(mode=0o750, parents=True)
+        missing = [above for above in (folder, *folder.parents) if not above.exists()]
+        for above in reversed(missing):
+            above.mkdir()
+            above.chmod(0o755)  # whatever the umask
+        if missing:
             os.chown(folder, -1, group)
+            folder.chmod(0o750)
         for source, name, mode in (
             (ca_file, CA_NAME, 0o644),
             (crl_file, CRL_NAME, 0o644),

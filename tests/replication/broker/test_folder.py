@@ -5,6 +5,7 @@ import json
 import os
 import pwd
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -119,6 +120,18 @@ def test_a_denied_zone_is_restored_only_when_a_link_of_it_is_named(authority: Pa
         assert files.rights()[1] == ("enterprise",)
     assert "+ rights of enterprise, which was denied" in _config("--link", "idmz:enterprise")[1]
     assert files.rights()[1] == ()
+
+
+def test_the_broker_can_enter_its_folder_whatever_umask_root_has(authority: Path) -> None:
+    """The folder is its group's, and the new ones above it are open."""
+    umask = os.umask(0o077)
+    try:
+        code, said = _config("--user", own_user(), "--link", "plant-a:idmz")
+    finally:
+        os.umask(umask)
+    assert code == 0, said
+    modes = [stat.S_IMODE((authority / name).stat().st_mode) for name in ("etc", "etc/idmz", "etc/idmz/zones-ca.pem")]
+    assert modes == [0o755, 0o750, 0o644]
 
 
 def test_folder_names_a_missing_user(tmp_path: Path) -> None:
