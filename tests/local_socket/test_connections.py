@@ -149,6 +149,25 @@ async def test_few_members_of_the_group_wait_for_a_place(tmp_path: Path, monkeyp
             stream.close()
 
 
+async def test_an_idle_member_of_the_group_gives_way_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program of a member that keeps its connections does not shut the page out; an idle one of the node's user
+    stays."""
+    monkeypatch.setattr(server, "LOOKERS_MAX", 1)
+    owns = iter([True, False, False])
+    monkeypatch.setattr(server, "_is_own", lambda _: next(owns))
+    async with served_store(tmp_path):
+        own, own_writer = await connected(tmp_path)
+        reader, writer = await connected(tmp_path)
+        assert isinstance(await answer_to(tmp_path, local_socket.ListConsumers()), local_socket.Consumers)
+        async with asyncio.timeout(LIMIT_S):
+            assert await reader.read() == b""
+        assert not own.at_eof()
+        for stream in (own_writer, writer):
+            stream.close()
+
+
 async def test_a_request_that_waits_for_others_has_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside the time for an answer, that for which the request itself may wait."""
     monkeypatch.setattr(client, "ANSWER_S_MAX", 0.0)

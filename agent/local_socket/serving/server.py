@@ -1,7 +1,8 @@
 """Serves the local socket of a running node: reads requests, passes them to the handler, writes the answers.
 
-At most CONNECTIONS_MAX clients at once. When all connections are in use, a new client replaces the client that has been
-idle, or has left its answer unread, the longest; a client whose request is being carried out is kept.
+At most CONNECTIONS_MAX clients at once, of them LOOKERS_MAX of the group. When all connections are in use, a new client
+replaces the client that has been idle, or has left its answer unread, the longest; a client whose request is being
+carried out is kept.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 import os
 import socket
 import struct
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Container, Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -53,7 +54,7 @@ async def serve(handler: RequestHandler, state_dir: Path) -> None:
     """
     places = _Places()
     open_connections: set[asyncio.StreamWriter] = set()
-    lookers = asyncio.Semaphore(LOOKERS_MAX)
+    lookers, looking = asyncio.Semaphore(LOOKERS_MAX), set[asyncio.StreamWriter]()
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # It connected while the server was closing, or too many clients wait.
@@ -65,9 +66,11 @@ async def serve(handler: RequestHandler, state_dir: Path) -> None:
         writer.transport.set_write_buffer_limits(0)  # `drain` returns once the kernel has the whole answer
         try:
             is_own = _is_own(writer)
-            if not is_own and lookers.locked():
-                writer.transport.abort()
-                return
+            if not is_own:
+                if lookers.locked() and not places.end_idle(looking):
+                    writer.transport.abort()
+                    return
+                looking.add(writer)
             # In this order: those that wait for a place count, and none holds a place while it waits for the others.
             async with contextlib.nullcontext() if is_own else lookers, places.take_place(writer):
                 while await _answer_one(handler, reader, writer, places, connection, is_own=is_own):
@@ -76,6 +79,7 @@ async def serve(handler: RequestHandler, state_dir: Path) -> None:
             pass  # the client left
         finally:
             open_connections.discard(writer)
+            looking.discard(writer)
             writer.close()
 
     with socket_address(state_dir) as address:
@@ -102,16 +106,23 @@ class _Places:
     @contextlib.asynccontextmanager
     async def take_place(self, writer: asyncio.StreamWriter) -> AsyncIterator[None]:
         """A place, taken from the client that was idle the longest if none is free."""
-        if self._free.locked() and self._idle:
-            oldest = next(iter(self._idle))
-            del self._idle[oldest]
-            oldest.transport.abort()
+        if self._free.locked():
+            self.end_idle(self._idle)
         async with self._free:
             self._idle[writer] = None
             try:
                 yield
             finally:
                 self._idle.pop(writer, None)
+
+    def end_idle(self, clients: Container[asyncio.StreamWriter]) -> bool:
+        """Disconnect the client that was idle the longest, of these; False if none is idle."""
+        oldest = next((writer for writer in self._idle if writer in clients), None)
+        if oldest is None:
+            return False
+        del self._idle[oldest]
+        oldest.transport.abort()
+        return True
 
     @contextlib.contextmanager
     def busy(self, writer: asyncio.StreamWriter) -> Iterator[None]:
