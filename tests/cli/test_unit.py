@@ -21,6 +21,7 @@ from tests.support import command
 
 SYSTEMD = Path(__file__).resolve().parents[2] / "systemd"
 OPCUA = '[[opcua]]\nname = "plc"\nurl = "opc.tcp://{0}:4840"\ntags_file = "plc.csv"\n'
+UNSECURED = 'security_policy = "None"\nsecurity_mode = "None"\ninsecure = true\n'
 
 
 @pytest.fixture
@@ -96,7 +97,7 @@ def test_a_secured_source_needs_no_certificate_lines(bsfg_of_unit: Bsfg, unit_fo
     assert unit_problems(bsfg_of_unit) == []
     file.write_text(text + 'certificate_file = "own.der"\n')
     assert any("private_key_file: is needed" in problem for problem in unit_problems(bsfg_of_unit))
-    file.write_text(text + 'security_policy = "None"\nsecurity_mode = "None"\ninsecure = true\n')
+    file.write_text(text + UNSECURED)
     assert load(file).opcua[0].certificate_file is None
 
 
@@ -108,7 +109,9 @@ def test_check_names_what_the_unit_refuses(bsfg_of_unit: Bsfg, unit_folder: Path
     home.mkdir()
     (home / "line.csv").write_text("tag,table,register,type\na/b,holding,1,int16\n")
     (unit_folder / "serial").touch()
-    text = '[node]\nzone = "plant-a"\n' + OPCUA.format("8.8.8.8")
+    text = '[node]\nzone = "plant-a"\n' + OPCUA.format("10.0.0.7").replace("plc", "open") + UNSECURED
+    (unit_folder / "open.csv").write_text((unit_folder / "plc.csv").read_text().replace("line1/t", "line2/t"))
+    text += OPCUA.format("8.8.8.8")
     text += 'certificate_file = "own.der"\nprivate_key_file = "own.key"\n'
     text += (
         f'[[modbus]]\nname = "line"\ntransport = "rtu"\nserial_port = "{unit_folder / "serial"}"\naddress_base = 0\n'

@@ -201,12 +201,16 @@ async def test_what_a_tag_map_says_of_an_item(caplog: pytest.LogCaptureFixture) 
         await wait_until_async(lambda: session.asked, "the items")
         assert [(item.sampling_ms, item.queue_size) for item in session.asked] == [(50, 7), (250, 43), (250, 43)]
         session.says(answer(1, 1, (1, 1.0, S)))
+        session.revised = None
         other = TagPoint(own.reading, Monitoring(deadband=0.5))
         source._delivery.offer_map([tag(1, other), tag(2), tag(3)], [1, 2, 3])
         await wait_until_async(lambda: len(session.asked) == 4, "the item created anew")
         assert session.asked[3].monitoring.deadband == 0.5
         assert session.handles(1) == {1, 2, 3}
         assert len(session.items[1]) == 3
+        (subscription,) = source._subscriptions
+        await wait_until_async(lambda: subscription.sampling_ms(1, other) == 250, "its new interval")
+        assert subscription.sampling_ms(2, other) == 20
     assert [getattr(record, "action", "") for record in caplog.records].count("queues_short") == 1
 
 

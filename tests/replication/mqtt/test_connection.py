@@ -46,7 +46,7 @@ class Played:
         self.arrived: list[Incoming] = []
         self.alert = ""
         self.reads = deque[Callable[[], None]]()
-        self.published = list[str]()
+        self.published, self.subscribed = list[str](), list[str]()
         self.on_publish: Callable[[], None] = lambda: None
         self.may_connect = threading.Event()
         self.may_connect.set()
@@ -86,7 +86,8 @@ class Played:
     def limit_keepalive(self, _: int) -> None:
         pass
 
-    def subscribe(self, _: object) -> tuple[MQTTErrorCode, int]:
+    def subscribe(self, topics: list[tuple[str, object]]) -> tuple[MQTTErrorCode, int]:
+        self.subscribed += [topic for topic, _ in topics]
         return MQTTErrorCode.MQTT_ERR_SUCCESS, 1
 
     def publish(self, topic: str, *_: object, **_how: object) -> SimpleNamespace:
@@ -137,10 +138,11 @@ async def test_all_waiting_callers_fail_when_the_connection_ends(
 
 
 async def test_a_subscription_fails_with_its_connection(monkeypatch: pytest.MonkeyPatch, played: Played) -> None:
-    """Who waits for the acknowledgement learns at once that the connection has ended, and why."""
+    """Who waits for the acknowledgement of all topics learns at once that the connection has ended, and why."""
     connection = connected(monkeypatch)
-    subscribing = asyncio.create_task(connection.subscribe(["t"]))
+    subscribing = asyncio.create_task(connection.subscribe(["t", "u"]))
     await asyncio.sleep(0)
+    assert played.subscribed == ["t", "u"]
     connection._end_with(ConnectionLost("b", "gone"))
     played.broker.close()
     done, _ = await asyncio.wait([subscribing], timeout=transport.SUBACK_S_MAX / 2)

@@ -271,4 +271,5 @@ async def test_severity_is_a_lower_bound_with_an_exception() -> None:
         mild, plain = event(severity=499, message="mild"), event(message="plain")
         await run.server.publish(of(high, low, ended, mild, plain))
         await wait_until_async(lambda: len(run.said()) >= 3, "three events")
+        assert run.collector.statistics()[2] == 2_000, "the last one, which is not the last in the message"
     assert run.said() == [None, "ended", "plain"]

@@ -1,18 +1,29 @@
 """What `bsfg opcua test` chooses of what a server offers."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from asyncua import ua
 from asyncua.crypto.security_policies import SecurityPolicyBasic256Sha256
 from asyncua.ua.object_ids import ObjectIds
 
-from agent.ingest.opcua.explore.probe import Probe, StepOutcome, _redundancy_step
+from agent.ingest.opcua.explore.probe import Probe, StepOutcome, _limits_step, _redundancy_step
 from agent.settings.opcua_address import NodeAddress
 from agent.settings.sources import OpcuaSourceSettings
 
 USER = {"user_name": "op", "password_file": Path("password")}
 FILES = {"certificate_file": Path("own.der"), "private_key_file": Path("own.key")}
+
+
+class Services:
+    """A server that has these values, by the numbers of their nodes."""
+
+    def __init__(self, values: dict[int, Any]) -> None:
+        self.values = values
+
+    async def read(self, asked: list[tuple[NodeAddress, object]]) -> list[ua.DataValue]:
+        return [ua.DataValue(ua.Variant(self.values.get(int(node.identifier)))) for node, _ in asked]
 
 
 def probe(modes: list[str], **settings: object) -> Probe:
@@ -71,9 +82,17 @@ async def test_redundant_servers_are_shown_as_the_server_names_them(
         ObjectIds.Server_ServerRedundancy_ServerUriArray: servers,
     }
 
-    class Services:
-        async def read(self, asked: list[tuple[NodeAddress, object]]) -> list[ua.DataValue]:
-            return [ua.DataValue(ua.Variant(values.get(node.identifier))) for node, _ in asked]  # type: ignore[call-overload]
-
-    step = await _redundancy_step(Services())  # type: ignore[arg-type]
+    step = await _redundancy_step(Services(values))  # type: ignore[arg-type]
     assert (None if step is None else step.what) == said
+
+
+async def test_limits_are_shown_as_far_as_the_server_declares_them() -> None:
+    """None of zero, which is no limit, and none that it does not have."""
+    values = {
+        ObjectIds.Server_ServerCapabilities_OperationLimits_MaxNodesPerRead: 500,
+        ObjectIds.Server_ServerCapabilities_OperationLimits_MaxNodesPerBrowse: 0,
+        ObjectIds.Server_ServerCapabilities_MaxSessions: 20,
+        ObjectIds.HistoryServerCapabilities_AccessHistoryDataCapability: False,
+    }
+    said = "MaxNodesPerRead 500, MaxSessions 20, history of values: no"
+    assert (await _limits_step(Services(values))).what == said  # type: ignore[arg-type]

@@ -67,6 +67,7 @@ def test_other_refusals_are_distinguished(failure: Failure, words: str, own: Cer
         (Failure(ConnectStep.SESSION, "BadServerHalted"), "BadServerHalted while the session is created"),
         (Failure(ConnectStep.TCP, SILENT), "check the address, the server and firewalls"),
         (Failure(ConnectStep.HELLO, CLOSED), "is it an OPC UA server"),
+        (Failure(ConnectStep.TCP, CLOSED), "check the address, the server and firewalls"),
     ],
 )
 def test_what_may_pass_by_itself_is_no_refusal(failure: Failure, words: str, own: CertificateFacts) -> None:
