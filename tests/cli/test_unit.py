@@ -139,7 +139,8 @@ def test_check_names_what_the_unit_refuses(bsfg_of_unit: Bsfg, unit_folder: Path
     assert [problem for problem in unit_problems(bsfg_of_unit) if "serial_port" in problem]
 
     (unit_folder / "elsewhere").mkdir()
-    (unit_folder / "elsewhere" / "plc.csv").write_text((unit_folder / "plc.csv").read_text())
+    for file in unit_folder.glob("*.csv"):
+        (unit_folder / "elsewhere" / file.name).write_text(file.read_text())
     (unit_folder / "elsewhere" / "node.toml").write_text(text)
     done = bsfg_of_unit("check", "--json", "--config", "elsewhere/node.toml")
     assert json.loads(done.stdout)["problems"] == []
