@@ -127,6 +127,10 @@ def test_each_node_has_its_part_of_the_checkpoint(tmp_path: Path) -> None:
         (tmp_path / name / "0").write_text(f"v1\n{{}}\n{logged}\n")
     assert last_committed(tmp_path, "north") == ("ab", 7)
     assert last_committed(tmp_path, "west") == ("", 0)
+    told: dict[str, list[int]] = {"north": [], "south": []}
+    confirmed = SeveralReader({name: SimpleNamespace(commit=said.append) for name, said in told.items()})  # type: ignore[misc]
+    confirmed.commit({"north": 7, "south": 9, "west": 3})
+    assert told == {"north": [7], "south": [9]}
 
 
 def test_each_node_is_confirmed_by_a_listener_of_its_own(tmp_path: Path) -> None:
