@@ -221,8 +221,8 @@ def test_a_section_is_added_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
 
 
 def test_questions_give_the_same_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Typed answers are those of a file, are kept as one, and empty ones leave their part out. What cannot be right is
-    asked for again at once: each line of `wrong` is followed by the right one."""
+    """Typed answers are those of a file, are kept as one, and empty ones leave their part out, or
+    as it was. What cannot be right is asked for again at once: each line of `wrong` is followed by the right one."""
     given: list[dict[str, Any]] = []
     monkeypatch.setattr(command_module.Setup, "run", lambda self: given.append(dict(self.given)))
     wrong = ["Plant A", "reads", "plant-a", "no/host", "/gone", "Press 1", "10.0.0.5:4840", "press"]
@@ -232,7 +232,8 @@ def test_questions_give_the_same_answers(tmp_path: Path, monkeypatch: pytest.Mon
     typed += ["", "modbus", wrong[7], "boiler", wrong[9], "10.0.0.5:5020", "40001", wrong[8]]
     typed += ["line1/t,holding,40001,float32", "", "none"]
     here = ["idmz", "here", "broker.example", "8890", "plant-a", "is", str(tmp_path), "-", "none"]
-    for name, answered in (("a", typed), ("b", ["plant-b", "none", "none"]), ("c", here)):
+    again = ["", "change", *[""] * 7, "none"]
+    for name, answered in (("a", typed), ("b", ["plant-b", "none", "none"]), ("c", here), ("c", again)):
         words = ["--config", str(tmp_path / f"{name}.toml")]
         done = CliRunner().invoke(command_module.setup, words, input="\n".join([*answered, ""]))
         assert done.exit_code == 0, done.output
@@ -255,12 +256,13 @@ def test_questions_give_the_same_answers(tmp_path: Path, monkeypatch: pytest.Mon
         ],
     }
     assert given[1] == {"zone": "plant-b"}
-    assert given[2] == {
+    connected = {
         "zone": "idmz",
         "broker": {"host": "broker.example", "port": 8890, "here": True},
         "peer": {"zone": "plant-a", "pulls": streams},
         "stick": str(tmp_path),
     }
+    assert given[2:] == [connected, connected]
 
 
 def test_the_answers_of_an_earlier_run_are_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

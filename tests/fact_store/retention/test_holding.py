@@ -125,18 +125,9 @@ def test_each_zone_with_a_limit_forfeits_by_its_own(tmp_path: Path) -> None:
         assert named == {"evil.t", "worse.t"}
 
 
-def test_a_limit_that_is_set_while_the_store_runs(tmp_path: Path) -> None:
-    """A zone without a limit gets one later, and forfeits what is beyond it."""
-    with store_of(tmp_path, {}, keep_hours=0) as store:
-        done(store.consumers.confirm("idmz.t", fill(store, 30)))
-        assert first_offset(store) == 1
-        store.set_limits(0, [StreamSettings(TELEMETRY, keep_hours=0)], {"evil": ZoneLimit(bytes_max=2_000)})
-        wait_until(lambda: first_offset(store) > 1, "the release")
-
-
 def test_the_limit_is_for_all_streams_of_a_zone(tmp_path: Path) -> None:
-    """Each of two streams is within the limit, both together are not: the one with the larger backlog loses, the other
-    keeps all, until it has the larger one."""
+    """Each of two streams is within the limit, which is set while the store runs, both together are not: the one with
+    the larger backlog loses, the other keeps all, until it has the larger one."""
     with store_of(tmp_path, {}, keep_hours=0) as store:
         done(store.consumers.register("evil.o", "evil", OTHER))
         for _ in range(20):

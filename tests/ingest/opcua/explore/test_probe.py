@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from asyncua import ua
 from asyncua.crypto.security_policies import SecurityPolicyBasic256Sha256
-from asyncua.ua.object_ids import ObjectIds
+from asyncua.ua.object_ids import ObjectIdNames
 
 from agent.ingest.opcua.explore.probe import Probe, StepOutcome, _limits_step, _redundancy_step
 from agent.settings.opcua_address import NodeAddress
@@ -14,16 +14,6 @@ from agent.settings.sources import OpcuaSourceSettings
 
 USER = {"user_name": "op", "password_file": Path("password")}
 FILES = {"certificate_file": Path("own.der"), "private_key_file": Path("own.key")}
-
-
-class Services:
-    """A server that has these values, by the numbers of their nodes."""
-
-    def __init__(self, values: dict[int, Any]) -> None:
-        self.values = values
-
-    async def read(self, asked: list[tuple[NodeAddress, object]]) -> list[ua.DataValue]:
-        return [ua.DataValue(ua.Variant(self.values.get(int(node.identifier)))) for node, _ in asked]
 
 
 def probe(modes: list[str], **settings: object) -> Probe:
@@ -64,35 +54,31 @@ async def test_the_section_that_is_printed_passes_the_check(
 
 
 @pytest.mark.parametrize(
-    "support, servers, said",
+    "step, values, said",
     [
-        (0, None, None),
-        (None, None, None),
-        (2, ["urn:a", "urn:b"], "Warm: urn:a, urn:b; service level 200"),
-        (77, None, "77: it does not name the others; service level 200"),
+        (_redundancy_step, {"RedundancySupport": 0}, None),
+        (_redundancy_step, {}, None),
+        (
+            _redundancy_step,
+            {"RedundancySupport": 2, "ServerUriArray": ["urn:a", "urn:b"]},
+            "Warm: urn:a, urn:b; service level 200",
+        ),
+        (_redundancy_step, {"RedundancySupport": 77}, "77: it does not name the others; service level 200"),
+        (_limits_step, {}, "the server declares none"),
+        (
+            _limits_step,
+            {"MaxNodesPerRead": 500, "MaxNodesPerBrowse": 0, "MaxSessions": 20, "AccessHistoryDataCapability": False},
+            "MaxNodesPerRead 500, MaxSessions 20, history of values: no",
+        ),
     ],
 )
-async def test_redundant_servers_are_shown_as_the_server_names_them(
-    support: int | None, servers: list[str] | None, said: str | None
-) -> None:
-    """A server without redundancy, or that does not say, gets no line."""
-    values = {
-        ObjectIds.Server_ServiceLevel: 200,
-        ObjectIds.Server_ServerRedundancy_RedundancySupport: support,
-        ObjectIds.Server_ServerRedundancy_ServerUriArray: servers,
-    }
+async def test_what_a_server_says_of_itself_is_shown(step: Any, values: dict[str, object], said: str | None) -> None:
+    """Redundant servers as it names them, with no line where there are none; limits as far as it declares them."""
 
-    step = await _redundancy_step(Services(values))  # type: ignore[arg-type]
-    assert (None if step is None else step.what) == said
+    class Services:
+        async def read(self, asked: list[tuple[NodeAddress, object]]) -> list[ua.DataValue]:
+            names = [ObjectIdNames[node.identifier].rpartition("_")[2] for node, _ in asked]  # type: ignore[index]
+            return [ua.DataValue(ua.Variant({"ServiceLevel": 200, **values}.get(name))) for name in names]
 
-
-async def test_limits_are_shown_as_far_as_the_server_declares_them() -> None:
-    """None of zero, which is no limit, and none that it does not have."""
-    values = {
-        ObjectIds.Server_ServerCapabilities_OperationLimits_MaxNodesPerRead: 500,
-        ObjectIds.Server_ServerCapabilities_OperationLimits_MaxNodesPerBrowse: 0,
-        ObjectIds.Server_ServerCapabilities_MaxSessions: 20,
-        ObjectIds.HistoryServerCapabilities_AccessHistoryDataCapability: False,
-    }
-    said = "MaxNodesPerRead 500, MaxSessions 20, history of values: no"
-    assert (await _limits_step(Services(values))).what == said  # type: ignore[arg-type]
+    found = await step(Services())
+    assert (None if found is None else found.what) == said
