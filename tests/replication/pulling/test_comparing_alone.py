@@ -585,9 +585,10 @@ async def test_forks_of_one_comparison_are_recorded_within_a_limit(
 
 
 async def test_artifacts_come_before_the_facts_of_a_gap(tmp_path: Path) -> None:
-    """As in a pull, a fact that refers to an artifact is stored when the artifact is here."""
+    """As in a pull, a fact that refers to an artifact is stored when the artifact is here. The pull may move on
+    meanwhile, also into another life of the peer: the position stays where the pull has moved it."""
     async with played(tmp_path) as (plant, idmz):
-        theirs = Elsewhere("plant-a")
+        theirs, later = Elsewhere("plant-a"), Position(b"\7" * 16, 5)
         put(plant, theirs, [theirs.seal(10), theirs.seal(10)])
         put(idmz, theirs, theirs.sealed[:1], level(plant))
         brought = list[int]()
@@ -596,11 +597,13 @@ async def test_artifacts_come_before_the_facts_of_a_gap(tmp_path: Path) -> None:
             async def bring(batches: Sequence[object]) -> bool:
                 assert idmz.end_offset(STREAM) == 10
                 brought.append(len(batches))
+                put(idmz, theirs, [], later)
                 return True
 
             comparer._tools.artifacts.fetch = bring  # type: ignore[method-assign, assignment]
             await comparer.compare(STREAM, repair=True)
         assert (brought, idmz.end_offset(STREAM)) == ([1], 20)
+        assert idmz.inbound.peer_position("plant-a", STREAM) == later
 
 
 async def test_what_a_comparison_declines_is_told(tmp_path: Path) -> None:
@@ -615,24 +618,6 @@ async def test_what_a_comparison_declines_is_told(tmp_path: Path) -> None:
             found = await comparer.compare(STREAM, repair=True)
         assert found.refused == [f"{theirs.origin}: 11 to 20 declined: no signature"]
         assert [held_range.last_sequence for held_range in idmz.reader.held(STREAM)[theirs.origin]] == [10]
-
-
-async def test_a_repair_does_not_move_the_position_back(tmp_path: Path) -> None:
-    """While a comparison fetches, the pull may move on, also into another life of the peer: the fetched facts are
-    stored, and the position stays where the pull has moved it."""
-    async with played(tmp_path) as (plant, idmz):
-        theirs, later = Elsewhere("plant-a"), Position(b"\7" * 16, 5)
-        put(plant, theirs, [theirs.seal(10), theirs.seal(10)])
-        put(idmz, theirs, theirs.sealed[:1], level(plant))
-        async with comparing(plant, idmz) as (comparer, _):
-
-            async def pulled_meanwhile(_: Sequence[object]) -> None:
-                put(idmz, theirs, [], later)
-
-            comparer._tools.artifacts.fetch = pulled_meanwhile  # type: ignore[method-assign, assignment]
-            await comparer.compare(STREAM, repair=True)
-        assert idmz.end_offset(STREAM) == 20
-        assert idmz.inbound.peer_position("plant-a", STREAM) == later
 
 
 async def scheduled(

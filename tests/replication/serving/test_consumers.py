@@ -255,25 +255,21 @@ async def test_a_page_read_ahead_reports_a_failed_confirmation() -> None:
         assert store.names()[-1] == "read"
 
 
-async def test_a_page_from_the_frontier_waits_for_the_confirmation_first() -> None:
+@pytest.mark.parametrize(
+    "after, asked, frontier, runs",
+    [(None, ["confirm", "commit"], 15, [(16, 20)]), (at(20), ["confirm", "read", "commit"], 10, [])],
+)
+async def test_only_a_page_with_facts_and_a_position_goes_out_before_the_confirmation(
+    after: LogPosition | None, asked: list[str], frontier: int, runs: list[tuple[int, int]]
+) -> None:
     """Without a position the page begins at the frontier after the confirmation, so that must be durable before
-    anything is read."""
+    anything is read. An answer without facts is not read ahead: the frontier in it is durable."""
     async with play() as (store, consumers):
-        task = asyncio.create_task(consumers.fetch(ONE, fetch(after=None, confirm=CONFIRM)))
+        task = asyncio.create_task(consumers.fetch(ONE, fetch(after=after, confirm=CONFIRM)))
         assert await stands(task)
-        assert store.names() == ["confirm", "commit"]
-        store.futures["confirm"].set_result(15)
-        assert page_of(await task).runs() == [(16, 20)]
-
-
-async def test_only_a_page_with_facts_goes_out_before_the_confirmation() -> None:
-    """An answer without facts is not read ahead: the frontier in it is durable."""
-    async with play() as (store, consumers):
-        task = asyncio.create_task(consumers.fetch(ONE, fetch(after=at(20), confirm=CONFIRM)))
-        assert await stands(task)
-        assert store.names() == ["confirm", "read", "commit"]
-        store.futures["confirm"].set_result(10)
-        assert page_of(await task).runs() == []
+        assert store.names() == asked
+        store.futures["confirm"].set_result(frontier)
+        assert page_of(await task).runs() == runs
 
 
 async def test_from_its_first_lease_on_a_fetch_shows_that_and_not_that_it_asks() -> None:
@@ -435,7 +431,8 @@ async def test_a_parked_fetch_is_answered_by_the_commit_that_brings_facts() -> N
 
 async def test_waiting_fetches_are_named_until_none_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """One heartbeat to each requester at each interval, which names all its fetches, of whatever stream or consumer;
-    none without a fetch that waits. Of those that are more than may wait, none does."""
+    none without a fetch that waits. Of those that are more than may wait, none does. The node stops
+    while they wait: none is left."""
     monkeypatch.setattr(admission, "PARKED_PER_NODE_MAX", 3)
     async with play() as (store, consumers):
         context, sent, due = consumers._context, list[tuple[object, ...]](), list[Callable[[], object]]()
@@ -467,6 +464,7 @@ async def test_waiting_fetches_are_named_until_none_waits(monkeypatch: pytest.Mo
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
+        assert (consumers.parked(), consumers._waiters.count("idmz")) == (0, 0)
         due.pop()()
         assert (sent, due) == (heartbeats * 2, [])
 
@@ -515,14 +513,3 @@ async def test_a_newer_fetch_takes_the_place_of_the_parked_one(monkeypatch: pyte
         with pytest.raises(FencedError):
             await later
         assert (consumers.parked(), consumers._waiters.count("idmz")) == (0, 0)
-
-
-async def test_a_cancelled_fetch_leaves_no_waiter() -> None:
-    """The node stops while a fetch waits."""
-    async with play() as (_store, consumers):
-        task = asyncio.create_task(consumers.fetch(ONE, fetch(after=at(20), wait_ms=3_600_000)))
-        assert await stands(task)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert consumers.parked() == 0
