@@ -436,7 +436,7 @@ def test_a_session_that_would_give_other_dates_is_refused(spark: SparkSession, t
     spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
     try:
         with pytest.raises(JobRefused, match=r"other results; set spark\.sql\.session\.timeZone=UTC"):
-            jobs(spark, tmp_path)
+            jobs(spark, tmp_path, "rollup")
     finally:
         spark.conf.set("spark.sql.session.timeZone", "UTC")
 
