@@ -65,21 +65,15 @@ def test_received_batches_are_stored_byte_for_byte(store: FactStore) -> None:
 
 
 def test_invariant_12_put_again_after_a_lost_confirm(store: FactStore) -> None:
-    """Putting a page that is held already leaves one copy and counts as success. A page may be half old, half new."""
+    """Putting a page that is held already leaves one copy and counts as success. A page may be half old, half new, or
+    hold a batch twice, also as the very first thing an origin sends."""
     origin = Elsewhere()
     first, second, third = origin.seal(10), origin.seal(10), origin.seal(10)
-    origin.put(store, [first, second], 20)
+    assert origin.put(store, [first, first, second], 20) == PutResult(20, 10, 20)
     assert origin.put(store, [first, second], 20) == PutResult(0, 20, 20)
     assert origin.put(store, [second, third], 30) == PutResult(10, 10, 30)
     assert origin.put(store, [third, third], 30) == PutResult(0, 20, 30)
     assert sealed_in(store) == [first, second, third]
-
-
-def test_a_page_may_hold_a_batch_twice(store: FactStore) -> None:
-    """Twice in one page is once in the store, also as the very first thing an origin sends."""
-    origin = Elsewhere()
-    first = origin.seal(10)
-    assert origin.put(store, [first, first]) == PutResult(10, 10, 10)
 
 
 def test_a_gap_is_stored_and_reported(store: FactStore) -> None:
@@ -178,7 +172,7 @@ def test_missing_definitions(store: FactStore) -> None:
 
 def test_only_a_chain_from_definitions_held_is_taken(store: FactStore) -> None:
     """Other definitions than those named, too few, too many, or such that follow others than are held: refused, and
-    nothing is stored."""
+    nothing is stored. A digest covers bytes, not their meaning: an invalid definition is refused too, and named."""
     origin = Elsewhere(tags=4)
     chain = origin.received()[0]
     other = tag(9).to_json()
@@ -190,12 +184,6 @@ def test_only_a_chain_from_definitions_held_is_taken(store: FactStore) -> None:
         origin.received(3)[0],
     ):
         assert isinstance(failed(store.inbound.put_definitions("plant", [wrong])), FactsRefused)
-    assert store.reader.definition_counts() == {}
-
-
-def test_unreadable_definitions_are_refused(store: FactStore) -> None:
-    """A digest covers bytes, not their meaning: an invalid tag definition is refused and named."""
-    origin = Elsewhere()
     origin.bodies[1] = b"[1, 2]"
     error = failed(store.inbound.put_definitions("plant", origin.received()))
     assert isinstance(error, FactsRefused)

@@ -109,17 +109,13 @@ async def test_refusals_are_distinguished(answering: Any) -> None:
             await line.read(READ)
 
 
-def test_frames_on_a_serial_line_have_their_pause() -> None:
-    """Three and a half characters, 4 ms at 9,600 baud; a constant at high speeds; nothing over TCP."""
+async def test_frames_on_a_serial_line_have_their_pause() -> None:
+    """Three and a half characters, 4 ms at 9,600 baud; a constant at high speeds; nothing over TCP. A longer pause that
+    is configured is kept as well."""
     serial = ModbusSourceSettings("m", Path("t.csv"), 0, transport="rtu", serial_port="/dev/ttyS1", baud_rate=9_600)
     assert 4 < frame_pause_ms(serial) < 4.1
     assert frame_pause_ms(replace(serial, baud_rate=115_200)) == 1.75
     assert frame_pause_ms(replace(serial, transport="rtu_over_tcp", host="h", serial_port="")) == 0
-
-
-async def test_the_longer_of_two_pauses_is_kept() -> None:
-    """The silence between two frames is kept without a configured pause, and a longer configured one as well."""
-    serial = ModbusSourceSettings("m", Path("t.csv"), 0, transport="rtu", serial_port="/dev/ttyS1", baud_rate=9_600)
     assert Line(serial)._pause_ms == frame_pause_ms(serial)
     assert Line(replace(serial, request_pause_ms=50))._pause_ms == 50
 
