@@ -57,7 +57,7 @@ class StoredSamples:
     ) -> Mapping[int, Collection[int]] | None:
         """The times of all samples of these tags in a range; None if there are more than `times_max`. An edit of a tag
         begins a new number, so those of all its numbers count."""
-        found, count = dict[int, set[int]](), 0
+        found = dict[int, set[int]]()
         try:
             asked = self._samples.asked(numbers, _subject, with_others=True)
             of_stream = replace(asked.bounds, streams=frozenset({stream}), time_min_ns=first_ns, time_max_ns=last_ns)
@@ -65,8 +65,7 @@ class StoredSamples:
                 for tag, time_ns in zip(asked.tags_of(facts), facts.column("source_time_ns"), strict=True):
                     if tag is not None:
                         found.setdefault(tag, set()).add(time_ns)
-                        count += 1
-                if count > times_max:
+                if sum(map(len, found.values())) > times_max:
                     return None
         except StoreError as error:
             raise StoredUnreadable(f"the store cannot say what it holds of stream {stream}: {error}") from error

@@ -141,6 +141,9 @@ def test_times_are_those_of_the_range_or_too_many(store: FactStore) -> None:
     stored = StoredSamples(store.reader)
     assert stored.sample_times(STREAM, [1], 10 * S, 12 * S, 3) == {1: {10 * S, 11 * S, 12 * S}}
     assert stored.sample_times(STREAM, [1, 2], 10 * S, 12 * S, 5) is None
+    # A device whose clock stands still: a time with so many samples cannot be asked for in parts.
+    store.appends.append_samples(STREAM, [Sample(1, 200 * S, float(n)) for n in range(10)]).result()
+    assert stored.sample_times(STREAM, [1], 200 * S, 200 * S, 3) == {1: {200 * S}}
 
 
 def test_the_times_of_a_tag_are_those_of_all_its_numbers(store: FactStore) -> None:
