@@ -74,7 +74,7 @@ class Reading:
 
 
 class Facts(ClassicDataFrame):
-    """Facts; see `pyspark_bsfg.session.facts`."""
+    """Facts; see `pyspark_bsfg.session.facts`. Spark finds what is cached by its relation: then there is no other."""
 
     def __new__(cls, reading: Reading) -> Self:  # noqa: ARG004  Spark's own decides by its arguments
         return object.__new__(cls)
@@ -86,6 +86,8 @@ class Facts(ClassicDataFrame):
 
     def filter(self, condition: Column | str) -> DataFrame:
         """Rows that pass; batches that cannot have any are skipped. `where` calls this."""
+        if self.is_cached:
+            return super().filter(condition)
         try:
             return Facts(replace(self._reading, filters=(*self._reading.filters, condition)))
         except (Py4JError, PySparkException, AssertionError):  # Spark says what is wrong with it, or can do it
@@ -95,7 +97,7 @@ class Facts(ClassicDataFrame):
         """Some columns; if all are names, only these are read."""
         names = columns[0] if len(columns) == 1 and isinstance(columns[0], list) else columns
         ours = {name.lower(): name for name in self._reading.columns}
-        if names and all(isinstance(name, str) and name.lower() in ours for name in names):
+        if names and not self.is_cached and all(isinstance(name, str) and name.lower() in ours for name in names):
             chosen = dict.fromkeys(ours[name.lower()] for name in names)
             if len(chosen) == len(names):
                 return Facts(replace(self._reading, columns=tuple(chosen)))
@@ -103,6 +105,8 @@ class Facts(ClassicDataFrame):
 
     def count(self) -> int:
         """How many facts; without a filter, from column `facts`."""
+        if self.is_cached:
+            return super().count()
         if self._reading.filters:
             return self._reading.rows(()).count()
         [(facts,)] = self._reading.load(StructType([COUNT]), False).agg(F.sum(COUNT.name)).collect()

@@ -141,6 +141,19 @@ def test_a_dataframe_of_facts_reads_what_it_needs(spark: SparkSession, tmp_path:
         rows.select("nope")
 
 
+def test_a_cached_dataframe_of_facts_is_its_cache(spark: SparkSession, tmp_path: Path) -> None:
+    """`count` fills the cache, and what is asked of the DataFrame comes from there, also when the store has grown;
+    after `unpersist` from the store."""
+    path = tmp_path / "facts.db"
+    making.store(path, HOURS[:1])
+    rows = facts(spark, path).where("offset > 10")
+    assert rows.cache().count() == 40
+    making.store(path, HOURS[1:2])
+    assert rows.count() == rows.select("tag").count() == rows.where("offset > 0").count() == 40
+    rows.unpersist()
+    assert rows.count() == 90
+
+
 def relation(rows: DataFrame) -> set[str]:
     """The columns that a DataFrame reads from the source."""
     [line] = [
