@@ -184,6 +184,8 @@ def _node(texts: Mapping[str, str]) -> NodeOptions:
         raise OptionError(f"peer {peer!r}", "the zone to read from, such as enterprise")
     if why := host_problem(host):
         raise OptionError(f"host {host!r}", why)
+    if "compromisedfile" in texts and not texts.get("factscafile"):
+        raise OptionError("compromisedFile without factsCaFile", "nothing is verified without it: name both")
     return NodeOptions(
         host,
         peer,

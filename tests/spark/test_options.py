@@ -87,6 +87,7 @@ def test_paths_in_every_form_that_spark_hands_over(given: dict[str, str], paths:
         (NODE | {"host": "a..b"}, "host 'a..b'; must be a host name"),
         (NODE | {"port": "65536"}, "port '65536'.*65535"),
         (NODE | {"requesttimeout": "0"}, "requestTimeout '0'"),
+        (NODE | {"compromisedfile": "c"}, "compromisedFile without factsCaFile"),
     ],
 )
 def test_a_wrong_option_is_named(given: dict[str, str], names: str) -> None:
