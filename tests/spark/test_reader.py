@@ -376,6 +376,20 @@ def test_access_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, re
         read(path)
 
 
+def test_a_folder_that_keeps_others_out_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of a node's service does: the store may be there, and this user is not in its group."""
+    stat = os.stat
+
+    def refused(at: Any, **named: Any) -> os.stat_result:
+        if Path(at) == tmp_path / "facts.db":
+            raise PermissionError(13, "Permission denied", str(at))
+        return stat(at, **named)
+
+    monkeypatch.setattr(os, "stat", refused)
+    with pytest.raises(StoreUnreadable, match=r"facts.db cannot be read by this user; add the user to the group"):
+        read(tmp_path / "facts.db")
+
+
 def test_arrow_is_what_spark_compares_with() -> None:
     """Our Arrow schema is the one Spark derives from FACTS: it compares to the letter and refuses any other."""
     from pyspark.sql.pandas.types import to_arrow_schema

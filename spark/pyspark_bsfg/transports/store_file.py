@@ -215,7 +215,12 @@ class StoreFileSource:
 
 def _check_access(path: Path) -> None:
     """Raise a clear error before SQLite raises its own."""
-    if not path.exists():
+    unreadable = StoreUnreadable(f"{path} cannot be read by this user", "add the user to the group that owns it")
+    try:
+        is_there = path.exists()
+    except PermissionError:  # of a folder above it
+        raise unreadable from None
+    if not is_there:
         raise StoreUnreadable(
             f"{path} does not exist on this host",
             "a store's file is read where the task runs: run on the store's host (master local[*])",
@@ -223,7 +228,7 @@ def _check_access(path: Path) -> None:
     if not path.is_file():
         raise StoreUnreadable(f"{path} is not a file", "name the store's file itself, facts.db in the node's state_dir")
     if not os.access(path, os.R_OK):
-        raise StoreUnreadable(f"{path} cannot be read by this user", "add the user to the group that owns it")
+        raise unreadable
     shared = path.with_name(path.name + "-shm")
     if shared.exists() and not os.access(shared, os.R_OK):
         raise StoreUnreadable(f"{shared} cannot be read by this user", "add the user to the group that owns it")
