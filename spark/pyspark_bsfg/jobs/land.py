@@ -149,11 +149,18 @@ def run(
             stack.enter_context(confirming(spark, options))
         place = places(asked.read)[0]
         lander = Lander(order.checkpoint, place, asked.read.stream, order.folder, order.kind)
+
+        def tell() -> None:
+            try:
+                between(lander.totals)
+            except PySparkException as error:  # no failure of the query, which would be started again
+                raise JobRefused(f"another job failed: {_reason(error)}") from error
+
         failures = restarts = 0
         while True:
             batches = lander.totals.batches
             try:
-                _follow(_start(spark, options, lander, order), lambda: between(lander.totals), stop)
+                _follow(_start(spark, options, lander, order), tell, stop)
                 return lander.totals, restarts
             except (StreamingQueryException, PySparkException) as error:
                 failures = 1 if lander.totals.batches > batches else failures + 1

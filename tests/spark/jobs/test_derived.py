@@ -215,3 +215,16 @@ def test_failures_count_until_a_batch_has_landed(
     if is_available_now:
         with pytest.raises(JobRefused, match=f"tried {ATTEMPTS_MAX} times"):
             land.run(Mock(), order, stop)
+
+
+def test_an_error_of_another_job_does_not_start_the_query_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is no failure of the query, and ends the land job, as one of ours does; the query is stopped."""
+    query = Mock(awaitTermination=Mock(return_value=False))
+    for name, part in (("check", Mock()), ("Lander", Mock()), ("_start", Mock(return_value=query))):
+        monkeypatch.setattr(land, name, part)
+    order = Order({"path": str(tmp_path / "facts.db")}, tmp_path, tmp_path)
+    with pytest.raises(JobRefused, match="another job failed: no space left"):
+        land.run(Mock(), order, Mock(wait=Mock(return_value=True)), Mock(side_effect=PySparkException("no space left")))
+    query.stop.assert_called_once_with()
