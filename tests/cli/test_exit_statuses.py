@@ -27,7 +27,7 @@ from agent.ingest.modbus.explore.register_scan import RegisterScan
 from agent.ingest.probe_result import StepOutcome
 from agent.message import Sample
 from agent.pages import Hole
-from agent.query.scan import ScanCounters
+from agent.query.scan import ScanCounters, scanner
 from agent.replication import broker as replication_broker
 from agent.replication.broker.diagnosis import bad, good
 from agent.replication.protocol.messages import BYTES_MAX_MIN
@@ -207,15 +207,23 @@ def test_a_damaged_batch_that_is_fetched(place: int | None, monkeypatch: pytest.
 
 
 @places
-def test_a_damaged_hole_of_a_scan(place: int | None, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of latest, sql and export, in whatever stream: each hole is named, and what retention released is no bad
-    result."""
+def test_a_damaged_hole_of_a_scan(
+    place: int | None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of latest, sql and export, in whatever stream: each hole is named, or counted where there are too many, and what
+    retention released is no bad result."""
     counters = ScanCounters()
     reasons: list[Literal["damaged", "expired"]] = ["damaged" if number == place else "expired" for number in range(3)]
     for number, reason in enumerate(reasons):
         counters.add_hole((TELEMETRY, "facts.alarms")[number % 2], Hole(10 * number + 1, 10 * number + 5, reason))
     assert report_holes(counters) == (place is not None)
     assert [line.split()[-1] for line in capsys.readouterr().err.splitlines()] == reasons
+    monkeypatch.setattr(scanner, "HOLES_MAX", 1)
+    few = ScanCounters()
+    for stream, hole in counters.holes:
+        few.add_hole(stream, hole)
+    assert report_holes(few) == (place is not None)
+    assert capsys.readouterr().err.splitlines()[-1] == "bsfg: 2 more holes"
 
 
 @places

@@ -34,4 +34,4 @@ def report_holes(counters: ScanCounters) -> int:
         click.echo(f"bsfg: {stream}: offsets {hole.first_offset} to {hole.last_offset} are {hole.reason}", err=True)
     if counters.holes_total > len(counters.holes):
         click.echo(f"bsfg: {counters.holes_total - len(counters.holes)} more holes", err=True)
-    return 1 if any(hole.reason == "damaged" for _, hole in counters.holes) else 0
+    return int(counters.is_damaged)

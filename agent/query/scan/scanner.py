@@ -29,19 +29,22 @@ HOLES_MAX = 1000  # named one by one; more are counted
 
 @dataclass(slots=True)
 class ScanCounters:
-    """Counts of a scan: summaries of batches read, batches opened, facts found; and the holes."""
+    """Counts of a scan: summaries of batches read, batches opened, facts found; the holes, and whether one of them is
+    damage."""
 
     summaries: int = 0
     batches_opened: int = 0
     facts: int = 0
     holes: list[tuple[str, Hole]] = field(default_factory=list)
     holes_total: int = 0
+    is_damaged: bool = False
 
     def add_hole(self, stream: str, hole: Hole) -> None:
         """Record a hole."""
         if (stream, hole) in self.holes:
             return
         self.holes_total += 1
+        self.is_damaged |= hole.reason == "damaged"
         if len(self.holes) < HOLES_MAX:
             self.holes.append((stream, hole))
 
