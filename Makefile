@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	echo 'make demo           three zones, a broker and a plant on this machine; KEEP=1 leaves them running'
 	echo 'make quick          style, types and the tests of what differs from the last commit, within a minute'
-	echo 'make test           style, types, all tests that start no server, and one real chain: this decides about a change'
+	echo 'make test           style, types, all tests without a server and short ones with: this decides about a change'
 	echo 'make test-long      the tests with real servers, brokers, nodes and Spark, half an hour; TEST=path for some'
 	echo 'make sim            the seeded tests at full length, about an hour; SEED=n replays one (docs/developers/tests.md)'
 	echo 'make fuzz           every decoder of foreign bytes, a million inputs each, about 20 minutes; NAME=batch, RUNS=n'
@@ -62,10 +62,10 @@ style: venv
 types: venv
 	$(VENV)/mypy --no-error-summary
 
-# Everything but what is marked `system` (docs/developers/tests.md). A third of the time, tests wait for a disk, so three
+# What is not marked `system`, and some that is (docs/developers/tests.md). A third of the time, tests wait for a disk, so three
 # processes share two cores. PYTEST=-n0: only one.
 pytest: foreign
-	$(VENV)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m 'not system' $(PYTEST)
+	$(VENV)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m 'not system or short' $(PYTEST)
 
 # Half of the time, these wait for a broker or a clock, so four processes share two cores.
 test-long: interpreter foreign

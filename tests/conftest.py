@@ -76,12 +76,35 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SharedS
     return SharedSpark(config, log) if config.getoption("dist") == "loadfile" else None
 
 
+# Tests with servers that take a second or less each, and run what no other test of `make test` does: the commands that
+# look at devices, brokers and peers, and the set-up.
+SHORT = (
+    "tests/cli/test_modbus.py",
+    "tests/cli/test_opcua.py",
+    "tests/cli/test_pages.py",
+    "tests/cli/test_setup.py::test_a_b",
+    "tests/cli/test_setup.py::test_a_try",
+    "tests/cli/test_setup.py::test_answers",
+    "tests/cli/test_setup.py::test_only",
+    "tests/cli/test_setup.py::test_questions",
+    "tests/cli/test_source.py",
+    "tests/cli/test_sources_page.py",
+    "tests/replication/broker/",
+    "tests/replication/mqtt/",
+    "tests/replication/pki/",
+    "tests/replication/pulling/test_anti_entropy.py",
+    "tests/spark/test_mqtt.py",
+)
 LONG_FIRST = ("tests/chain/", "tests/system/", "tests/bench/", "tests/spark/", "tests/security/", "tests/fact_store/")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """ORDER=seed shuffles the files, and the tests of each file unless they are marked `in_order`. Otherwise, in a
+    """Mark those of SHORT. ORDER=seed shuffles the files, and the tests of each file unless they are marked `in_order`. Otherwise, in a
     parallel run, the files that take minutes come first, so that no process is left with one at the end."""
+    for item in items:
+        if item.nodeid.startswith(SHORT):
+            item.add_marker("short")
     if order := os.environ.get("ORDER"):
         chance = random.Random(order)
         files = {item.path: chance.random() for item in items}

@@ -1,8 +1,7 @@
 """One real chain from device to table, whose parts are not ours where that is possible: an OPC UA server on node-opcua,
 a Modbus device on libmodbus, two nodes of ours, Mosquitto, Chromium, and Spark.
 
-It is the only test of `make test` that starts servers. What each part does under faults is in the tests marked `system`
-(`make test-long`).
+What each part does under faults is in the tests marked `system` (`make test-long`).
 """
 
 import asyncio
