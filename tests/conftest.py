@@ -100,8 +100,9 @@ LONG_FIRST = ("tests/chain/", "tests/system/", "tests/bench/", "tests/spark/", "
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark those of SHORT. ORDER=seed shuffles the files, and the tests of each file unless they are marked `in_order`. Otherwise, in a
-    parallel run, the files that take minutes come first, so that no process is left with one at the end."""
+    """Mark those of SHORT. ORDER=seed shuffles the files, and the tests of each file unless they are marked `in_order`.
+    Otherwise, in a parallel run, the files that take minutes come first, so that no process is left with one at the
+    end."""
     for item in items:
         if item.nodeid.startswith(SHORT):
             item.add_marker("short")

@@ -66,8 +66,8 @@ def check_knows_the_unit(gateway: Gateway) -> None:
 
 
 def run_both(gateway: Gateway) -> None:
-    """Both nodes give values, with files that only they can read; they know which start of the machine this is, although
-    the sandbox hides it."""
+    """Both nodes give values, with files that only they can read; they know which start of the machine this is,
+    although the sandbox hides it."""
     gateway.run("systemctl enable --now bsfg@plant-a bsfg@plant-b")
     for zone in ("plant-a", "plant-b"):
         wait_until(lambda zone=zone: values(gateway, zone) > 0, f"values of {zone}", VALUES_S)
