@@ -96,17 +96,18 @@ async def test_an_answer_is_as_long_as_asked(answering: Any) -> None:
 
 
 async def test_refusals_are_distinguished(answering: Any) -> None:
-    """Those about addresses are learned from, those about the moment are not, and a gateway's say that a unit is
-    silent."""
+    """Those about addresses are learned from, those about the moment are not. A gateway's say that a unit is silent,
+    as no answer does, which keeps the connection."""
     for code in (1, 2, 3, 4, 5, 6):
         _, line = answering(bytes([0x83, code]))
         with pytest.raises(ReadRefused) as refused:
             await line.read(READ)
         assert (refused.value.code, is_about_address(code)) == (code, code <= 3)
-    for code in (10, 11):
-        _, line = answering(bytes([0x83, code]))
-        with pytest.raises(UnitSilent):
+    for found, said in ((b"\x83\x0a", "answer, "), (b"\x83\x0b", "answer, "), (b"", "answer within 100 ms")):
+        _, line = answering(found)
+        with pytest.raises(UnitSilent, match=f"does not {said}"):
             await line.read(READ)
+        assert line.is_open
 
 
 async def test_frames_on_a_serial_line_have_their_pause() -> None:
@@ -147,13 +148,6 @@ async def test_a_serial_port_that_opens_when_nobody_waits_is_closed(monkeypatch:
         await asyncio.wait([opening])
         await wait_until_async(lambda: transport.abort.called, "the end of the connection")
         transport.abort.reset_mock()
-
-
-async def test_no_answer_is_a_silent_unit(answering: Any) -> None:
-    """The connection is kept open."""
-    _, line = answering(b"")
-    with pytest.raises(UnitSilent, match="does not answer within 100 ms"):
-        await line.read(READ)
 
 
 async def test_a_connection_that_ends_between_two_polls_is_no_loss(answering: Any) -> None:
