@@ -229,7 +229,12 @@ def export(
     if target == STDOUT:
         if form_name not in {"csv", "jsonl"}:
             raise ExportRefused(f"{form_name} cannot be written to standard output", "name a file, or use csv or jsonl")
-        return Exported(_write(scanner, bounds, _text_form(form_name, _borrowed_stdout()), progress), 0)
+        try:
+            return Exported(_write(scanner, bounds, _text_form(form_name, _borrowed_stdout()), progress), 0)
+        except BrokenPipeError:  # its reader has enough
+            raise
+        except OSError as error:
+            raise ExportRefused(f"standard output cannot be written: {error}", "check the free space there") from error
     if target.exists() and not force:
         raise ExportRefused(f"{target} exists", "name another file, or replace it with --force")
     store, wanted = scanner.reader.path.resolve(), target.resolve()

@@ -75,9 +75,10 @@ def connection_steps(access: BrokerTarget) -> Iterator[Diagnostic]:
     """Name resolution, TCP, TLS, and acceptance of our certificate. Ends with the first step that fails."""
     try:
         found = socket.getaddrinfo(access.host, access.port, type=socket.SOCK_STREAM)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter for a name that no look-up takes
         hint = "correct the host in node.toml, or this machine's name resolution (resolvectl query, /etc/hosts)"
-        yield bad(f"{access.host} cannot be reached: its name cannot be resolved ({error.strerror})", hint)
+        why = getattr(error, "strerror", None) or error
+        yield bad(f"{access.host} cannot be reached: its name cannot be resolved ({why})", hint)
         return
     addresses = sorted({str(address[0]) for *_, address in found})
     yield good(f"{access.host} is {', '.join(addresses[:ADDRESSES_SHOWN_MAX])}")

@@ -237,6 +237,14 @@ def test_at_a_terminal_no_text_of_a_peer_is_a_control_sequence(
     assert not {"\x1b", "\u202e"} & {*shown}
 
 
+def test_standard_output_on_a_full_disk_is_named(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a file on a full disk is; who reads it learns that facts are missing."""
+    with closing(StoreReader(file)) as reader, Path("/dev/full").open("w", encoding="utf-8") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        with pytest.raises(ExportRefused, match=r"standard output cannot be written: .*No space left"):
+            export(Scanner(reader), Bounds(), Path("-"), "csv")
+
+
 bsfg = partial(command.bsfg, Path())
 
 

@@ -81,6 +81,10 @@ def _no_name(wanted: BrokerTarget, _folder: Path, _: Mosquitto) -> BrokerTarget:
     return replace(wanted, host="nowhere.invalid")
 
 
+def _no_label(wanted: BrokerTarget, _folder: Path, _: Mosquitto) -> BrokerTarget:
+    return replace(wanted, host="broker..invalid")
+
+
 def _no_broker(wanted: BrokerTarget, _folder: Path, _: Mosquitto) -> BrokerTarget:
     return replace(wanted, port=free_port())
 
@@ -106,6 +110,7 @@ def _not_connected(wanted: BrokerTarget, _folder: Path, _: Mosquitto) -> BrokerT
     [
         (_ended, "configuration", "the certificate expired at"),
         (_no_name, "name", "its name cannot be resolved"),
+        (_no_label, "name", "its name cannot be resolved"),
         (_no_broker, "tcp", "cannot be reached"),
         (_other_name, "tls", "is not trusted"),
         (_stranger, "identity", "its authority is not known to the broker"),
