@@ -7,7 +7,8 @@
                           stale     facts came, but none without a problem for longer than expected
                           silent    no fact since then until `as_of`; or none ever, of a tag that the settings name
                         Facts of the future, after `as_of`, count when their time has come.
-    begin end seconds   the last fact (or fact without a problem) before, and the next one; NULL if there is none
+    begin end seconds   the last fact (or fact without a problem) before, and the next one; NULL if there is none. A tag
+                        that never had a fact without a problem is stale since its first one
     expected_s          how far apart the facts of this tag may be
     declared_by         predicate and reason of each declaration that explains the gap, or NULL. Losses of sources have
                         times: together they must leave no part of the gap uncovered for longer than `expected_s`. A
@@ -134,9 +135,12 @@ def _open_ended(within: DataFrame, limit_s: Column, as_of_ns: int) -> DataFrame:
 
     known = within.where(F.col("begin.ns") <= as_of_ns)
     of_dates = known.groupBy("zone", "tag", "date").agg(
-        last("facts", "missing").alias("seen"), last("usable", "missing", "stale").alias("sound")
+        last("facts", "missing").alias("seen"),
+        last("usable", "missing", "stale").alias("sound"),
+        F.min("begin").alias("first"),
     )
-    ends = of_dates.groupBy("zone", "tag").agg(F.max("seen").alias("seen"), F.max("sound").alias("sound"))
+    sound = F.coalesce(F.max("sound"), F.min("first")).alias("sound")
+    ends = of_dates.groupBy("zone", "tag").agg(F.max("seen").alias("seen"), sound)
 
     def open_since(kind: str, since: str) -> DataFrame:
         rows = ends.where(_from_to(f"{since}.ns", F.lit(as_of_ns)) > limit_s * _SECOND_NS)

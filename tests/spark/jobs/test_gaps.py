@@ -46,12 +46,14 @@ def lost(zone: str, first: int, last: int) -> tuple[Any, ...]:
 @pytest.mark.system
 def test_facts_of_the_future_end_no_gap(spark: SparkSession) -> None:
     """A tag whose clock once was ahead is silent, or stale, since its last fact before now, and not missing until that
-    future; one whose clock is a little ahead, and goes on, is alive."""
+    future; one whose clock is a little ahead, and goes on, is alive. A tag that never had a usable fact is stale since
+    its first one."""
     made = [
         *facts("ahead once", [*range(0, 630, 30), 4000]),
         *facts("always ahead", range(0, 1200, 30)),
         *facts("bad since", [0, 4000]),
         *facts("bad since", range(30, 1200, 30), "bad"),
+        *facts("never good", range(300, 1200, 30), "bad"),
         *facts("future only", [4000]),
         *facts("holed", [0, 300, 330, *range(360, 930, 30)]),
     ]
@@ -64,6 +66,7 @@ def test_facts_of_the_future_end_no_gap(spark: SparkSession) -> None:
         ("ahead once", "silent", 600, 300.0),
         ("bad since", "stale", 0, 900.0),
         ("holed", "missing", 0, 300.0),
+        ("never good", "stale", 300, 600.0),
     ]
 
 
