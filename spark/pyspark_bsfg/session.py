@@ -86,13 +86,14 @@ def facts(
     `where`.
     """
     register(spark)
+    asked = {name.lower(): str(value) for name, value in options.items()}  # Spark takes them in any case
     may_push = spark.conf.get(PUSH_DOWN, "false") == "true"
     is_pushing = where is not None and may_push
     chosen: dict[str, str | int] = {}
     if (context := getattr(spark, "sparkContext", None)) is not None:  # Spark Connect does not tell; the source chooses
-        is_node = options.get("transport") == "mqtt"
+        is_node = asked.get("transport", "").lower() == "mqtt"
         tasks = context.defaultParallelism
-        nodes = str(options.get("nodes", "")).count("=") or 1
+        nodes = asked.get("nodes", "").count("=") or 1
         chosen["numPartitions"] = min(tasks, NODE_PARTITIONS * nodes) if is_node else tasks
     chosen |= options
     hint = "" if is_pushing or where is None else f"; where is not pushed down until {PUSH_DOWN}=true"
@@ -102,7 +103,7 @@ def facts(
         reading = spark.read.format("bsfg").options(**chosen | {"pushFilters": str(is_pushing).lower()}).schema(schema)
         return reading.load([str(path) for path in paths]) if paths else reading.load()
 
-    labels = ["labels"] if str(options.get("includeLabels", "")).lower() == "true" else []
+    labels = ["labels"] if asked.get("includelabels", "").lower() == "true" else []
     names = columns.replace(",", " ").split() or [*FACTS.fieldNames(), *labels]
     if context is None or COUNT.name in names:  # Spark Connect has the plan at the server
         plain = load(projection(names), is_pushing)

@@ -253,3 +253,4 @@ def test_labels_and_envelopes_are_columns(spark: SparkSession, tmp_path: Path) -
     rest = facts(spark, path, columns="offset to_zone correlation_id labels").orderBy("offset").collect()
     assert [row["to_zone"] for row in rest] == ["*"] * 3 + [None] * 2
     assert rest[0]["labels"] == {"shift": "early"}
+    assert facts(spark, path, INCLUDELABELS=True).columns[-1] == "labels"  # Spark takes options in any case
