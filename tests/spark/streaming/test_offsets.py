@@ -266,6 +266,14 @@ def test_a_confirmation_that_failed_is_repeated(tmp_path: Path) -> None:
     ]
 
 
+def test_a_checkpoint_that_is_not_bound_yet_has_nothing_to_confirm(tmp_path: Path) -> None:
+    """A query of before has batches there, and the store of this one, which has a consumer, was not reached."""
+    logged(tmp_path, 3, 2)
+    source = Mock()
+    assert not Receipts(Mock(opened=lambda: nullcontext(source)), "local.lake", tmp_path).confirm()
+    source.confirm.assert_not_called()
+
+
 def test_defaults_lose_nothing() -> None:
     """Without options a query starts at the oldest fact, and ends rather than pass over a loss or a new life."""
     found = StreamOptions.of(PATH)
