@@ -203,7 +203,13 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return
             refused = ("expired", "damaged") if self.options.is_loss_refused else ()
             missing = HoleLog(source.name, asked.stream, refused, LOSS_HINT)
-            yield from record_batches(source, asked, arrow_schema(self.schema), missing)
+            try:
+                yield from record_batches(source, asked, arrow_schema(self.schema), missing)
+            except FactsGone as error:
+                if self.options.on_restored != "reread":
+                    raise
+                log.warning("%s was restored: the rest of %s is left out: %s", source.name, asked.offsets, error)
+                return
             missing.sum_up()
 
     @briefly

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,12 @@ from agent.message import Sample
 from agent.settings.store import StreamSettings
 from pyspark_bsfg.errors import ConsumerRefused, FactsGone, JobRefused, StoreUnreadable
 from pyspark_bsfg.options import NODE_PARTITIONS
+from pyspark_bsfg.ranges import OffsetRange
 from pyspark_bsfg.schema import FACTS, projection
 from pyspark_bsfg.source import BsfgDataSource
 from pyspark_bsfg.streaming import reader as module
 from pyspark_bsfg.streaming.checkpoint import read_binding
-from pyspark_bsfg.transports import StoreFile
+from pyspark_bsfg.transports import StoreFile, record_batches
 from pyspark_bsfg.transports.store_file import StoreFileSource
 from tests.fact_store.making import damage
 from tests.spark import making
@@ -343,6 +345,27 @@ def test_a_restored_store_is_refused_or_read_again(tmp_path: Path) -> None:
     assert values(reader, at, turned) == []
     end = reader.latestOffset(turned, ReadMaxRows(100))
     assert values(reader, turned, end) == [float(n) for n in range(10)] + [11.0, 12.0, 13.0]
+
+
+def test_a_store_that_is_restored_while_a_task_reads_ends_the_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node says so at any page, after the look at its log: with onRestored=reread the rest of the batch is left out
+    as where it was restored before, and the query goes on."""
+    making.store(tmp_path / "facts.db", [[Sample(1, NOON_NS, 1.0)] * 10])
+    gone = FactsGone("the life is not in this log", "plan the read again")
+
+    def put_back(source: Any, asked: Any, *others: Any) -> Iterator[Any]:
+        yield from record_batches(source, replace(asked, offsets=OffsetRange(1, 4)), *others)
+        raise gone
+
+    monkeypatch.setattr(module, "record_batches", put_back)
+    reader = stream(tmp_path, onRestored="reread")
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ReadMaxRows(10))
+    assert values(reader, start, end) == [1.0] * 4
+    with pytest.raises(FactsGone, match="not in this log"):
+        values(stream(tmp_path), start, end)
 
 
 def test_columns_are_checked_when_planning(tmp_path: Path) -> None:
