@@ -177,12 +177,14 @@ class Delivery:
             self._hand_in(columns)
             await self.recorder.settle()
 
-    async def regain(self, tags: Iterable[int], now_ns: int) -> None:
-        """Record the last values of these tags again (see `Sampler.regain`)."""
+    def regain(self, tags: Iterable[int], now_ns: int) -> None:
+        """Record the last values of these tags again (see `Sampler.regain`), without waiting: the caller has values
+        that come after them, and may be cancelled."""
         found = self.sampler.regain(tags, now_ns)
         if any(not status.is_bad(sample.quality) for sample in found):
             self._note_value(now_ns)
-        await self._record(found)
+        if found:
+            self._hand_in(mark_doubted(SampleColumns.of(found), self.recorder.doubted()))
 
     async def note_complete(self, parts: Mapping[str, Stored]) -> None:
         """Store up to when parts of the source are complete, unless it is away."""

@@ -144,7 +144,7 @@ async def test_a_source_that_missed_nothing_has_its_values_again() -> None:
     await delivery.lose(BAD_NODE_ID_UNKNOWN, 11 * S, [3])
     await delivery.lose(BAD_COMMUNICATION_ERROR, 20 * S, since_ns=12 * S)
     delivery.expect_value(returned.append)
-    await delivery.regain([1, 2, 3, 9], 30 * S)
+    delivery.regain([1, 2, 3, 9], 30 * S)
     await delivery.deliver(SampleColumns.of([Sample(1, 14 * S, 2.0), Sample(2, 10 * S, 1.0)]), 30 * S)
     assert [(sample.source_time_ns, sample.value) for sample in store.of("a")[1:]] == [
         (12 * S, None),

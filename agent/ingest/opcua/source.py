@@ -431,7 +431,7 @@ class OpcuaSource:
         if subscription is None:
             return
         count = missing.last - missing.first + 1  # each held at least one value
-        self._losses.add(NOT_DELIVERED, subscription.since, subscription.plan.live, self.clock.now())
+        self._losses.add(NOT_DELIVERED, subscription.since, subscription.monitored, self.clock.now())
         extra = {"action": "notifications_missing", "source": self._settings.name, "count": count}
         log.warning("notifications of the server did not arrive, and it does not hold them any more", extra=extra)
 
@@ -504,7 +504,7 @@ class OpcuaSource:
         if subscription.is_resumed:  # the first sign of life since then
             subscription.is_resumed = False
             if not subscription.ended:
-                await self._delivery.regain(subscription.plan.live - self._subscriptions.absences.tags, now_ns)
+                self._delivery.regain(subscription.plan.live - self._subscriptions.absences.tags, now_ns)
         changes = publication.changes
         handles = set(changes.handles)
         repeated = len(changes) - len(handles)
@@ -521,10 +521,10 @@ class OpcuaSource:
         if not self._subscriptions.absences.tags.isdisjoint(handles):
             changes = self._without_known_losses(changes, arrived.back)
         self._subscriptions.note_first(changes)
+        if publication.values_lost:  # of any tag of the subscription
+            self._losses.add(NOT_DELIVERED, arrived.since, subscription.monitored, self.clock.now())
         samples = SampleColumns(changes.handles, changes.times_ns(now_ns), changes.values, changes.qualities)
         await self._delivery.deliver(samples, now_ns, subscription.created_ns)
-        if publication.values_lost:  # of any tag of the subscription
-            self._losses.add(NOT_DELIVERED, arrived.since, subscription.plan.live, self.clock.now())
         if marked:
             self._subscriptions.note_gone(subscription, arrived.since, marked)
 

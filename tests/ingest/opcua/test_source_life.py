@@ -9,14 +9,19 @@ from agent.ingest.errors import SourceLost
 from agent.ingest.gap import CLOCK_SET_BACK, NOT_DELIVERED
 from agent.ingest.opcua.decode import Change
 from agent.ingest.opcua.session import HEARTBEAT_HANDLE
+from agent.ingest.opcua.subscriptions import subscription as subscription_module
 from agent.ingest.opcua.subscriptions.item_plan import ServerLimits
 from agent.ingest.opcua.subscriptions.subscription import CallSize, Subscription
+from agent.ingest.quality import BAD_TIMEOUT
 from tests.ingest.opcua.fake_session import (
     FakeSession,
     answer,
     death,
+    living,
+    status_change,
 )
 from tests.ingest.opcua.sources import HEADER, S, gaps_of, made, publication
+from tests.waiting import wait_until_async
 
 pytestmark = pytest.mark.virtual_time
 
@@ -78,6 +83,25 @@ async def test_the_subscription_furthest_behind_dates_a_loss() -> None:
     assert source.complete == Moment(50 * S)
     second.liveness.complete = Moment(58 * S)
     assert source.complete == Moment(58 * S)
+
+
+async def test_a_loss_behind_the_first_values_is_dated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the creation of the subscription, if nothing later is known, so that a gap follows the values; by what an
+    ended subscription had delivered, if the one that replaces it has shown nothing."""
+    monkeypatch.setattr(subscription_module, "ENDED_EARLY_S", 0.0)
+    source, store = await made(sampling_interval_ms=0)
+    async with living(source, shows_ns=10 * S) as session:
+        await wait_until_async(lambda: session.subscriptions, "a subscription")
+        assert source.complete is None
+        session.says(answer(1, 1, (1, 1.0, 10 * S)))
+        await wait_until_async(lambda: store.of("a/1"), "the value")
+        assert source.complete == source._subscriptions._all[0].opened
+        session.says(answer(1, 2, (1, 2.0, 11 * S)), status_change(1, 3, BAD_TIMEOUT))
+        await wait_until_async(
+            lambda: session.subscriptions[1:] and session.handles(session.subscriptions[1]), "a new subscription"
+        )
+        assert source.complete is not None
+        assert source.complete.time_ns == pytest.approx(10 * S, abs=S)
 
 
 async def test_a_clock_is_as_new_as_the_publication_that_brings_it() -> None:

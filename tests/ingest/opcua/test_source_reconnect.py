@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -129,6 +130,31 @@ async def test_a_subscription_that_the_session_has_lost_is_replaced(monkeypatch:
         await wait_until_async(lambda: session.subscriptions and session.handles(11) == {1, 2}, "new items")
         await wait_until_async(lambda: gaps, "the gap")
     assert [(gap.reason, gap.tags) for gap in gaps] == [(NOT_DELIVERED, (1, 2))]
+
+
+async def test_a_value_that_a_lost_session_cut_short_is_recorded() -> None:
+    """The first since the kept session continued, while the store refuses: the values that stand wait before it."""
+    source, store = await lost()
+    store.refusing = True
+    async with living(source) as session:
+        session.says(answer(1, 2, (1, 2.0, 5 * S)))
+        await wait_until_async(lambda: session.acks and source._buffer.empty(), "the value")
+    store.refusing = False
+    await source.finish()
+    assert [sample.value for sample in store.of("a/1")] == [1.0, None, 1.0, 2.0]
+
+
+async def test_a_tag_that_is_renumbered_and_back_while_away_is_not_absent() -> None:
+    """Its item was kept: what that publishes is its own."""
+    source, _ = await lost()
+    for unit in ("bar", ""):
+        tags = [replace(tag(1), definition=replace(tag(1).definition, unit=unit)), tag(2)]
+        source._delivery.offer_map(tags, await source._delivery.recorder.define([tag.definition for tag in tags]))
+        await source._take_over_map()
+    async with living(source) as session:
+        session.says(answer(1, 2, (1, 2.0, 5 * S)))
+        await wait_until_async(lambda: not source._subscriptions.absences.tags, "the value")
+    assert not session.asked
 
 
 async def test_an_item_without_a_queue_has_missed_what_came_meanwhile() -> None:

@@ -1,13 +1,14 @@
 """The subscriptions of a source: their items, their end, and notifications that are missing."""
 
 import struct
+from typing import Any
 
 import pytest
 
 from agent.ingest.errors import SourceBusy
 from agent.ingest.gap import NOT_DELIVERED
 from agent.ingest.opcua.subscriptions import subscription as subscription_module
-from agent.ingest.opcua.subscriptions.item_plan import ServerLimits
+from agent.ingest.opcua.subscriptions.item_plan import Created, ServerLimits
 from agent.ingest.quality import (
     BAD_NODE_ID_UNKNOWN,
     BAD_TOO_MANY_MONITORED_ITEMS,
@@ -140,6 +141,22 @@ async def test_notifications_that_never_came() -> None:
     (content,) = store.told()
     assert (content["reason"], content["count"], content["count_exact"]) == ("not_delivered", 0, False)
     assert content["last_time"].startswith("1970-01-01T00:01:0"), "as the server's clock shows"
+
+
+async def test_a_notification_that_is_lost_before_the_answer_about_its_items() -> None:
+    """The items publish as soon as the server has created them, so that their values are missing."""
+    source, _ = await made()
+    gaps, session, create_items = gaps_of(source), FakeSession(), FakeSession.create_items
+
+    async def create_slowly(*asked: Any) -> list[Created]:
+        session.says(answer(1, 1, (1, 1.0, S)), answer(1, 3, (1, 3.0, 3 * S)))
+        await wait_until_async(lambda: (1, 3) in session.acks, "both notifications")
+        return await create_items(session, *asked)
+
+    session.create_items = create_slowly  # type: ignore[method-assign]
+    async with living(source, session):
+        await wait_until_async(lambda: gaps, "the gap")
+    assert [(gap.reason, gap.tags) for gap in gaps] == [(NOT_DELIVERED, (1, 2))]
 
 
 UNREADABLE = answer(1, 2, (1, 2.0, 2 * S))[:21] + struct.pack("<i", 1) + b"\xff" * 8

@@ -71,10 +71,11 @@ class Subscriptions:
 
     @property
     def complete(self) -> Moment | None:
-        """Up to when all values are delivered (`liveness`), by the subscription that is furthest behind; None: not
-        known."""
+        """Up to when all values are delivered (`liveness`), by the subscription that is furthest behind; None: nothing
+        has ever arrived."""
         if not any(subscription.liveness.complete for subscription in self._all):
-            return self._complete_before
+            shown = (subscription.since for subscription in self._all if subscription.liveness.has_shown)
+            return self._complete_before or earliest(shown, self._clock.now())
         return earliest((subscription.since for subscription in self._all), self._clock.now())
 
     @property
@@ -253,8 +254,9 @@ class Subscriptions:
         new = await self._opened()
         _, lost = old.replaced or (None, frozenset[int]())
         # Also items that the server may have created: some may have published already, and so are not absent any more.
-        new.replaced = old.since, lost.union(old.plan.wanted if old.is_uncertain else old.plan.live)
+        new.replaced = old.since, lost.union(old.monitored)
         new.plan.want(old.plan.wanted)
+        self._complete_before = self.complete
         self._all[place] = new
         await self._update_items(new)
 
@@ -338,6 +340,7 @@ class Subscriptions:
             self.absences.begin_absence(
                 [renumbered[tag] for tag in subscription.plan.live if tag in renumbered], subscription.since
             )
+            self.absences.request(subscription.plan.live)  # a tag may have its number of before, and its item, again
 
     def _begin_absence(self, tags: Iterable[int], since: Moment) -> None:
         """These tags are absent since then, as far as a map that was taken over meanwhile still has them."""

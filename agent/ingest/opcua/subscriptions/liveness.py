@@ -39,6 +39,11 @@ class Liveness:
         """The newest time of the server in the answers; before the first, that of the creation."""
         return self._seen or self._opened
 
+    @property
+    def has_shown(self) -> bool:
+        """Whether an answer has been a proof of life."""
+        return self._seen is not None
+
     def note_clock(self, value: object) -> bool:
         """Take in a notification of the server's clock. True if it changed, which is a proof of life."""
         moved, self._clock = value != self._clock, value

@@ -176,6 +176,11 @@ class Subscription:
         return self.items.sampling_ms.get(handle, self.asked_ms(point))
 
     @property
+    def monitored(self) -> frozenset[int]:
+        """The handles that may have published: while an answer about items is awaited, all."""
+        return frozenset(self.plan.wanted) if self.is_uncertain else self.plan.live
+
+    @property
     def unqueued(self) -> frozenset[int]:
         """The handles whose older values are lost while no Publish is sent."""
         return self.plan.live & self.items.unqueued
