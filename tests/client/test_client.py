@@ -7,6 +7,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,20 +46,28 @@ async def served(store: FactStore, folder: Path) -> AsyncIterator[AsyncClient]:
         serving.cancel()
 
 
-async def test_connections_are_kept_and_renewed(tmp_path: Path) -> None:
-    """In a block, requests one after the other use one connection; simultaneous ones have one each, of which four stay.
+async def test_connections_are_kept_and_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a block, requests one after the other use one connection; simultaneous ones have one each, of which four stay open.
     A node that was restarted in between costs no request."""
 
     def request(number: int) -> Awaitable[AppendedEntry]:
         return node.append("order:1", "released", number, message_id=str(number))
 
+    opened, open_connection = list[asyncio.StreamWriter](), asyncio.open_unix_connection
+
+    async def noting(*address: Any, **options: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        found = await open_connection(*address, **options)
+        opened.append(found[1])
+        return found
+
+    monkeypatch.setattr(asyncio, "open_unix_connection", noting)
     async with AsyncClient(tmp_path) as node:
         async with served_store(tmp_path):
             for number in range(3):
                 await request(number)
                 assert len(node._kept or []) == 1
             await asyncio.gather(*(request(number) for number in range(10, 16)))
-            assert len(node._kept or []) == KEPT_MAX
+            assert len(node._kept or []) == KEPT_MAX == [writer.is_closing() for writer in opened].count(False)
         async with served_store(tmp_path):
             assert (await request(0)).outcome == "noop_already_applied"
             assert len(node._kept or []) == 1

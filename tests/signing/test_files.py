@@ -119,7 +119,7 @@ def test_compromises_are_written_and_read(tmp_path: Path) -> None:
     file = tmp_path / "compromised.toml"
     assert read_compromises(file) == []
     later, other = Compromise(b"12345678", T.replace(hour=11)), Compromise(b"abcdefgh", T, 'of "press 1" 𠮷\n')
-    file.write_text(compromises_text([later, other, Compromise(b"12345678", T)]))
+    file.write_text(compromises_text([later, other, Compromise(b"12345678", T), later]))
     assert read_compromises(file) == [Compromise(b"12345678", T), other]
 
 

@@ -56,6 +56,7 @@ def test_invariant_8_truncation_stays_below_every_frontier(tmp_path: Path) -> No
         wait_until(lambda: first_offset(store) == 31, "the batches below the slower frontier to go")
         page = store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING)
         assert page.holes == (Hole(1, 30, "expired"),)
+        assert store.read(TELEMETRY, 4, 9, 1, until_offset=20).holes == (Hole(5, 20, "expired"),)
         assert page.batches[0].first_offset == 31
         assert store.read(TELEMETRY, 34, EVERYTHING, EVERYTHING).holes == ()
         done(store.consumers.confirm("idmz.b", end))

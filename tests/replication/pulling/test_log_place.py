@@ -53,6 +53,8 @@ def test_a_log_that_ends_before_the_place_is_confirmed_to_its_end() -> None:
     place = LogPlace(READ, READ, names_trail=False)
     put_back = place.accept_end(page(Position(ONE, 80)))
     assert (put_back.trail, put_back.confirm) == (READ, Position(ONE, 80))
+    grown = page(Position(ONE, 80), 90)
+    assert put_back.accept(grown).store(grown).confirm == Position(ONE, 90)
     assert place.accept_end(page(Position(ONE, 120))).confirm == Position(ONE, 100)
     assert place.parts(page(Position(ONE, 80), 90))
     assert not place.parts(page(Position(ONE, 100), 110))

@@ -240,11 +240,10 @@ def test_a_hold_of_a_unit_that_answers_is_believed_the_third_time() -> None:
     without a hold, or an answer, ends it."""
     endpoint = Endpoint(SETTINGS)
     endpoint.answers.note_good(READ)
-    for _ in range(2):
-        endpoint.note_hold(1, 3_000)
-    assert endpoint.hold_ms == {}
-    endpoint.note_hold(1, 0)
+    for hold_ms in (3_000, 3_000, 0):
+        endpoint.note_hold(1, hold_ms)
     for hold_ms in (3_000, 3_000, 3_100):
+        assert endpoint.hold_ms == {}
         endpoint.note_hold(1, hold_ms)
     endpoint.note_hold(2, 5_000)
     assert endpoint.hold_ms == {1: 3_100, 2: 5_000}
