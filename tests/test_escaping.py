@@ -126,6 +126,7 @@ def test_no_peer_fills_the_log() -> None:
     (first, *_) = lines(5, 61.0, peer="evil")
     assert "left_out=1970" in EventFormatter(as_json=False).format(first)
     assert not hasattr(lines(1, 122.0, peer="evil")[0], "left_out")
+    assert len(lines(1000, -1e6, peer="evil")) == LINES_MAX, "the clock was set back"
 
 
 def test_a_peers_error_is_one_harmless_line() -> None:

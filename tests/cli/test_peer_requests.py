@@ -120,11 +120,14 @@ def test_the_prefix_asked_for_leaves_nothing_out(glob: str) -> None:
 def test_a_value_that_is_no_json_is_left_out_and_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The others are printed; a line says which value of which peer cannot be read."""
+    """The others of all pages are printed; a line says which value of which peer cannot be read."""
     values = [value(1), msgspec.structs.replace(value(2), value=msgspec.Raw(b'"\xff"')), value(3)]
     own: dict[str, Any] = {"store_zone": "idmz", "life": "0" * 32, "stream": STREAM}
-    answer = LatestAnswer(**own, end_offset=3, queue_depth=0, depth_facts=1, values=values)
-    monkeypatch.setattr(peer_requests, "_ask", lambda *_: answer)
+    pages = [(values[:2], True), (values[2:], False)]
+    answers = [
+        LatestAnswer(**own, end_offset=3, queue_depth=0, depth_facts=1, values=page, more=more) for page, more in pages
+    ]
+    monkeypatch.setattr(peer_requests, "_ask", lambda *_: answers.pop(0))
     settings: Any = None
     rows = peer_requests.get_latest(settings, "idmz", STREAM, "*", 1_000, 1.0)
     assert [row["subject"] for row in rows] == ["tag:001", "tag:003"]

@@ -1,6 +1,7 @@
 """What of a store is read by which task, and the pages of a range."""
 
 from collections.abc import Sequence
+from datetime import timedelta
 from itertools import pairwise
 from typing import Any
 
@@ -185,12 +186,14 @@ def test_a_changed_byte_is_refused() -> None:
 
 def test_a_record_proves_its_chain_and_nothing_else() -> None:
     """The record of the fourth batch proves the first four of the page, not the fifth; not one of another chain that
-    stands before them; and a record made with another key proves nothing."""
+    stands before them; and a record made with another key proves nothing. A renewed certificate of the key ends the
+    time of no other."""
     authority = signers.make("facts", is_ca=True)
     made = signers.make("plant", authority)
     key, other = (signers.signing_key(certificate) for certificate in (made, signers.make("plant", authority)))
     signers_trusted = Signers(SignerTrust((authority.certificate,)), signers.NOW_MS)
-    signers_trusted.add([made.der])
+    renewed = signers.make("plant", authority, key=made.key, begins=signers.NOW + timedelta(days=1))
+    signers_trusted.add([made.der, renewed.der])
     stranger, batches = chain(1, text="other")[0], chain(6, key=key, at=[3])
     assert signers_trusted.verified([stranger, *batches[1:]]) == ["no", "yes", "yes", "yes", "no", "no"]
     forged = chain(2, key=other, link=batches[3].link)

@@ -37,7 +37,7 @@ def test_cli_show_reports_unusable_certificates(folder: Path) -> None:
     assert re.search(r"idmz.pem\n(  .*\n)+  PROBLEM the key does not match", result.output)
     assert re.search(r"plant-a.pem\n(  .*\n)+  PROBLEM the certificate expired at", result.output)
     assert _run("pki", "show", folder / "zones/idmz.pem").exit_code == 0
-    assert _run("pki", "show", folder / "zones/plant-a.pem").exit_code == 1
+    assert _run("pki", "show", folder / "zones/plant-a.pem", folder / "zones/idmz.pem").exit_code == 1
     both = folder / "both.pem"
     both.write_bytes((folder / "zones/idmz.pem").read_bytes() + (folder / "zones/plant-a.pem").read_bytes())
     rows = map(json.loads, _run("pki", "show", "--json", both).output.splitlines())

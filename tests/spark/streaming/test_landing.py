@@ -107,6 +107,16 @@ def test_a_table_has_each_fact_in_its_partition(tmp_path: Path, two_plants: Path
     )  # fmt: skip
 
 
+def test_the_bounds_of_a_file_are_those_of_all_its_rows(tmp_path: Path, two_plants: Path) -> None:
+    """By them a query skips files; times and offsets that come later may be lower."""
+    rows = [batch.slice(row, 1) for batch in record_batches(two_plants) for row in range(batch.num_rows)]
+    for file in written(tmp_path, rows[::-1]).files:
+        facts = pq.read_table(tmp_path / file.path)
+        columns = facts["offset"], facts["sequence"], facts["ts"].cast("int64")
+        bounds = [(min(values), max(values)) for values in (column.to_pylist() for column in columns)]
+        assert [file.offsets, file.sequences, file.times_us] == bounds
+
+
 @FORMATS
 def test_what_is_landed_is_durable(
     tmp_path: Path, two_plants: Path, kind: Format, monkeypatch: pytest.MonkeyPatch
