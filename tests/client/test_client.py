@@ -47,8 +47,8 @@ async def served(store: FactStore, folder: Path) -> AsyncIterator[AsyncClient]:
 
 
 async def test_connections_are_kept_and_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a block, requests one after the other use one connection; simultaneous ones have one each, of which four stay open.
-    A node that was restarted in between costs no request."""
+    """In a block, requests one after the other use one connection; simultaneous ones have one each, of which four stay
+    open. A node that was restarted in between costs no request."""
 
     def request(number: int) -> Awaitable[AppendedEntry]:
         return node.append("order:1", "released", number, message_id=str(number))
