@@ -20,12 +20,12 @@ from agent.settings.sources import ModbusSourceSettings
 from tests.ingest.fakes import FakeStore
 from tests.ingest.plant import Running, ingesting, modbus
 
-TAGS = "tag,table,register,type\nplant/x,holding,1,int16\nplant/y,holding,2,int16\n"
+TAGS = "tag,table,register,type,stream\nplant/x,holding,1,int16,\nplant/y,holding,2,int16,facts.slow\n"
 Life = Callable[[ModbusSource, Callable[[], None]], Awaitable[None]]
 
 
 class PlayedSource:
-    """A source with two tags that fare alike (see `ingesting`). Made by the fixture `played`."""
+    """A source with two tags, each in a stream of its own, that fare alike (see `ingesting`). Made by the fixture `played`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         self._monkeypatch, self._folder = monkeypatch, folder
@@ -93,11 +93,12 @@ class Before:
     def __init__(self, complete: Mapping[str, Stored], newest_ns: int, lost_ns: int) -> None:
         self._complete, self._newest_ns, self._lost_ns = complete, newest_ns, lost_ns
 
-    def newest_samples(self, _: str, numbers: Collection[int]) -> dict[int, Newest]:
+    def newest_samples(self, stream: str, numbers: Collection[int]) -> dict[int, Newest]:
         at_ns = self._newest_ns
+        good_ns = at_ns - (stream == "facts.slow")
         if self._lost_ns:
-            return {n: Newest(Sample(n, self._lost_ns, None, BAD_COMMUNICATION_ERROR), at_ns) for n in numbers}
-        return {n: Newest(Sample(n, at_ns, 1.0), at_ns) for n in numbers} if at_ns else {}
+            return {n: Newest(Sample(n, self._lost_ns, None, BAD_COMMUNICATION_ERROR), good_ns) for n in numbers}
+        return {n: Newest(Sample(n, at_ns, 1.0), good_ns) for n in numbers} if at_ns else {}
 
     def completeness(self, _: str) -> Mapping[str, Stored]:
         return self._complete

@@ -86,7 +86,8 @@ async def test_stopping_waits_for_the_last_commit(played: PlayedSource) -> None:
         for _ in range(20):
             await asyncio.sleep(0)
         states.append(running.source("meter").values_total)
-        store.waiting[0].set_result(None)
+        for appended in store.waiting:
+            appended.set_result(None)
 
     states = list[int]()
     async with TaskGroup() as group, played.ingesting(store=store) as running:
