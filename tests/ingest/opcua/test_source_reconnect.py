@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -11,11 +13,13 @@ import pytest
 
 from agent.ingest.errors import SourceLost
 from agent.ingest.gap import NOT_DELIVERED
+from agent.ingest.opcua import source as source_module
 from agent.ingest.opcua.session import Ending, OpenedSubscription
 from agent.ingest.opcua.source import OpcuaSource
 from agent.ingest.opcua.subscriptions import subscription as subscription_module
 from agent.ingest.opcua.subscriptions.item_plan import Created, ServerLimits
 from agent.ingest.quality import BAD_COMMUNICATION_ERROR, BAD_TIMEOUT, BAD_TOO_MANY_MONITORED_ITEMS
+from agent.settings.sources import OpcuaSourceSettings
 from tests.ingest.fakes import FakeStore
 from tests.ingest.opcua.fake_session import FakeSession, answer, death, living, status_change
 from tests.ingest.opcua.sources import S, gaps_of, made, tag
@@ -244,3 +248,27 @@ async def test_a_stop_reads_the_clock() -> None:
     await source._delivery.recorder.end_recording()
     (stored,) = store.complete.values()
     assert stored.complete_ns < 110 * S
+
+
+async def test_a_life_that_reached_no_server_is_followed_by_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two servers one is dead, then the other: each time the one that is read is tried once more, then left."""
+    source, _ = await made(urls=("opc.tcp://other",))
+    tried, dead = list[str](), set[str]()
+
+    @asynccontextmanager
+    async def opened(settings: OpcuaSourceSettings, **_: object) -> AsyncIterator[FakeSession]:
+        if settings.url in dead:
+            raise SourceLost("dead")
+        yield FakeSession()
+
+    async def begin(_: FakeSession) -> None:
+        raise SourceLost("reached")
+
+    monkeypatch.setattr(source_module, "open_session", opened)
+    monkeypatch.setattr(source, "_begin_life", begin)
+    for dead_now in ("", "plc", "plc", "other", "other"):
+        dead = {f"opc.tcp://{dead_now}"}
+        with pytest.raises(SourceLost):
+            await source.run(lambda: None)
+        tried.append(source._servers.url)
+    assert tried == [f"opc.tcp://{name}" for name in ("plc", "plc", "other", "other", "plc")]
