@@ -25,7 +25,8 @@ Life = Callable[[ModbusSource, Callable[[], None]], Awaitable[None]]
 
 
 class PlayedSource:
-    """A source with two tags, each in a stream of its own, that fare alike (see `ingesting`). Made by the fixture `played`."""
+    """A source with two tags, each in a stream of its own, that fare alike (see `ingesting`). Made by the fixture
+    `played`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         self._monkeypatch, self._folder = monkeypatch, folder
