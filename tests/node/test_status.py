@@ -212,13 +212,14 @@ def test_the_reasons_that_delay_a_pull(store: FactStore, tmp_path: Path) -> None
 async def test_a_restart_while_the_peer_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was wrong keeps its beginning, and a pull without an answer is as late as the node that recorded it was, and
     the time since; not within the first half minute, nor where nothing was ever pulled, nor once it is answered. The
-    health is that of the node, whose name is not its zone's."""
+    health is that of the node, whose name is not its zone's, and more than its queue takes at once."""
     began_ms = 1_790_000_000_000
     monkeypatch.setattr(status, "_now_unix_ms", lambda: began_ms)
     away = pull_statistics(
         stream=STREAM, offset=30, peer_end_offset=30, last_answer_ms=None, lost_reason="gone", pacing=None
     )
-    with FactStore.open(tmp_path / "facts.db", "plant-a", node="plant-a-2") as store:
+    small = StoreSettings(batch_facts_target=10, queue_facts_max=10)
+    with FactStore.open(tmp_path / "facts.db", "plant-a", settings=small, node="plant-a-2") as store:
         before = collector_of(store, tmp_path).snapshot()
         lost = PeerStatus("plant-b", STREAM, False, 30, 30, lag_seconds=40.0, trouble="gone")
         before = replace(before, taken_unix_ms=began_ms - 600_000, peers=(lost,), since={"broken": began_ms - 640_000})
