@@ -92,9 +92,8 @@ class AsyncClient:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        kept, self._kept = self._kept or [], None
-        for connection in kept:
-            connection[1].close()
+        kept, self._kept = self._kept, None
+        _close_all(kept)
 
     async def append(
         self,
@@ -224,10 +223,14 @@ class AsyncClient:
     # --------------------------------------------------------------------------------------------------------- internal
 
     async def _ask_socket(self, request: AnyRequest, waits_ms: int) -> LocalReply:
+        kept = self._kept
         try:
-            return await ask(self._state_dir, request, waits_ms, self._instance, self._kept)
+            return await ask(self._state_dir, request, waits_ms, self._instance, kept)
         except (FileNotFoundError, ConnectionRefusedError) as error:
             raise NodeSilent(f"no node runs on {self._state_dir}") from error
+        finally:
+            if kept is not self._kept:  # the block has ended meanwhile
+                _close_all(kept)
 
     async def _answer(self, request: AnyRequest, kind: type[_AnswerT], waits_ms: int = 0) -> _AnswerT:
         return accepted(await self._ask(request, waits_ms), kind)
@@ -253,3 +256,8 @@ class AsyncClient:
                     break
                 for found in complete:
                     self._chains.put(found)
+
+
+def _close_all(kept: Kept | None) -> None:
+    while kept:
+        kept.pop()[1].close()

@@ -75,6 +75,22 @@ async def test_connections_are_kept_and_renewed(tmp_path: Path, monkeypatch: pyt
             await request(4)
 
 
+async def test_a_request_that_outlives_the_block_leaves_no_connection(tmp_path: Path) -> None:
+    """Its connection is closed once it is answered."""
+    async with served_store(tmp_path):
+        async with AsyncClient(tmp_path) as node:
+            await node.append("order:1", "released", 1, message_id="1")
+            kept = node._kept
+            assert kept is not None
+            (connection,) = kept
+            late = asyncio.create_task(node.fetch("local.mes", "facts.alarms", wait_s=60))
+            await wait_until_async(lambda: not kept, "the request has its connection")
+        await AsyncClient(tmp_path).append("pump:1", "stopped", 1, message_id="2", stream="facts.alarms")
+        assert (await late).facts
+        assert kept == []
+        assert connection[1].is_closing()
+
+
 async def test_a_fact_is_appended_fetched_and_confirmed(tmp_path: Path) -> None:
     """A fetch gives the facts after the frontier, again and again until they are confirmed, and a page goes on where
     the one before ended. A repeated append is stored once."""
