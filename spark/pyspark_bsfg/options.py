@@ -211,7 +211,10 @@ def local_path(address: str) -> str | None:
     """The path in a path or a `file:` address, as it is written; None for one of another host or file system."""
     if not (found := _SCHEME.match(address)):
         return address
-    parts = urlsplit(address)
+    try:
+        parts = urlsplit(address)
+    except ValueError:  # a bracket that is not closed
+        return None
     return parts.path if found[1].lower() == "file" and parts.netloc in {"", "localhost"} else None
 
 

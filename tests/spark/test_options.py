@@ -73,6 +73,7 @@ def test_paths_in_every_form_that_spark_hands_over(given: dict[str, str], paths:
         ({"path": "a", "pushfilters": "yes"}, "pushFilters 'yes'; it is true or false"),
         ({"path": "s3a://bucket/facts.db"}, "path 's3a://bucket/facts.db'.*a file of the host"),
         ({"path": "file://elsewhere/facts.db"}, "path 'file://elsewhere/facts.db'"),
+        ({"path": "file://[x"}, r"path 'file://\[x'; a store is a file of the host"),
         ({"paths": "a, b"}, r"paths 'a, b'; use .load"),
         ({"path": "a", "host": "x"}, "option host is not of transport file"),
         ({"transport": "mqtt", "path": "a"}, "option path is not of transport mqtt"),
