@@ -16,6 +16,7 @@ from agent.query.scan.errors import TimeUnreadable
 _TIME = re.compile(
     r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d)(?::(\d\d)(?:\.(\d{1,9}))?)?)? ?(?:(Z)|([+-])(\d\d):?(\d\d))?", re.ASCII
 )
+_BEGINNING = re.compile(r"\s*\d{4}(?:-|\Z)", re.ASCII)
 _AGO = re.compile(r"(\d{1,9})(s|m|h|d)", re.ASCII)
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -53,12 +54,16 @@ def parse_moment_ns(text: str, now_ns: int) -> int:
 
 
 def compare(first: str, second: str) -> int:
-    """Compare two texts by the times that they name, or as texts if one of them names none; returns -1, 0 or 1."""
+    """Compare two texts by the times that they name, or as texts if one of them only begins as one, as `2026-11` does;
+    returns -1, 0 or 1. Raises TimeUnreadable for a text that does not."""
     if _is_ours(first) and _is_ours(second):
         left, right = first[:-1], second[:-1]
         return (left > right) - (left < right)
     first_ns, second_ns = parse_time_ns(first), parse_time_ns(second)
     if first_ns is None or second_ns is None:
+        for text in (first, second):
+            if not _BEGINNING.match(text):
+                raise TimeUnreadable(f"{text!r} is not a time", "write 2026-11-21, or 2026-11-21 07:00+01:00")
         return (first.encode() > second.encode()) - (first.encode() < second.encode())
     return (first_ns > second_ns) - (first_ns < second_ns)
 

@@ -8,13 +8,14 @@ trial lost rows that way. So nothing can be attached, an authorizer refuses ever
 runs in a node.
 
     ExtraMissing            apsw is not installed
+    TimeUnreadable          a text that is compared with a time begins as none
     SqlRefused              SQLite cannot run the statement, or it would do more than read
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from agent.query.scan import (
     ExtraMissing,
     Scanner,
     SqlRefused,
+    TimeUnreadable,
     compare,
     parse_moment_ns,
     sql_value,
@@ -65,13 +67,14 @@ class SqlSession:
         self._apsw = apsw
         self._connection = apsw.Connection(":memory:")
         self._connection.limit(apsw.SQLITE_LIMIT_ATTACHED, 0)
-        self._connection.create_collation("moment", compare)
+        self._connection.create_collation("moment", self._compare)
         self._connection.create_scalar_function("ns", self._ns, 1, deterministic=True)
+        self._unreadable: TimeUnreadable | None = None
         self._make_tables()
         self._connection.authorizer = self._allowed
 
     def ask(self, statement: str) -> Answer:
-        """Run one statement. Raises SqlRefused, also while its rows are read."""
+        """Run one statement. Raises SqlRefused and TimeUnreadable, also while its rows are read."""
         columns = list[str]()
 
         def trace(cursor: apsw.Cursor, _text: str, _values: object) -> bool:
@@ -84,6 +87,8 @@ class SqlSession:
         cursor.exec_trace = trace
         rows = self._rows(cursor, statement)
         first = next(rows, None)
+        if not columns:
+            raise SqlRefused("there is no statement", "write a SELECT")
         return Answer(columns, rows if first is None else chain([first], rows))
 
     def close(self) -> None:
@@ -91,8 +96,9 @@ class SqlSession:
         self._connection.close(force=True)
 
     def _rows(self, cursor: apsw.Cursor, statement: str) -> Iterator[tuple[Any, ...]]:
+        self._unreadable = None
         try:
-            yield from cursor.execute(statement)
+            yield from takewhile(lambda _: self._unreadable is None, cursor.execute(statement))
         except self._apsw.AuthError as error:
             raise SqlRefused(
                 "the statement would do more than read", "write a SELECT; nothing else is allowed"
@@ -100,6 +106,16 @@ class SqlSession:
         except self._apsw.Error as error:
             hint = f"tables: {', '.join(_TABLES)}; their columns: docs/operate/query.md"
             raise SqlRefused(f"SQL: {str(error).removeprefix('SQLError: ')}", hint) from error
+        if self._unreadable is not None:
+            raise self._unreadable
+
+    def _compare(self, first: str, second: str) -> int:
+        """A collation must not raise: what it cannot read ends the statement at the next row."""
+        try:
+            return compare(first, second)
+        except TimeUnreadable as error:
+            self._unreadable = error
+            return 0
 
     def _make_tables(self) -> None:
         from agent.query.sql.virtual_tables import FactsTable, Module, RowsTable
