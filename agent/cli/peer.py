@@ -177,7 +177,8 @@ def _lines(node: str, stream: local_socket.ComparedStream) -> Iterator[str]:
 
 
 def _state(settings: NodeSettings) -> dict[str, str]:
-    """Whether each peer is connected, by node, from the running node; empty when no node runs."""
+    """Whether each peer is connected, and which pulls from it are blocked, by node, from the running node; empty when
+    no node runs."""
     try:
         found = Client(settings.node.state_dir).status(everything=True)
     except BsfgError:
@@ -187,4 +188,7 @@ def _state(settings: NodeSettings) -> dict[str, str]:
         link = CONNECTED if peer["connected"] else f"not connected {peer['trouble']}".rstrip()
         if peer["connected"] or peer["zone"] not in states:
             states[peer["zone"]] = link
+    for peer in found["peers"]:
+        if peer["blocked"]:
+            states[peer["zone"]] += f"; {peer['stream']} is blocked: {peer['trouble']}"
     return states

@@ -60,7 +60,12 @@ def test_of_many_peers_those_without_connection_come_first(plant_a: Path, monkey
         node.write('[[broker]]\nname = "b"\nhost = "h"\nca_file = "a"\ncert_file = "c"\nkey_file = "k"\n')
         node.writelines(f'[[peer]]\nzone = "p{n:02}"\nbroker = "b"\npulls = ["a", "b"]\n' for n in range(12))
     pulls = [
-        {"zone": f"p{n:02}", "connected": n != 11 and (stream == "b" or n != 7) and n != 5, "trouble": "gone"}
+        {
+            "zone": f"p{n:02}",
+            "connected": n != 11 and (stream == "b" or n != 7) and n != 5,
+            "trouble": "gone",
+            "blocked": False,
+        }
         for n in range(12)
         for stream in "ab"
     ]
@@ -95,11 +100,18 @@ def test_latest_values_of_a_zone_from_a_peer(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("place", [0, 1, 2, None])
 def test_a_peer_with_one_connected_stream_is_connected(place: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever of its three streams that is; the trouble is told where none is."""
-    pulls = [{"zone": "plant-b", "connected": n == place, "trouble": "timeout"} for n in range(3)]
+    """Whichever of its three streams that is; the trouble is told where none is, and of each pull that is blocked."""
+    pulls = [
+        {"zone": "plant-b", "stream": f"s{n}", "connected": n == place, "trouble": "timeout", "blocked": False}
+        for n in range(3)
+    ]
     monkeypatch.setattr(Client, "status", lambda *_, **__: {"peers": pulls})
     settings: Any = SimpleNamespace(node=SimpleNamespace(state_dir=Path()))
-    assert peer._state(settings) == {"plant-b": "not connected timeout" if place is None else "connected"}
+    state = "not connected timeout" if place is None else "connected"
+    assert peer._state(settings) == {"plant-b": state}
+    pulls[1] |= {"connected": False, "trouble": "not authorized", "blocked": True}
+    if place != 1:
+        assert peer._state(settings) == {"plant-b": f"{state}; s1 is blocked: not authorized"}
 
 
 def test_facts_that_differ_in_their_object_are_two() -> None:
