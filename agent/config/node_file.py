@@ -379,11 +379,11 @@ def _read_profile(reader: _Reader, file: Path, path: str, device: str) -> dict[s
         hint = f"did you mean {near[0]}?" if near else f"profiles there: {', '.join(known) or 'none'}"
         reader.problems.append(SettingProblem(path, device, f"{file} does not exist; {hint}"))
         return {}
-    except (OSError, UnicodeDecodeError) as error:
-        reader.problems.append(SettingProblem(path, device, f"{file} cannot be read: {error}"))
-        return {}
     except tomllib.TOMLDecodeError as error:
         reader.problems.append(SettingProblem(path, device, f"{file} is not TOML: {error}"))
+        return {}
+    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a name that no file can have
+        reader.problems.append(SettingProblem(path, device, f"{file} cannot be read: {error}"))
         return {}
     section = path.partition(".")[0]
     if "description" not in found:

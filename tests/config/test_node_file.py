@@ -338,7 +338,7 @@ def test_problems_of_a_device_profile_name_file_and_key(tmp_path: Path) -> None:
 
     def found(device: str) -> dict[str, str]:
         text = 'node.zone = "plant-a"\n[[modbus]]\nname = "m"\nhost = "h"\ntags_file = "t.csv"\n'
-        return problems_of_text(f"{text}device = '{device}'\n", tmp_path)
+        return problems_of_text(f'{text}device = "{device}"\n', tmp_path)
 
     problems = found("meter")
     assert set(problems) == {f"{file}: timeout", f"{file}: hole_max", f"{file}: registers_per_read_max"}
@@ -346,6 +346,7 @@ def test_problems_of_a_device_profile_name_file_and_key(tmp_path: Path) -> None:
     file.write_text('description = "x"\naddress_base = 1\nregisters_per_read_max = 900\n')
     assert set(found("meter")) == {f"{file}: registers_per_read_max"}
     assert "did you mean meter?" in found("metre")["modbus[0].device"]
+    assert "cannot be read" in found("me\\u0000ter")["modbus[0].device"]
 
 
 def test_the_device_profiles_of_this_repository_load(tmp_path: Path) -> None:
