@@ -101,8 +101,12 @@ def check_not_revoked(cert_file: Path, crl_file: Path) -> list[IdentityProblem]:
     except PkiError:
         return []
     problems = []
+    serial = certificate.serial_number
     for crl in lists:
-        entry = crl.get_revoked_certificate_by_serial_number(certificate.serial_number)
+        if serial < 0:  # which the library does not look for
+            entry = next((entry for entry in crl if entry.serial_number == serial), None)
+        else:
+            entry = crl.get_revoked_certificate_by_serial_number(serial)
         if entry is not None and certificate.issuer == crl.issuer:
             found = _revoked(entry)
             why = f"the certificate was revoked at {moment_text(found.at)} ({found.reason})"

@@ -22,7 +22,7 @@ import msgspec
 from msgspec.structs import replace
 
 from agent.escaping import printable
-from agent.message import MessageError, check_depth
+from agent.message import FORMS, MessageError, check_depth
 from agent.replication.protocol.errors import ERRORS, MalformedMessage, UnprovenAnswer
 from agent.replication.protocol.messages import ANSWERS, REQUESTS, Answer, ErrorAnswer, ErrorBody, Request, operation_of
 from agent.signing.messages import MessagePlace, MessageProof, split_answer
@@ -266,7 +266,10 @@ def _decode(decoder: msgspec.json.Decoder[_T], data: bytes, operation: str) -> _
     try:
         return decoder.decode(data)
     except (ValueError, RecursionError) as error:  # every msgspec error is a ValueError
-        raise MalformedMessage(str(error), "bad_request", operation) from error
+        why = str(error)
+        for pattern, form in FORMS.items():
+            why = why.replace(f"matching regex '\\\\A{pattern.pattern}\\\\Z'", f"({form})")
+        raise MalformedMessage(why, "bad_request", operation) from error
 
 
 def _decode_head(decoder: msgspec.json.Decoder[_HeadT], data: bytes) -> _HeadT:

@@ -125,6 +125,19 @@ def test_no_damage_of_a_certificate_is_more_than_a_problem(folder: Path, name: s
         pki.check_not_revoked(folder / "zones/idmz.pem", folder / "ca.crl")
 
 
+@pytest.mark.filterwarnings("ignore:Parsed a serial number")
+def test_a_negative_serial_number_is_on_no_list(folder: Path) -> None:
+    """Of a foreign authority, or by damage: no list can name it, and the other checks say what is wrong."""
+    file = folder / "zones/idmz.pem"
+    certificate = pki.load_certificates(file)[0]
+    serial = certificate.serial_number.to_bytes((certificate.serial_number.bit_length() + 8) // 8)
+    content = certificate.public_bytes(serialization.Encoding.DER).replace(serial, b"\x80" + serial[1:], 1)
+    file.write_bytes(ssl.DER_cert_to_PEM_cert(content).encode())
+    assert pki.load_certificates(file)[0].serial_number < 0
+    assert pki.check_not_revoked(file, folder / "ca.crl") == []
+    assert _check(folder)
+
+
 def test_no_damage_of_a_list_is_more_than_a_problem(folder: Path) -> None:
     """The same of a revocation list."""
     for _ in damaged(folder / "ca.crl", pki.load_crl(folder / "ca.crl"), "X509 CRL"):

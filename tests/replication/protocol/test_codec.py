@@ -199,7 +199,7 @@ def test_error_for_an_unreadable_request_can_be_sent() -> None:
         (request_with(bytes_max=10**9), "limit_out_of_range", "bytes_max"),
         (request_with(wait_ms=-5), "limit_out_of_range", "wait_ms is -5"),
         (request_with(wait_ms=10**9), "limit_out_of_range", "wait_ms"),
-        (request_with(consumer_name="a/b"), "bad_request", "$.consumer_name"),
+        (request_with(consumer_name="a/b"), "bad_request", "(1 to 64 of a-z, 0-9, ., _ and -) - at `$.consumer_name`"),
         (request_with(consumer_name="a" * 65), "bad_request", "$.consumer_name"),
         (request_with(consumer_name="a\n"), "bad_request", "$.consumer_name"),
         (request_with(after={"offset": -1}), "bad_request", "$.after.offset"),
