@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from agent.cli.source import access
+from agent.cli.source import access, commands
 from agent.demo.plant.tags import modbus_tags_csv, opcua_tags_csv
-from tests.cli.conftest import Bsfg
+from agent.local_socket import SourceRetried
+from tests.cli.conftest import Bsfg, typed
 from tests.cli.test_sources_page import node
 from tests.ingest.fakes import Program, running
 from tests.support.mosquitto import Mosquitto, free_port
@@ -197,6 +198,15 @@ def test_wrong_names_are_usage_errors(bsfg: Bsfg, tmp_path: Path) -> None:
     assert (done.returncode, "it has plc, meter" in done.stderr) == (2, True)
     done = bsfg("source", "read", "meter", "a/b")
     assert (done.returncode, "source meter has no tag 'a/b'; its tag file has 26 others" in done.stderr) == (2, True)
+
+
+def test_a_retry_speaks_of_refused_tags_where_there_are_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An OPC UA server refuses tags; a Modbus device that is connected has none to try again."""
+    write_node(tmp_path, 1, 1)
+    monkeypatch.setattr(commands, "ask", lambda *_: SourceRetried("connected"))
+    config = ("--config", str(tmp_path / "node.toml"))
+    assert typed("source", "retry", "plc", *config).output.endswith("; tags that its server refuses are tried now\n")
+    assert typed("source", "retry", "meter", *config).output == "meter is connected already\n"
 
 
 def test_check_connect_tries_everything(meter: Program, plc: Program, bsfg: Bsfg, tmp_path: Path) -> None:

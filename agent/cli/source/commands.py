@@ -196,8 +196,11 @@ def retry(config_file: Path, name: str, as_json: bool) -> None:
 
     At an OPC UA source that is connected, the tags that its server refuses are tried at once.
     """
-    answer = ask(load_settings(config_file), local_socket.RetrySource(name), local_socket.SourceRetried)
-    text = f"{name} is {answer.state} already; tags that its server refuses are tried now"
+    settings = load_settings(config_file)
+    answer = ask(settings, local_socket.RetrySource(name), local_socket.SourceRetried)
+    text = f"{name} is {answer.state} already"
+    if any(source.name == name for source in settings.opcua):
+        text += "; tags that its server refuses are tried now"
     if answer.state == "waiting":
         text = f"{name} connects now; see bsfg status"
     print_either({"source": name, "was": answer.state}, text, as_json=as_json)
