@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
@@ -91,12 +92,22 @@ def get_passphrase(file: Path | None, whose: str, *, is_new: bool, otherwise: st
         authority.check_key_rights(file)
         return authority.read_file(file).split(b"\n", 1)[0].rstrip(b"\r")
     try:
-        typed = click.prompt(whose, hide_input=True, confirmation_prompt=is_new, err=True)
+        typed = click.prompt(whose, hide_input=_has_terminal(), confirmation_prompt=is_new, err=True)
     except click.Abort:
         if sys.stdin.isatty():
             raise
+        click.echo(err=True)  # behind the question
         raise click.UsageError(f"no terminal to ask for the passphrase: give {otherwise}") from None
     return str(typed).encode()
+
+
+def _has_terminal() -> bool:
+    """Whether there is one that could show what is typed; without one, hiding it is a warning of Python's."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return sys.stdin.isatty()
+    return True
 
 
 def crl_valid(details: authority.CrlDetails) -> str:

@@ -1,5 +1,7 @@
 """Keys made where they are used: request, signature, import; and an authority whose key has a passphrase."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -212,3 +214,14 @@ def test_a_new_authority_has_a_passphrase_by_default(tmp_path: Path) -> None:
     (tmp_path / "p").touch(mode=0o600)
     assert "exclude each other" in run("c", "--no-passphrase", "--passphrase-file", str(tmp_path / "p"))[1]
     assert not (tmp_path / "c").exists()
+
+
+def test_without_a_terminal_nothing_but_the_error_is_said(tmp_path: Path) -> None:
+    """No warning of Python's, that what is typed may be shown."""
+    words = [sys.executable, "-m", "agent.cli", "pki", "ca", "--pki", str(tmp_path / "pki")]
+    done = subprocess.run(
+        words, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False, start_new_session=True
+    )
+    question, *_, last = done.stderr.splitlines()
+    assert (done.returncode, question.endswith("key: "), "Warning" in done.stderr) == (2, True, False)
+    assert last.startswith("Error: no terminal to ask for the passphrase: give --passphrase-file")
