@@ -1,16 +1,19 @@
 """The items of a source's tags: a time without one is a gap, and one that is gone is created again."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from agent.ingest.completeness import Moment, Stored
+from agent.ingest.errors import SourceLost
 from agent.ingest.gap import AGENT_STOPPED, ITEM_GONE
 from agent.ingest.opcua import source as source_module
 from agent.ingest.opcua.address import TagPoint
 from agent.ingest.opcua.decode import Change
+from agent.ingest.opcua.session import ItemRequest
 from agent.ingest.opcua.subscriptions.item_plan import Created
 from agent.ingest.opcua.subscriptions.monitoring import Monitoring
 from agent.ingest.quality import (
@@ -21,6 +24,7 @@ from agent.message import Sample
 from tests.ingest.opcua.fake_session import (
     FakeSession,
     answer,
+    death,
     living,
 )
 from tests.ingest.opcua.sources import TAGS, S, gaps_of, made, tag, take
@@ -189,6 +193,23 @@ async def test_tags_of_a_new_map_while_their_items_are_refused() -> None:
         await wait_until_async(lambda: ("plc", "tag:a/2") in store.complete, "the absence in the store")
     assert store.complete.keys() == {("plc", ""), ("plc", "tag:a/2")}
     assert store.complete["plc", "tag:a/2"].complete_ns == pytest.approx(9 * S, abs=S)
+
+
+async def test_a_refusal_is_not_lost_with_the_call_after_it() -> None:
+    """The connection breaks in the next call, and the session is kept: the refused tag is recorded, and absent."""
+    source, store = await made(items_per_call_max=1)
+    session = FakeSession(is_connected=False, refusals={(1, ""): BAD_NODE_ID_UNKNOWN})
+
+    async def create_items(subscription: int, items: Sequence[ItemRequest]) -> list[Created]:
+        if items[0].handle == 2:
+            raise SourceLost("cut")
+        return await FakeSession.create_items(session, subscription, items)
+
+    session.create_items = create_items  # type: ignore[method-assign]
+    await death(source, session, "cut")
+    await source.finish()
+    assert [sample.quality for sample in store.of("a/1")] == [BAD_NODE_ID_UNKNOWN]
+    assert source._subscriptions.absences.tags == {1}
 
 
 async def test_what_a_tag_map_says_of_an_item(caplog: pytest.LogCaptureFixture) -> None:

@@ -220,11 +220,13 @@ class Subscriptions:
         complete without it."""
         since = earliest(filter(None, (subscription.opened, self._complete_before)), self._clock.now())
         begun = self._clock.now()
-        refused = await subscription.update_items(self.points, self.absences.request)
-        if refused:
-            is_first = not subscription.liveness.complete and since is not None
-            self._begin_absence(refused, since if is_first and since is not None else begun)
-            self._note_parked(refused)
+        try:
+            await subscription.update_items(self.points, self.absences.request)
+        finally:  # a later call may have ended the session
+            if refused := subscription.take_refused():
+                is_first = not subscription.liveness.complete and since is not None
+                self._begin_absence(refused, since if is_first and since is not None else begun)
+                self._note_parked(refused)
         if subscription.replaced is not None:
             self._losses.add(NOT_DELIVERED, *subscription.replaced, self._clock.now())
             subscription.replaced = None

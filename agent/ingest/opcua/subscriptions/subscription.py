@@ -89,6 +89,7 @@ class Subscription:
         self.is_resumed = False  # it was kept, and has not given a sign of life since
         self.is_uncertain = False  # items were requested, and the answer has not arrived
         self.denied: set[int] = set()  # handles that this user may not read, or could not
+        self._refused: dict[int, int] = {}  # newly parked handles with their statuses
         self.items = RevisedItems()
         self.publishing_ms = float(settings.publishing_interval_ms)
         self._slowest_ms = 0.0  # the slower of publishing and of sampling the clock
@@ -199,11 +200,16 @@ class Subscription:
         self,
         points: Mapping[int, TagPoint],
         on_request: Callable[[Sequence[int]], None],
-    ) -> dict[int, int]:
-        """Delete and create the items that are due. `on_request` is called ahead of each creation. Returns the newly
-        parked handles with their statuses."""
+    ) -> None:
+        """Delete and create the items that are due. `on_request` is called ahead of each creation. Then `take_refused`,
+        also if this raises."""
         await self._delete_due()
-        return await self._create_due(points, on_request)
+        await self._create_due(points, on_request)
+
+    def take_refused(self) -> dict[int, int]:
+        """The handles that were parked since this was asked before, with their statuses."""
+        taken, self._refused = self._refused, {}
+        return taken
 
     async def _delete_due(self) -> None:
         while items := self.plan.next_deletion():
@@ -215,10 +221,7 @@ class Subscription:
                 raise SourceLost(f"{self._session.url} refuses to delete even one item: {error}") from error
             self.plan.deleted(items)
 
-    async def _create_due(
-        self, points: Mapping[int, TagPoint], on_request: Callable[[Sequence[int]], None]
-    ) -> dict[int, int]:
-        news: dict[int, int] = {}
+    async def _create_due(self, points: Mapping[int, TagPoint], on_request: Callable[[Sequence[int]], None]) -> None:
         begun_ns, namespaces = self._now().time_ns, list[str]()
         while handles := self.plan.next_call(time.monotonic_ns()):
             self.created_ns = begun_ns  # for all calls, because values of the first arrive before the last is made
@@ -238,8 +241,8 @@ class Subscription:
                     self._note_slow(len(handles))
                 raise
             self.is_uncertain = False
-            news |= self.plan.answered(handles, [results[handle] for handle in handles], time.monotonic_ns())
-        return news
+            created = [results[handle] for handle in handles]
+            self._refused |= self.plan.answered(handles, created, time.monotonic_ns())
 
     async def _create(
         self, handles: Sequence[int], points: Mapping[int, TagPoint], namespaces: Sequence[str]
