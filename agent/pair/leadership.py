@@ -9,8 +9,10 @@ records, and both do only while they do not hear each other. What was heard coun
    by name.
 3. The clock. A node that has heard of no leader for its patience begins by itself, also one that is not fit.
 
-A leader whose partner has been fitter for a while releases the lead, and waits until the partner has had its turn. A
-leader that has heard of a higher term takes a new one: of two leaders of a zone the later one has the higher term.
+A node whose store begins empty leaves the lead to its partner while both start, unless that is empty, too: it has no
+history to continue. A leader whose partner has been fitter for a while releases the lead, and waits until the partner
+has had its turn. A leader that has heard of a higher term takes a new one: of two leaders of a zone the later one has
+the higher term.
 
 Times are those of this node's monotonic clock, in ns. The shell asks with what `claim_for_witness` and
 `claim_for_partner` say, passes on what it hears, and carries out what `step` decides.
@@ -157,6 +159,8 @@ class _Waits:
     """Since when no leader was heard of; at the start in the future, by what its patience is longer."""
     hold_ns: int = 0
     """Until then the lead is left to the partner."""
+    empty_ns: int = 0
+    """Until then, too, by a node whose store held no fact of the zone at its start: its partner may be starting."""
     fitter_ns: int | None = None
     """Since when the partner has been fitter."""
     released_ns: int = 0
@@ -167,7 +171,8 @@ class _Waits:
 
 @dataclass(slots=True)
 class Leadership:
-    """The state of one node of a pair. Begins as a follower at `began_ns`."""
+    """The state of one node of a pair. Begins as a follower at `began_ns`, with the newest life of the zone that its
+    store holds as `highest_term`."""
 
     names: PairNames
     began_ns: int
@@ -188,7 +193,8 @@ class Leadership:
 
     def __post_init__(self) -> None:
         longer_ns = self.times.start_patience_ns - self.times.patience_ns
-        self._waits = _Waits(self.began_ns + longer_ns)
+        empty_ns = 0 if self.highest_term else self.began_ns + self.times.start_patience_ns
+        self._waits = _Waits(self.began_ns + longer_ns, empty_ns=empty_ns)
 
     # ------------------------------------------------------------------------------------------------------------ heard
 
@@ -203,6 +209,8 @@ class Leadership:
         """Take in what the partner has asked or answered."""
         self.partner = word
         self.highest_term = max(self.highest_term, word.claim.highest)
+        if self.highest_term == 0:  # it holds no fact either. A witness may know none where one gateway has recorded
+            self._waits.empty_ns = 0
         self._note_led(word.claim, word.heard_ns)
 
     def _note_led(self, claim: Claim, at_ns: int) -> None:
@@ -360,7 +368,7 @@ class Leadership:
 
     def _step_following(self, now_ns: int) -> Begin | None:
         if self._partner_leads(now_ns):
-            self._waits.leaderless_ns = now_ns
+            self._waits.leaderless_ns = max(now_ns, self._waits.empty_ns - self.times.patience_ns)
             self._waits.hold_ns = 0  # it has had its turn
             return None
         witness, partner = self.witness_word(now_ns), self.partner_word(now_ns)
@@ -392,7 +400,9 @@ class Leadership:
 
     def _is_willing(self, now_ns: int) -> bool:
         """Whether this node would take the lead: not just after it has released it, nor while a fitter partner
-        would."""
+        would, nor as an empty one just after its start."""
+        if now_ns < self._waits.empty_ns:
+            return False
         claim, fitness = self._partner_claim(now_ns), self._condition.fitness
         is_fitter = claim is not None and claim.state is not ClaimState.RELEASES and claim.fitness > fitness
         return now_ns >= self._waits.hold_ns and not is_fitter

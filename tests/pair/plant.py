@@ -229,6 +229,8 @@ class PlantNode(Node):
     frozen_until_ms = 0
     pulls_of_gone: tuple[PlantPull, ...] = ()
     """From the partner that is dead for ever."""
+    first_term = 0
+    """With which the zone was led before, as the first process of a gateway knows."""
     copied_ms = 0
     """When the copy was made to which its disk is put back."""
 
@@ -237,7 +239,8 @@ class PlantNode(Node):
         super().start(**how)
         if self._store is None:
             return
-        if self.world.now_ms == 0:  # each gateway once had all that the other one had recorded, which was nothing
+        if self.world.now_ms == 0:  # each gateway once had all that the other one had recorded, which is released
+            self.first_term = 1
             self._store.appends.set_completeness(ZONE_PART, {ZONE_PART: (time.time_ns(), None)})
             self._commit()
         self.loop = NodeLoop(
@@ -279,7 +282,7 @@ class PlantNode(Node):
             accepts=lambda: not store.refuses_appends,
             lacks=lacks,
             unseen_s=lambda: max(pull.unseen_s() for pull in of_partner),
-            zone_term=_zone_term(store),
+            zone_term=_zone_term(store) or self.first_term,
         )
         pair = NodeSettings(IdentitySettings("mill", name=self.name), pair=PairSettings(partner, WITNESS))
         self.runner = PairRunner(pair, ports, self.desk)
@@ -289,6 +292,7 @@ class PlantNode(Node):
 
     def abandon(self) -> None:
         """The process is gone, and all that was in its memory."""
+        self.first_term = 0
         if self.loop is not None:
             self.loop.abandon()
         super().abandon()

@@ -26,8 +26,8 @@ TIMES = LeadTimes()
 
 
 def core(*, term: int = 0, names: PairNames = NAMES) -> Leadership:
-    """A node; with a term one that leads."""
-    made = Leadership(names, 0)
+    """A node with facts of its zone; with a term one that leads."""
+    made = Leadership(names, 0, highest_term=1)
     if term:
         made.hear_witness(witness(names.node, term))
         assert isinstance(made.step(0, 5, 1), Begin)

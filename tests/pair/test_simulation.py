@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -102,6 +103,29 @@ def test_a_dead_leader_is_replaced_soon(has_witness: bool, most_ms: int) -> None
             assert of.now_ms - crashed_ms <= most_ms * 1.02 + 100, f"SEED={seed}"
         longest = max(longest, of.now_ms - crashed_ms)
     assert longest > LEASE_MS / 2
+
+
+@pytest.mark.parametrize("has_witness", [True, False])
+def test_a_new_empty_node_does_not_lead_at_a_common_start(has_witness: bool) -> None:
+    """The node with the zone's facts starts within five seconds of the empty one, and leads: the other one would begin
+    a second history of the zone. The witness may not know of the zone yet."""
+    for seed in range(scaled(40, 1_000)):
+        of = Simulation(seed, has_witness=has_witness)
+        of.run(20_000)
+        name, _ = of.checks.settled()
+        with_facts, empty = of.boxes[name], of.boxes[of.boxes[name].other]
+        for box in (with_facts, empty):
+            of.stop(box)
+        empty.life = empty.zone_term = 0
+        if has_witness and seed % 2:
+            of.stored, of.checks._highest = {}, 0
+            of.start_witness()
+        of.run(of.now_ms + seed % 3 * 1_000)
+        of.start(empty)
+        of.at(of.now_ms + of.chance.randrange(5_000), partial(of.start, with_facts))
+        while not with_facts.is_recording:
+            of.run(of.now_ms + 10)
+            assert not empty.is_recording, f"SEED={seed}"
 
 
 @pytest.mark.parametrize("fault", sorted(simulation.FAULTS))
