@@ -233,15 +233,15 @@ class _Reader:
             self._problem(row, name, "", "is empty; every row needs one")
         if missing:
             return
-        rule = self._try(row, cells, _rule)
+        rule = self._try_each(row, cells, _rule)
         found = self._try(row, cells, self._dialect.read_point)
         stream = self._try(row, cells, _stream)
         if found is None:
-            self._try(row, cells, lambda c: self._definition(c, "", ""))
+            self._try_each(row, cells, lambda c: self._definition(c, "", ""))
             self._check_subject(row, cells)
             return
         point, address, data_type = found
-        definition = self._try(row, cells, lambda c: self._definition(c, address, data_type))
+        definition = self._try_each(row, cells, lambda c: self._definition(c, address, data_type))
         self._check_subject(row, cells)
         self._check_point(row, cells, point)
         if definition is not None and rule is not None and stream is not None:
@@ -254,6 +254,21 @@ class _Reader:
         except CellError as error:
             self._problem(row, error.column, cells.text(error.column), error.why)
             return None
+
+    def _try_each(self, row: Row, cells: Cells, read: Callable[[Cells], Any]) -> Any:
+        """As `_try`, with each wrong cell: after one, the others are read as if it were empty. Only for cells of which
+        none decides what another one may be."""
+        left = cells
+        while True:
+            try:
+                found = read(left)
+            except CellError as error:
+                if left is not cells and not left.text(error.column):
+                    return None
+                self._problem(row, error.column, cells.text(error.column), error.why)
+                left = Cells({**left.texts, error.column: ""}, self._marks)
+            else:
+                return found if left is cells else None
 
     def _definition(self, cells: Cells, address: str, data_type: str) -> TagDefinition:
         predicate = cells.text("predicate") or "value_sampled"

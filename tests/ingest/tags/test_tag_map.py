@@ -256,6 +256,16 @@ def test_everything_wrong_is_reported_at_once(tmp_path: Path) -> None:
     assert "6 problems" in str(caught.value)
 
 
+def test_each_wrong_cell_of_a_row_is_reported(tmp_path: Path) -> None:
+    """Also the second one of those that are read together; what was not wrong is not reported for it."""
+    header = "tag,address,deadband,min_interval_ms,max_interval_ms,predicate,enumeration,unit\n"
+    with pytest.raises(TagMapError) as caught:
+        opcua(tmp_path, header + "a/b,nsu=urn:x;s=1,no,9000,never,Bad One,1=,C\na/c,nsu=urn:x;s=2,-1,9000,100,,,C\n")
+    found = [(problem.row, problem.column) for problem in caught.value.problems]
+    wrong = ["deadband", "max_interval_ms", "predicate", "enumeration"]
+    assert found == [*((2, column) for column in wrong), (3, "deadband"), (3, "max_interval_ms")]
+
+
 @pytest.mark.parametrize(
     "data, why",
     [
