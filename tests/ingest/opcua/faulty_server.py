@@ -131,8 +131,9 @@ class FaultyServer:
 
     def _misbehave(self, session: "FaultySession", subscription: int, fault: float) -> None:
         number = self._numbers[subscription]
-        if fault < 0.85:
-            session.says(answer(subscription, number))
+        if fault < 0.85:  # it is late, or sends a keep-alive, which says that nothing is queued
+            if not self._queues[subscription]:
+                session.says(answer(subscription, number))
         elif fault < 0.90:
             session.says(status_change(subscription, number, self.random.choice(ENDS)))
             self._numbers[subscription] += 1

@@ -29,7 +29,7 @@ from tests.sim import first_seed, patient, scaled
 from tests.support.virtual_time import run_virtual
 
 CALM_S = 60
-DEFECT_SEEDS = 20
+DEFECT_SEEDS = 60
 
 
 class WatchedSupervisor(SourceSupervisor):
@@ -103,7 +103,7 @@ class Simulation:
 
     def _run_plant(self) -> None:
         self.server.change_values()
-        if self.random.random() < 0.75:
+        if not self.server.happens(0.25):  # otherwise later, and more at once
             self.server.publish()
         assert not self.supervisor.unexpected, f"unexpected: {self.supervisor.unexpected}"
 
