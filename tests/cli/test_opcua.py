@@ -116,6 +116,11 @@ def test_an_authority_is_trusted_with_its_list(plc: Program, bsfg: Bsfg, tmp_pat
     assert "1 revocation list" in listed
     wrong = bsfg("opcua", "trust", "ca.crl", "--issuer")
     assert (wrong.returncode, "this is no certificate" in wrong.stderr) == (1, True)
+    (thumbprint,) = re.findall("issuers +([0-9A-F]{40})", listed)
+    (tmp_path / "ca.der").rename(tmp_path / thumbprint)  # the name of a file, too
+    assert bsfg("opcua", "trust", thumbprint).returncode == 0
+    assert "no longer trusted" in bsfg("opcua", "trust", "--remove", thumbprint).stdout
+    assert not re.search("trusted +[0-9A-F]{40}", bsfg("opcua", "trust").stdout)
 
 
 @pytest.mark.system
