@@ -37,7 +37,7 @@ from msgspec.msgpack import Decoder
 from agent.columns import (
     FACTS_MAX,
     BatchError,
-    Frame,
+    HeaderFields,
     SampleColumns,
     Unpacked,
     check_spread,
@@ -285,7 +285,7 @@ def open_packed(batch: Batch) -> Unpacked:
     if header.kind is not Kind.SAMPLES:
         raise BatchError(f"kind: {header.kind.name} where samples were asked for")
     return unpack(
-        _content(batch), Frame(header.count, header.definitions.count, header.time_min_ns, header.time_max_ns)
+        _content(batch), HeaderFields(header.count, header.definitions.count, header.time_min_ns, header.time_max_ns)
     )
 
 

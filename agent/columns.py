@@ -87,7 +87,7 @@ class SampleColumns(NamedTuple):
         return map(Sample._make, zip(*self, strict=True))
 
 
-class Frame(NamedTuple):
+class HeaderFields(NamedTuple):
     """The fields of a batch's header that its columns must match."""
 
     facts: int
@@ -275,7 +275,7 @@ class Unpacked(NamedTuple):
     least with the differences to it.
     """
 
-    frame: Frame
+    frame: HeaderFields
     tags: tuple[int, int, array[int] | None]  # first, step for all, step for each
     unit: int
     times_above: array[int] | None
@@ -359,7 +359,7 @@ class Unpacked(NamedTuple):
         return list(map(next, map(iterators.__getitem__, self.kinds)))
 
 
-def unpack(content: bytes | memoryview, frame: Frame) -> Unpacked:
+def unpack(content: bytes | memoryview, frame: HeaderFields) -> Unpacked:
     """Check packed columns against the header. Raises BatchError unless every value can be built."""
     tags, times, kinds, floats, ints, bools, others, qualities = decoded(_CONTENT, content)
     kinds = _flags("kinds", kinds, frame.facts, 4)
@@ -394,7 +394,7 @@ def check_spread(name: str, entries: int, count: int) -> None:
         raise BatchError(f"{name}: {entries} entries for {count} facts")
 
 
-def _unpacked_tags(coded: tuple[int, int, int, bytes], frame: Frame) -> tuple[int, int, array[int] | None]:
+def _unpacked_tags(coded: tuple[int, int, int, bytes], frame: HeaderFields) -> tuple[int, int, array[int] | None]:
     """First tag, and the step for all or for each. Raises BatchError unless every resulting tag is defined."""
     first, step, width, planes = coded
     steps = _unpacked("tags", width, planes, frame.facts - 1, _SIGNED)
@@ -440,7 +440,7 @@ def _places(mask: bytes) -> Iterator[int]:
         place = mask.find(1, place + 1)
 
 
-def _unpacked_times(coded: tuple[int, int, int, bytes], frame: Frame) -> array[int] | None:
+def _unpacked_times(coded: tuple[int, int, int, bytes], frame: HeaderFields) -> array[int] | None:
     """The differences of the times to the earliest, in units. Raises BatchError unless the bounds match the header, so
     all fit 64 bits."""
     earliest, unit, width, planes = coded

@@ -23,7 +23,7 @@ WRAP_PART = 4  # a wrap is an increase of at most a quarter of the modulus
 STEP_PART = 2  # a counter that goes on does not go from below half of its old reading past it in one step
 
 
-class Change(Enum):
+class CounterChange(Enum):
     """What happened between two readings."""
 
     COUNTED = "counted"
@@ -45,7 +45,7 @@ class Increase:
     """What was counted since the reading `before`. Of a restart: since the counter was set to 0, before the reading
     `after`."""
 
-    change: Change
+    change: CounterChange
     before: CounterReading
     after: CounterReading
     counted: float
@@ -73,14 +73,14 @@ class CounterReader:
         if reading.life != before.life and self._is_behind(before.value, rise):
             return None
         if rise >= 0:
-            return self._accept(Change.COUNTED, reading, self._without_restart(before, reading))
+            return self._accept(CounterChange.COUNTED, reading, self._without_restart(before, reading))
         if self._modulus and rise + self._modulus <= self._modulus / WRAP_PART:
-            return self._accept(Change.WRAPPED, reading, rise + self._modulus)
+            return self._accept(CounterChange.WRAPPED, reading, rise + self._modulus)
         if low and reading.value > low[-1].value:
             after = low[0]
             self._counted_since = reading.value + (self._counted_since if self._old else 0.0)
             self._old = max(self._old, before.value)
-            return self._accept(Change.RESTARTED, reading, reading.value, after)
+            return self._accept(CounterChange.RESTARTED, reading, reading.value, after)
         self._fallen = [*low[:1], reading]
         return None
 
@@ -107,7 +107,7 @@ class CounterReader:
         return max(0.0, reading.value - old - self._counted_since)
 
     def _accept(
-        self, change: Change, reading: CounterReading, counted: float, after: CounterReading | None = None
+        self, change: CounterChange, reading: CounterReading, counted: float, after: CounterReading | None = None
     ) -> Increase:
         before, self._last, self._fallen = self._last, reading, []
         assert before is not None

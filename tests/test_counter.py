@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.counter import Change, CounterReader, CounterReading
+from agent.counter import CounterChange, CounterReader, CounterReading
 
 
 def increases(values: list[float], modulus: float | None = None) -> list[float | None]:
@@ -55,7 +55,7 @@ def test_a_restart_names_its_first_low_reading() -> None:
     restart = reader.read(CounterReading(40, 3))
     assert restart is not None
     assert (restart.change, restart.before, restart.after) == (
-        Change.RESTARTED,
+        CounterChange.RESTARTED,
         CounterReading(30_000, 1),
         CounterReading(12, 2),
     )
@@ -67,7 +67,7 @@ def test_each_change_has_its_name() -> None:
     for second, value in enumerate((250, 4, 60, 120, 180, 240, 10, 120, 5, 30)):
         increase = reader.read(CounterReading(value, second))
         found.append(None if increase is None else increase.change)
-    counted, wrapped, restarted = Change.COUNTED, Change.WRAPPED, Change.RESTARTED
+    counted, wrapped, restarted = CounterChange.COUNTED, CounterChange.WRAPPED, CounterChange.RESTARTED
     assert found == [None, wrapped, *[counted] * 4, wrapped, counted, None, restarted]
 
 
@@ -142,7 +142,7 @@ def test_two_gateways_with_other_clocks_count_once(
     for second, _, counted, life in told:
         found.append(reader.read(CounterReading(counted % modulus if modulus else counted, second, life)))
     assert sum(reading.counted for reading in found if reading) == max(told, key=lambda row: row[2])[2] - told[0][2]
-    assert Change.RESTARTED not in {reading.change for reading in found if reading}
+    assert CounterChange.RESTARTED not in {reading.change for reading in found if reading}
 
 
 def test_a_restart_between_two_gateways_is_one() -> None:

@@ -86,7 +86,7 @@ class Backup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class RestoreTarget:
     """A saved file and where it goes."""
 
     file: SavedFile
@@ -153,15 +153,15 @@ def with_moved_paths(backup: Backup, folder: str) -> tuple[Backup, int]:
     return msgspec.structs.replace(backup, files=tuple(moved)), count
 
 
-def targets_of(backup: Backup, config_file: Path, folders: Mapping[Place, Path]) -> list[Target]:
+def targets_of(backup: Backup, config_file: Path, folders: Mapping[Place, Path]) -> list[RestoreTarget]:
     """Where the files of a backup go, node.toml last: where it is, the others are. Files of a place that is not in
     `folders` are passed over."""
     former = posixpath.basename(backup.config_file)
-    found: list[Target] = []
+    found: list[RestoreTarget] = []
     for file in backup.files:
         if file.place in folders:
             is_config = file.place is Place.CONFIG and file.name == former
-            found.append(Target(file, config_file if is_config else folders[file.place] / file.name))
+            found.append(RestoreTarget(file, config_file if is_config else folders[file.place] / file.name))
     return sorted(found, key=lambda target: target.path == config_file)
 
 

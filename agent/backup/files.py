@@ -14,7 +14,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from agent.backup.contents import BACKUP_BYTES_MAX, STATE_FOLDERS, BackupError, Place, SavedFile, Target, place_of
+from agent.backup.contents import (
+    BACKUP_BYTES_MAX,
+    STATE_FOLDERS,
+    BackupError,
+    Place,
+    RestoreTarget,
+    SavedFile,
+    place_of,
+)
 from agent.config import profile_file
 from agent.file_replace import sync_folder
 from agent.settings.node import NodeSettings
@@ -91,7 +99,7 @@ def write_backup(file: Path, data: bytes, *, force: bool) -> None:
 
 
 def restore_files(
-    targets: Sequence[Target], roots: Mapping[Place, Path], rights: Mapping[Place, Rights], *, force: bool
+    targets: Sequence[RestoreTarget], roots: Mapping[Place, Path], rights: Mapping[Place, Rights], *, force: bool
 ) -> None:
     """Write all files to their places, or none. Raises BackupError."""
     if not force and (there := [str(target.path) for target in targets if os.path.lexists(target.path)]):

@@ -123,7 +123,7 @@ def bsfg() -> None:
 config_option = click.option(
     "--config",
     "config_file",
-    type=node_choice.NodeFile(),
+    type=node_choice.NodeFileParam(),
     default=node_choice.default_file,
     show_default="./node.toml, else the only file in /etc/bsfg",
     envvar="BSFG_CONFIG",

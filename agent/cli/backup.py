@@ -14,7 +14,7 @@ import click
 from click.core import ParameterSource
 
 from agent import __version__, backup
-from agent.backup import Backup, BackupError, Place, Rights, SavedFile, Target
+from agent.backup import Backup, BackupError, Place, RestoreTarget, Rights, SavedFile
 from agent.cli import FILE, FOLDER, INPUT, config_option, json_option, print_json
 from agent.cli.pki.options import get_passphrase
 from agent.cli.prepare import unit
@@ -202,7 +202,7 @@ def _print(file: Path, found: Backup, *, is_list: bool, as_json: bool) -> None:
         click.echo("  keep file and passphrase at different places; the store is not in it (docs/operate/integrity.md)")
 
 
-def _print_restored(found: Backup, targets: list[Target], folders: Mapping[Place, Path]) -> None:
+def _print_restored(found: Backup, targets: list[RestoreTarget], folders: Mapping[Place, Path]) -> None:
     """What was written, and what is still missing."""
     for place, folder in folders.items():
         if count := sum(target.file.place is place for target in targets):

@@ -14,7 +14,7 @@ CONFIG_FOLDER = Path("/etc/bsfg")
 _NAMED = f"{__name__}.named"
 
 
-class NodeFile(click.ParamType[Path]):
+class NodeFileParam(click.ParamType[Path]):
     """The configuration of a node, by its path or by its name in /etc/bsfg."""
 
     name = "node"
@@ -42,7 +42,7 @@ def chosen_node(ctx: click.Context, param: click.Parameter, value: Path) -> Path
     if named is not None:
         if ctx.get_parameter_source("config_file") is click.core.ParameterSource.COMMANDLINE:
             raise click.UsageError("name the node as an argument or with --config, not both")
-        return NodeFile().convert(named, param, ctx)
+        return NodeFileParam().convert(named, param, ctx)
     return value
 
 
@@ -62,7 +62,7 @@ def _remember(ctx: click.Context, _: click.Parameter, value: str | None) -> None
 def with_node_argument(command: click.Command) -> click.Command:
     """The command, which takes the node as its argument too if it has a node and no other argument."""
     has_node = any(
-        isinstance(parameter.type, NodeFile) and parameter.callback is chosen_node for parameter in command.params
+        isinstance(parameter.type, NodeFileParam) and parameter.callback is chosen_node for parameter in command.params
     )
     if has_node and not any(isinstance(parameter, click.Argument) for parameter in command.params):
         node = click.Argument(["node"], required=False, expose_value=False, is_eager=True, callback=_remember)

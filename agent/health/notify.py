@@ -14,7 +14,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from agent.health.watchdog import Progress, WatchdogCore
+from agent.health.watchdog import PartProgress, WatchdogCore
 
 STATUS_CHARACTERS_MAX = 200  # one line of `systemctl status`
 FEEDS_PER_WATCHDOG = 3  # systemd recommends two; one may then be late without harm
@@ -82,7 +82,7 @@ class Notifier:
 
 async def watch(
     notifier: Notifier,
-    progress: Callable[[], Sequence[Progress]],
+    progress: Callable[[], Sequence[PartProgress]],
     status: Callable[[], str],
     *,
     clock_ns: Callable[[], int] = time.monotonic_ns,

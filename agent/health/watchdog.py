@@ -18,7 +18,7 @@ NS_PER_S = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class PartProgress:
     """One part: how far it has come, whether it has work, and how long it may stand still with work before it is
     stalled."""
 
@@ -34,7 +34,7 @@ class WatchdogCore:
     def __init__(self) -> None:
         self._moved: dict[str, tuple[int, int]] = {}  # name -> counter, now_ns
 
-    def find_stalled(self, progress: Sequence[Progress], now_ns: int) -> tuple[str, ...]:
+    def find_stalled(self, progress: Sequence[PartProgress], now_ns: int) -> tuple[str, ...]:
         """The parts that are stalled, by name; while there is any, the watchdog is not fed. A new part has its full
         limit."""
         moved: dict[str, tuple[int, int]] = {}

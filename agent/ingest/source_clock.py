@@ -18,7 +18,7 @@ SETS_MAX = 16  # kept; nobody sets a clock more often within one gap
 SET_WHILE_AWAY_NS = 500_000_000  # between two processes, the clocks are compared by two readings over the line
 
 
-class ClockReading(NamedTuple):
+class ServerClockReading(NamedTuple):
     """The server's clock in an answer, in ns; 0: not given. The values in the answer are not older than `shown_ns`."""
 
     shown_ns: int

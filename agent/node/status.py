@@ -54,7 +54,7 @@ from agent.health.snapshot import (
     UnreferencedStatus,
 )
 from agent.health.verdict import HISTORY, Verdict, assess, since_of
-from agent.health.watchdog import Progress
+from agent.health.watchdog import PartProgress
 from agent.ingest import Ingest, SourceStatistics
 from agent.ingest.opcua.security.file_check import first_certificate_to_end
 from agent.node.broker_runtime import BrokerRuntime
@@ -225,11 +225,13 @@ class StatusCollector:
         self._since = since_of(verdict)
         return replace(snapshot, since=self._since), verdict
 
-    def progress(self) -> list[Progress]:
+    def progress(self) -> list[PartProgress]:
         """Progress for the watchdog: commits, or appends that a full disk refused, while something waits. This call
         itself proves that the event loop runs."""
         counted = self._store.statistics()
-        return [Progress("store writer", counted.commits + counted.appends_failed, counted.queue_facts > 0, STALL_S)]
+        return [
+            PartProgress("store writer", counted.commits + counted.appends_failed, counted.queue_facts > 0, STALL_S)
+        ]
 
     def _consumer(self, consumer: ConsumerState, space: ConsumerSpace | None) -> ConsumerStatus:
         behind = max(0, self._store.end_offset(consumer.stream) - consumer.frontier)

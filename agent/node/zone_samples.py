@@ -16,7 +16,7 @@ from agent.batch import Kind
 from agent.fact_store import StoreReader
 from agent.ingest import Newest
 from agent.message import Sample, TagDefinition
-from agent.query.scan import Bounds, Dictionary, Facts, NumbersOnly, Scanner
+from agent.query.scan import BatchFacts, Bounds, Dictionary, NumbersOnly, Scanner
 
 TagKey = Callable[[TagDefinition], Hashable]
 """What tags must have in common to be the same; None for a tag that is none of them."""
@@ -39,7 +39,7 @@ class AskedTags:
     wanted: Mapping[Hashable, int] = field(default_factory=dict)
     _known: dict[int, tuple[int, dict[int, int]]] = field(default_factory=dict)
 
-    def tags_of(self, facts: Facts) -> Sequence[int | None]:
+    def tags_of(self, facts: BatchFacts) -> Sequence[int | None]:
         """The tags of some samples, by the numbers that were asked for; None for one that was not."""
         tags: Sequence[int] = facts.column("tag")
         numbers = self.numbers if self.key is None else self._numbers_in(facts.definitions, self.key)
@@ -87,7 +87,7 @@ class ZoneSamples:
 
     def facts(
         self, bounds: Bounds, kind: Kind, dictionary: Dictionary | None = None, depth_facts: int | None = None
-    ) -> Iterator[Facts]:
+    ) -> Iterator[BatchFacts]:
         """Facts of the zone in the one stream of the bounds; with a depth, only the last ones, newest first."""
         assert bounds.streams is not None, "a depth is of one stream"
         (stream,) = bounds.streams
@@ -162,7 +162,7 @@ class NewestSearch:
         return {tag: Newest(sample, self._good_ns.get(tag, (None, 0))[1]) for tag, (_, sample) in found}
 
 
-def _rows(facts: Facts, tags: Sequence[Any]) -> list[Sample]:
+def _rows(facts: BatchFacts, tags: Sequence[Any]) -> list[Sample]:
     """The samples of some facts in the order of recording, under the numbers that were asked for."""
     times_ns, qualities = (facts.column(name) for name in ("source_time_ns", "quality"))
     rows = zip(tags, times_ns, facts.values(), qualities, strict=True)
@@ -170,6 +170,6 @@ def _rows(facts: Facts, tags: Sequence[Any]) -> list[Sample]:
     return samples if is_forward(facts) else samples[::-1]
 
 
-def is_forward(facts: Facts) -> bool:
+def is_forward(facts: BatchFacts) -> bool:
     """Whether the places of facts are in the order of recording."""
     return facts.places[0] <= facts.places[-1]

@@ -64,7 +64,7 @@ _MOMENT = re.compile(r"(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\dZ)")
 _STATIC = {"page.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
 
 
-class Page:
+class PageAnswers:
     """The answers. `draw` renders what both a request and a live page show."""
 
     def __init__(self, watch: Watch) -> None:
@@ -303,7 +303,7 @@ class Guard:
 def make_app(watch: Watch, names: list[str], users: Users | None = None) -> Starlette:
     """The application. `names`: the hosts by which it may be asked for."""
     return Starlette(
-        routes=Page(watch).routes(),
+        routes=PageAnswers(watch).routes(),
         middleware=[
             Middleware(Guard, users=users),
             Middleware(TrustedHostMiddleware, allowed_hosts=names, www_redirect=False),

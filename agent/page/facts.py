@@ -33,7 +33,7 @@ INCIDENTS_SHOWN = 100
 ResultT = TypeVar("ResultT")
 
 
-class Facts:
+class StoreFacts:
     """Reads one store. It is opened when it is first needed, and again after an error."""
 
     def __init__(self, store_file: Path) -> None:

@@ -15,7 +15,7 @@ from agent.fact_store import BatchSummary, StoreReader
 from agent.health.samples import read_health
 from agent.message import HEALTH_STREAM
 from agent.page.named_ends import NamedEnds
-from agent.query.scan import Dictionary, Facts, Scanner
+from agent.query.scan import BatchFacts, Dictionary, Scanner
 
 ZONES_MAX = 5_000
 
@@ -85,7 +85,7 @@ class HealthTail:
         return 0 if self._reader.holds_zone(stream, zone) else None
 
 
-def _health(facts: Facts) -> ZoneHealth | None:
+def _health(facts: BatchFacts) -> ZoneHealth | None:
     samples = zip(facts.column("subject"), facts.column("source_time_ns"), facts.values(), strict=True)
     at_ns, values = read_health(samples)
     zone = facts.batch.header.origin.zone

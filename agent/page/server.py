@@ -40,7 +40,7 @@ STOP_S = 1
 log = logging.getLogger(__name__)
 
 
-class PageRefused(BsfgError):
+class PageNotServed(BsfgError):
     """The page cannot be served (the operator corrects [page])."""
 
     hint = "see [page] in node.toml"
@@ -82,7 +82,7 @@ class BoundedProtocol(H11Protocol):
 
 
 async def serve(settings: NodeSettings, ready: Callable[[str], None] = lambda _: None) -> None:
-    """Serve until SIGTERM or SIGINT. `ready` is called with the address. Raises PageRefused."""
+    """Serve until SIGTERM or SIGINT. `ready` is called with the address. Raises PageNotServed."""
     page, watch = settings.page, Watch(settings.node)
     listening = _listen(page.listen_host, page.listen_port)
     port = listening.getsockname()[1]
@@ -103,7 +103,7 @@ async def serve(settings: NodeSettings, ready: Callable[[str], None] = lambda _:
         config.load()
     except (OSError, ssl.SSLError) as error:
         listening.close()
-        raise PageRefused(f"the certificate of the page cannot be used: {error}") from error
+        raise PageNotServed(f"the certificate of the page cannot be used: {error}") from error
     server, stop = _Server(config), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -141,5 +141,5 @@ def _listen(host: str, port: int) -> socket.socket:
         listening.bind(address)
         listening.listen(BACKLOG_MAX)  # from now on, so that who is told `ready` is not refused
     except (OSError, OverflowError) as error:
-        raise PageRefused(f"cannot listen on {host} port {port}: {error}") from error
+        raise PageNotServed(f"cannot listen on {host} port {port}: {error}") from error
     return listening

@@ -19,7 +19,7 @@ from agent.health.samples import health_samples, plain
 from agent.health.snapshot import NodeSnapshot
 from agent.health.verdict import Verdict, assess
 from agent.message import HEALTH_PREFIX
-from agent.page.facts import Facts
+from agent.page.facts import StoreFacts
 from agent.page.fleet import ZoneRow, fleet_rows, gateway_row, partner_of
 from agent.page.health_tail import ZoneHealth
 from agent.page.zone_view import ZoneView, node_row, zone_view
@@ -32,7 +32,7 @@ class Watch:
     """What is known of the node and of the zones below it."""
 
     def __init__(self, node: IdentitySettings) -> None:
-        self.node, self.facts = node, Facts(node.store_file)
+        self.node, self.facts = node, StoreFacts(node.store_file)
         self.snapshot: NodeSnapshot | None = None
         self.verdict: Verdict | None = None
         self.zones: dict[str, ZoneHealth] = {}

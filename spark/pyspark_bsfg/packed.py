@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from agent.columns import BOOL, FLOAT, INT, OTHER, Frame, Unpacked
+from agent.columns import BOOL, FLOAT, INT, OTHER, HeaderFields, Unpacked
 
 _TYPES = {
     "B": pa.uint8(), "H": pa.uint16(), "I": pa.uint32(), "Q": pa.uint64(),
@@ -87,7 +87,7 @@ def chosen(samples: Sequence[Unpacked], places: Sequence[int]) -> Unpacked:
             kinds.append(batch.kinds[place])
             values[batch.kinds[place]].append(value)
     return Unpacked(
-        Frame(len(places), 0, 0, 0),
+        HeaderFields(len(places), 0, 0, 0),
         (0, 0, None),
         1,
         times_ns,

@@ -100,7 +100,7 @@ def test_a_few_facts_are_read_as_in_the_whole_column(
     places = [3, 17] if data is None else data.draw(st.lists(st.integers(0, count - 1), max_size=count // 8))
     times, qualities = [unit * (n * n % 7) for n in range(count)], [n * n % 5 for n in range(count)]
     content, earliest, latest = columns.pack(([1] * count, times, values, qualities), 1)
-    unpacked = columns.unpack(content, columns.Frame(count, 1, earliest, latest))
+    unpacked = columns.unpack(content, columns.HeaderFields(count, 1, earliest, latest))
     assert unpacked.times_ns_at(places) == [times[place] for place in places]
     assert unpacked.qualities_at(places) == [qualities[place] for place in places]
     assert [*map(bits, unpacked.values_at(places))] == [bits(values[place]) for place in places]
@@ -111,7 +111,7 @@ def test_values_lie_in_the_documented_columns(values: list[Value]) -> None:
     """Each kind is in its column; an integer above int64 is among the others."""
     count = len(values)
     content, *_ = columns.pack(([1] * count, [5] * count, values, [0] * count), 1)
-    unpacked = columns.unpack(content, columns.Frame(count, 1, 5, 5))
+    unpacked = columns.unpack(content, columns.HeaderFields(count, 1, 5, 5))
     kinds = [
         columns.FLOAT if isinstance(value, float)
         else columns.BOOL if isinstance(value, bool)

@@ -13,7 +13,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from agent import batch
-from agent.columns import Frame
+from agent.columns import HeaderFields
 from agent.fact_store import FactStore
 from agent.message import Envelope, Fact, Json, Message, Sample, TagDefinition
 from agent.replication.mqtt.publish_packet import PackedProperties
@@ -30,7 +30,7 @@ from tests.signing.signers import CLIENT, make, p256
 LIFE = "0123456789abcdef" * 2
 LINK = batch.Link(OPERATIONAL, batch.Origin("plant-a", bytes(16)))
 FACTS = 12
-FRAME = Frame(FACTS, 9, 1_000, 12_000)  # what the header says of every content in `contents`
+FRAME = HeaderFields(FACTS, 9, 1_000, 12_000)  # what the header says of every content in `contents`
 VALUES = (1.5, -0.0, 7, -(2**63), True, None, "text", "grün", b"\x00\xff", Json(b"[1,2.5]"), 2**64 - 1, 3.25)
 OBJECTS = (
     b'{"a":[1,2.5,-3,1e+30,null,true],"\\u0000":"\\"","\xc3\xa9":{}}',

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent.health.notify import STATUS_CHARACTERS_MAX, Notifier, watch
-from agent.health.watchdog import NS_PER_S, Progress
+from agent.health.watchdog import NS_PER_S, PartProgress
 from tests.waiting import LIMIT_S
 
 
@@ -147,7 +147,7 @@ def test_the_watchdog_is_fed_only_while_work_progresses(
         asyncio.run(
             watch(
                 notifier,
-                lambda: [Progress("writer", commits, True, 15)],
+                lambda: [PartProgress("writer", commits, True, 15)],
                 lambda: "good",
                 clock_ns=lambda: int(clock_s * NS_PER_S),
                 pause=pause,

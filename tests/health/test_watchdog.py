@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.health.watchdog import NS_PER_S, Progress, WatchdogCore
+from agent.health.watchdog import NS_PER_S, PartProgress, WatchdogCore
 
 IDLE = None
 """In the place of a counter: without work."""
@@ -19,9 +19,9 @@ CASES = {
 }
 
 
-def writer(counter: int | None) -> Progress:
+def writer(counter: int | None) -> PartProgress:
     """A store writer that may stand still for ten seconds."""
-    return Progress("writer", 5 if counter is IDLE else counter, counter is not IDLE, 10)
+    return PartProgress("writer", 5 if counter is IDLE else counter, counter is not IDLE, 10)
 
 
 @pytest.mark.parametrize("turns", CASES.values(), ids=CASES)
@@ -36,7 +36,7 @@ def test_a_part_with_work_must_move(turns: list[tuple[float, int | None, bool]])
 def test_each_part_is_judged_by_itself() -> None:
     """A part that moves does not cover for one that does not; one that is gone stalls nothing, and has the whole limit
     when it is back."""
-    core, line = WatchdogCore(), Progress("line1", 1, True, 10)
+    core, line = WatchdogCore(), PartProgress("line1", 1, True, 10)
     for second in range(12):
         stalled = core.find_stalled([writer(second), line], second * NS_PER_S)
     assert stalled == ("line1",)

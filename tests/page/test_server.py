@@ -21,7 +21,7 @@ from agent.config import load
 from agent.demo.processes import Child, accepts
 from agent.health.snapshot import NodeSnapshot
 from agent.page.access import user_line
-from agent.page.facts import Facts
+from agent.page.facts import StoreFacts
 from agent.page.server import CONNECTIONS_MAX, CONNECTIONS_OF_ADDRESS_MAX, REQUESTS_MAX, serve
 from agent.replication import pki
 from tests.page.conftest import store_with
@@ -85,7 +85,7 @@ async def test_requests_of_visitors_that_have_left(
         while (await asyncio.to_thread(get, port))[0] != wanted:
             assert not serving.done()
 
-    monkeypatch.setattr(Facts, "latest", latest)
+    monkeypatch.setattr(StoreFacts, "latest", latest)
     (tmp_path / "node.toml").write_text('[node]\nzone = "idmz"\n[page]\nlisten_port = 0\n')
     with store_with(tmp_path, healthy):
         addresses: asyncio.Queue[str] = asyncio.Queue()

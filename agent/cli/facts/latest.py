@@ -27,9 +27,9 @@ from agent.query.latest import (
     DEPTH_FACTS,
     FRESH_MS,
     AgedRecord,
+    LatestKey,
     LatestRecord,
     LatestSummary,
-    Tag,
     TagsInForce,
     aged_record,
     find_latest,
@@ -147,7 +147,7 @@ def _records(
         from_peers = [
             row
             for row in _peer_records(config_file, stream)
-            if wanted(Tag(row["zone"], row["subject"], row["predicate"]))
+            if wanted(LatestKey(row["zone"], row["subject"], row["predicate"]))
         ]
         records = merge_peer_records(records, from_peers, now_ns, fresh_ms) if from_peers else records
     return records, scanner.counters

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import click
 
 from agent.cli import FILE
-from agent.cli.node_choice import NodeFile, default_file
+from agent.cli.node_choice import NodeFileParam, default_file
 from agent.config import load
 from agent.ingest.modbus.explore.device import PAUSE_MS
 from agent.settings.host import url_problem
@@ -24,7 +24,7 @@ PORT, TLS_PORT = 502, 802
 _OPTIONS = (
     click.argument("device", metavar="DEVICE"),
     click.option(
-        "--config", "config_file", type=NodeFile(), default=default_file, help="For a DEVICE that is a source."
+        "--config", "config_file", type=NodeFileParam(), default=default_file, help="For a DEVICE that is a source."
     ),
     click.option(
         "--base",
@@ -50,7 +50,7 @@ _TRANSPORTS: dict[str, Transport] = {"tcp": "tcp", "tls": "tls", "rtu+tcp": "rtu
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ModbusTarget:
     """The device to read: its settings in the form of a source, and whether they come from a source of node.toml."""
 
     settings: ModbusSourceSettings
@@ -64,7 +64,7 @@ def device_options(command: _Command) -> _Command:
     return command
 
 
-def target_of(options: dict[str, Any], *, needs_base: bool = True) -> Target:
+def target_of(options: dict[str, Any], *, needs_base: bool = True) -> ModbusTarget:
     """The device that the options mean: tcp://host[:port], tls://, rtu+tcp://, host[:port], a serial port such as
     /dev/ttyS1, or a source of node.toml. Raises UsageError."""
     device, config_file, base = options.pop("device"), options.pop("config_file"), options.pop("base")
@@ -79,7 +79,7 @@ def target_of(options: dict[str, Any], *, needs_base: bool = True) -> Target:
         given["request_pause_ms"] = max(source.request_pause_ms, PAUSE_MS) if pause_ms is None else pause_ms
         if base is not None:
             given["address_base"] = base
-        return Target(_checked(replace(source, **given)), is_source=True)
+        return ModbusTarget(_checked(replace(source, **given)), is_source=True)
     if base is None and needs_base:
         raise click.UsageError(
             "--base is missing: 0 if the documentation's first register is 0, 1 if it is 1, 40001 if the first digit is "
@@ -91,7 +91,7 @@ def target_of(options: dict[str, Any], *, needs_base: bool = True) -> Target:
     settings = ModbusSourceSettings(
         name, Path(f"tags.d/{name}.csv"), base or 0, request_pause_ms=pause_ms, **transport, **given
     )
-    return Target(_checked(settings), is_source=False)
+    return ModbusTarget(_checked(settings), is_source=False)
 
 
 def _transport_settings(device: str) -> dict[str, Any]:

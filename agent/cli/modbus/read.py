@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from agent.cli import json_option
-from agent.cli.modbus.options import Target, device_options, target_of
+from agent.cli.modbus.options import ModbusTarget, device_options, target_of
 from agent.cli.table import lines
 from agent.cli.terminal import value_text
 from agent.escaping import printable
@@ -51,7 +51,7 @@ def read(points: tuple[str, ...], watch: bool, interval_s: float, as_json: bool,
         sys.exit(1)
 
 
-async def _read(target: Target, points: Sequence[str], every_s: float | None, *, as_json: bool) -> bool:
+async def _read(target: ModbusTarget, points: Sequence[str], every_s: float | None, *, as_json: bool) -> bool:
     """Read once, or every so many seconds forever. Returns whether each register had a value."""
     try:
         registers = list(
@@ -72,7 +72,7 @@ async def _read(target: Target, points: Sequence[str], every_s: float | None, *,
             await asyncio.sleep(every_s)
 
 
-def _lines(target: Target, answers: Sequence[RegisterAnswer], *, as_json: bool, is_table: bool) -> Iterator[str]:
+def _lines(target: ModbusTarget, answers: Sequence[RegisterAnswer], *, as_json: bool, is_table: bool) -> Iterator[str]:
     time, base = time_text(time_ns()), target.settings.address_base
     if as_json:
         yield from (json.dumps({"time": time, **_json_object(answer, base)}, ensure_ascii=False) for answer in answers)

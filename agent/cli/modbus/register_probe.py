@@ -11,14 +11,14 @@ from typing import Any
 import click
 
 from agent.cli import json_option, print_json
-from agent.cli.modbus.options import Target, device_options, target_of
+from agent.cli.modbus.options import ModbusTarget, device_options, target_of
 from agent.cli.table import lines
 from agent.cli.terminal import Progress, value_text
 from agent.errors import BsfgError
 from agent.escaping import printable
 from agent.ingest.modbus.explore import interpretation
 from agent.ingest.modbus.explore.device import RefusedRange, open_device, read_around
-from agent.ingest.modbus.explore.interpretation import Candidate, Interpretation, Wanted
+from agent.ingest.modbus.explore.interpretation import Candidate, Interpretation, PanelValue
 from agent.ingest.modbus.explore.register_text import RegisterRange, base_hint, parse_ranges, register_text, span_text
 from agent.message import json_value
 from agent.settings.sources import section
@@ -95,7 +95,7 @@ def _check(places: Sequence[RegisterRange]) -> None:
             raise click.UsageError(f"{place.count} registers; name at most {COUNT_MAX}")
 
 
-async def _look(target: Target, places: Sequence[RegisterRange], times: int, interval_s: float) -> list[_Look]:
+async def _look(target: ModbusTarget, places: Sequence[RegisterRange], times: int, interval_s: float) -> list[_Look]:
     """Read around each place, several times. Raises SourceLost, UnitSilent, NothingRead."""
     looks = [_Look(place, [], []) for place in places]
     progress = Progress()
@@ -118,7 +118,7 @@ async def _look(target: Target, places: Sequence[RegisterRange], times: int, int
     return looks
 
 
-def _candidates(looks: Sequence[_Look], wanted: Wanted) -> list[Candidate]:
+def _candidates(looks: Sequence[_Look], wanted: PanelValue) -> list[Candidate]:
     return interpretation.ranked(
         candidate
         for look in looks
@@ -132,7 +132,11 @@ def _candidates(looks: Sequence[_Look], wanted: Wanted) -> list[Candidate]:
 
 
 def _lines(
-    target: Target, looks: Sequence[_Look], found: Sequence[Candidate], doubts: Sequence[str], wanted: Wanted | None
+    target: ModbusTarget,
+    looks: Sequence[_Look],
+    found: Sequence[Candidate],
+    doubts: Sequence[str],
+    wanted: PanelValue | None,
 ) -> Iterator[str]:
     base = target.settings.address_base
     marks = {
@@ -194,7 +198,7 @@ def _marked(reading: Interpretation, marks: dict[tuple[Any, ...], float]) -> str
     return text if scale is None else f"{text} *" if scale == 1 else f"{text} *{scale:g}"
 
 
-def _rows(target: Target, looks: Sequence[_Look], found: Sequence[Candidate]) -> Iterator[tuple[Any, ...]]:
+def _rows(target: ModbusTarget, looks: Sequence[_Look], found: Sequence[Candidate]) -> Iterator[tuple[Any, ...]]:
     for candidate in found:
         it = candidate.found
         look = next(look for look in looks if look.place.table is it.table)
@@ -227,7 +231,7 @@ def _movement(look: _Look, found: Interpretation) -> str:
     return f"{value_text(min(numbers))} to {value_text(max(numbers))}{rest}"
 
 
-def _to_paste(target: Target, best: Candidate) -> Iterator[str]:
+def _to_paste(target: ModbusTarget, best: Candidate) -> Iterator[str]:
     """The row for the tag file, and the section for node.toml."""
     settings = target.settings
     row = interpretation.tag_row(best.found, settings.unit_id, settings.address_base, settings.name)
@@ -244,7 +248,7 @@ def _to_paste(target: Target, best: Candidate) -> Iterator[str]:
 
 
 def _json_object(
-    target: Target, looks: Sequence[_Look], found: Sequence[Candidate], doubts: Sequence[str]
+    target: ModbusTarget, looks: Sequence[_Look], found: Sequence[Candidate], doubts: Sequence[str]
 ) -> dict[str, Any]:
     settings = target.settings
     readings = [

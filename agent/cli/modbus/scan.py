@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from agent.cli import json_option, print_json
-from agent.cli.modbus.options import Target, device_options, target_of
+from agent.cli.modbus.options import ModbusTarget, device_options, target_of
 from agent.cli.terminal import Progress
 from agent.escaping import printable
 from agent.ingest import SourceError
@@ -76,7 +76,7 @@ def _numbers(text: str) -> list[int]:
     return list(dict.fromkeys(units))
 
 
-def _units(target: Target, unit_ids: Sequence[int], *, as_json: bool) -> None:
+def _units(target: ModbusTarget, unit_ids: Sequence[int], *, as_json: bool) -> None:
     progress = Progress()
     found: list[FoundUnit] = asyncio.run(find_units(target.settings, unit_ids, progress))
     progress.remove_line()
@@ -106,7 +106,7 @@ def _units(target: Target, unit_ids: Sequence[int], *, as_json: bool) -> None:
 
 
 async def _scan(
-    target: Target, places: Sequence[RegisterRange], reads_max: int
+    target: ModbusTarget, places: Sequence[RegisterRange], reads_max: int
 ) -> list[tuple[RegisterRange, RegisterScan]]:
     """Scan each place over one connection, all of them with `reads_max` reads. What was found before the connection
     broke is kept."""
@@ -130,7 +130,7 @@ async def _scan(
     return scans
 
 
-def _lines(target: Target, place: RegisterRange, done: RegisterScan) -> Iterator[str]:
+def _lines(target: ModbusTarget, place: RegisterRange, done: RegisterScan) -> Iterator[str]:
     table = place.table.value
     base = target.settings.address_base
     for span in done.found:
@@ -150,7 +150,7 @@ def _lines(target: Target, place: RegisterRange, done: RegisterScan) -> Iterator
         yield f"not looked at: {spans}; {todo}"
 
 
-def _json_object(target: Target, place: RegisterRange, done: RegisterScan) -> dict[str, Any]:
+def _json_object(target: ModbusTarget, place: RegisterRange, done: RegisterScan) -> dict[str, Any]:
     return {
         "unit_id": target.settings.unit_id,
         "table": place.table.value,

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, get_args
 import click
 
 from agent.cli import FILE, FOLDER
-from agent.cli.node_choice import NodeFile, default_file
+from agent.cli.node_choice import NodeFileParam, default_file
 from agent.cli.prepare import unit
 from agent.cli.source.access import named_source
 from agent.config import load
@@ -69,7 +69,7 @@ _OPTIONS = (
     click.option(
         "--config",
         "config_file",
-        type=NodeFile(),
+        type=NodeFileParam(),
         default=default_file,
         help="If URL is the name of a source: its node.toml.",
     ),

@@ -19,7 +19,7 @@ LIVES_MAX = 64
 """Lives without a verified record that are looked through for one."""
 
 
-class Proof(NamedTuple):
+class ProvenRange(NamedTuple):
     """Sequences of an origin that one record proves, or that none proves."""
 
     first_sequence: int
@@ -33,7 +33,7 @@ class Proofs:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self._since_ms: dict[bytes, int] = dict(connection.execute(QUERIES["select_compromised"]).fetchall())
-        self._last: dict[tuple[int, int], Proof] = {}
+        self._last: dict[tuple[int, int], ProvenRange] = {}
 
     def verified(self, stream: int, origin: int, sequence: int) -> Verified:
         """Whether the batch that holds a sequence is proven; stream and origin by number."""
@@ -42,20 +42,20 @@ class Proofs:
             known is None
             and (self._connection.execute(QUERIES["select_is_zone_proven"], (origin,)).fetchone() or (0,))[0] == 0
         ):
-            known = self._last[stream, origin] = Proof(1, SEQUENCE_MAX, "no")
+            known = self._last[stream, origin] = ProvenRange(1, SEQUENCE_MAX, "no")
         if known is None or not known.first_sequence <= sequence <= known.last_sequence:
             known = self._last[stream, origin] = self._read(stream, origin, sequence)
         return known.verified
 
-    def _read(self, stream: int, origin: int, sequence: int) -> Proof:
+    def _read(self, stream: int, origin: int, sequence: int) -> ProvenRange:
         found = find_proof(self._connection, stream, origin, sequence)
         if found is None:
-            return Proof(sequence, sequence, "no")
+            return ProvenRange(sequence, sequence, "no")
         last_sequence, first_held, record, verified_unix_ms = found
         since_ms = self._since_ms.get(key_id_in(record))
         is_suspect = since_ms is not None and verified_unix_ms >= since_ms
         # An earlier sequence may have an earlier record, verified at another time, so this one counts from here on.
-        return Proof(max(sequence, first_held), last_sequence, "suspect" if is_suspect else "yes")
+        return ProvenRange(max(sequence, first_held), last_sequence, "suspect" if is_suspect else "yes")
 
 
 def find_proof(

@@ -16,15 +16,15 @@ from agent.fact_store.read import bytes_up_to
 from agent.fact_store.retention.fullness import Limit, piece_bytes
 from agent.fact_store.retention.holding import Backlog, alone_forfeited, bytes_forfeited
 from agent.fact_store.retention.reclaim import Reclaimer
-from agent.fact_store.retention.retention import TTL_PIECES, Reason, Release, StreamOffsets, decide_release
+from agent.fact_store.retention.retention import TTL_PIECES, Release, ReleaseReason, StreamOffsets, decide_release
 from agent.fact_store.sqlite import QUERIES, Transaction
 
 log = logging.getLogger(__name__)
 
 _WHY = {
-    Reason.TTL: "their time to live was over",
-    Reason.HELD: "a zone held back more than it may",
-    Reason.FULL: "the store was full",
+    ReleaseReason.TTL: "their time to live was over",
+    ReleaseReason.HELD: "a zone held back more than it may",
+    ReleaseReason.FULL: "the store was full",
 }
 MARKS_READ = 1000  # the oldest ones, sixteen hours; the next check reads further
 

@@ -21,7 +21,7 @@ from enum import Enum
 TTL_PIECES = 100
 
 
-class Reason(Enum):
+class ReleaseReason(Enum):
     """Why facts are released."""
 
     CONFIRMED = "confirmed"
@@ -58,7 +58,7 @@ class Release:
     without a loss."""
 
     until: int
-    reason: Reason
+    reason: ReleaseReason
     lost_from: int | None = None
 
 
@@ -68,18 +68,18 @@ def decide_release(offsets: StreamOffsets) -> Release | None:
     confirmed = offsets.released if offsets.confirmed is None else max(offsets.confirmed, offsets.released)
     harmless = min(confirmed, max(offsets.kept, offsets.excess or 0))
     if offsets.overdue is not None and offsets.expired is not None and offsets.overdue > offsets.released:
-        return _release(offsets.expired, Reason.TTL, confirmed, harmless)
+        return _release(offsets.expired, ReleaseReason.TTL, confirmed, harmless)
     forfeited = min(offsets.forfeited, max(offsets.kept, offsets.excess or 0))
     if forfeited > max(offsets.released, confirmed):
-        return _release(forfeited, Reason.HELD, confirmed, harmless)
+        return _release(forfeited, ReleaseReason.HELD, confirmed, harmless)
     if offsets.may_drop and offsets.excess is not None and offsets.excess > max(offsets.released, harmless):
-        return _release(offsets.excess, Reason.FULL, confirmed, harmless)
+        return _release(offsets.excess, ReleaseReason.FULL, confirmed, harmless)
     if harmless > offsets.released:
-        return Release(harmless, Reason.CONFIRMED)
+        return Release(harmless, ReleaseReason.CONFIRMED)
     return None
 
 
-def _release(until: int, reason: Reason, confirmed: int, harmless: int) -> Release:
+def _release(until: int, reason: ReleaseReason, confirmed: int, harmless: int) -> Release:
     """A release that may be a loss. It includes confirmed facts that may be released anyway."""
     if until <= confirmed:
         return Release(max(until, harmless), reason)

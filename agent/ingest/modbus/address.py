@@ -14,7 +14,7 @@ from enum import Enum
 
 from agent.ingest.modbus.decode import ENCODINGS, ValueType, value_type, with_encoding, with_exponent
 from agent.ingest.modbus.no_value import with_no_value
-from agent.ingest.tags.columns import Column, Kind
+from agent.ingest.tags.columns import CellKind, Column
 from agent.ingest.tags.sheet import CellError
 from agent.ingest.tags.tag_map import Cells, Dialect, Tag
 from agent.ingest.tags.templates import add_whole
@@ -43,14 +43,14 @@ _TABLES = tuple(table.value for table in Table)
 _TABLE_OF_DIGIT = {"0": Table.COIL, "1": Table.DISCRETE, "3": Table.INPUT, "4": Table.HOLDING}
 
 COLUMNS = (
-    Column("unit_id", "the unit behind the gateway; empty: unit_id of the source", "1", Kind.WHOLE),
+    Column("unit_id", "the unit behind the gateway; empty: unit_id of the source", "1", CellKind.WHOLE),
     Column(
         "table",
         "the table of the register; not needed where its first digit names it (address_base 40001)",
         "input",
         choices=_TABLES,
     ),
-    Column("register", "the number of the register, counted from address_base of the source", "100", Kind.WHOLE),
+    Column("register", "the number of the register, counted from address_base of the source", "100", CellKind.WHOLE),
     Column(
         "type",
         "bool, bit0 to bit15, (u)int8/16/32/64, float16/32/64, bcd16/32 or string<bytes>; not needed for coils",
@@ -62,15 +62,15 @@ COLUMNS = (
         "CDAB",
         choices=("ABCD", "CDAB", "BADC", "DCBA", "EFGHABCD", "CDABGHEF"),
     ),
-    Column("scale", "value = register * scale + offset; empty: 1", "0.1", Kind.NUMBER),
+    Column("scale", "value = register * scale + offset; empty: 1", "0.1", CellKind.NUMBER),
     Column(
         "scale_register",
         "the register with the power of ten of the value (SunSpec: its scale factor), in the same table; it is read in "
         "the same request",
         "106",
-        Kind.WHOLE,
+        CellKind.WHOLE,
     ),
-    Column("offset", "see scale; empty: 0", "-40", Kind.NUMBER),
+    Column("offset", "see scale; empty: 0", "-40", CellKind.NUMBER),
     Column(
         "mask", "the bits of an int or uint register that are the value; they are shifted down, then scaled", "0x0FF0"
     ),
@@ -94,7 +94,7 @@ COLUMNS = (
         "counter", "the value only rises and wraps: how many readings it has, or device for all of its type", "2^32"
     ),
     Column(
-        "poll_interval_ms", "how often this tag is read; empty: poll_interval_ms of the source", "60000", Kind.WHOLE
+        "poll_interval_ms", "how often this tag is read; empty: poll_interval_ms of the source", "60000", CellKind.WHOLE
     ),
 )
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from agent.columns import SampleColumns
-from agent.counter import Change, CounterReader, CounterReading
+from agent.counter import CounterChange, CounterReader, CounterReading
 from agent.ingest import quality
 from agent.message import Envelope, Fact, Message, Value, canonical_json, json_value, time_text
 
@@ -55,10 +55,10 @@ class CounterTracker:
             if tag not in self._moduli or quality.is_bad(status) or not isinstance(value, int | float):
                 continue
             increase = self._reader(tag).read(CounterReading(value, time_ns))
-            if increase is None or increase.change is Change.COUNTED:
+            if increase is None or increase.change is CounterChange.COUNTED:
                 continue
             before, after = increase.before, increase.after
-            counted = increase.counted if increase.change is Change.WRAPPED else None
+            counted = increase.counted if increase.change is CounterChange.WRAPPED else None
             yield CounterFall(tag, before.value, before.time_ns, after.value, after.time_ns, counted)
 
     def _reader(self, tag: int) -> CounterReader:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from agent.ingest.opcua.subscriptions.monitoring import AS_THE_SOURCE_SAYS, QUEUE_SIZE_MAX, Monitoring, Trigger
-from agent.ingest.tags.columns import Column, Kind
+from agent.ingest.tags.columns import CellKind, Column
 from agent.ingest.tags.sheet import CellError
 from agent.ingest.tags.tag_map import SHARED_MAX, Cells, Dialect
 from agent.settings.opcua_address import STANDARD_URI, NodeAddress, parse_node_address
@@ -29,19 +29,19 @@ COLUMNS = (
         "sampling_interval_ms",
         "how often the server looks at this value; 0: as fast as it can; empty: that of the source",
         "1000",
-        Kind.WHOLE,
+        CellKind.WHOLE,
     ),
     Column(
         "queue_size",
         "values that the server keeps for this tag; empty: enough for a stall of ten seconds",
         "20",
-        Kind.WHOLE,
+        CellKind.WHOLE,
     ),
     Column(
         "server_deadband",
         "the server notifies a number only when it has moved by more than this, absolute or in percent of its range",
         "0.1",
-        Kind.NUMBER,
+        CellKind.NUMBER,
     ),
     Column(
         "trigger",

@@ -52,7 +52,7 @@ class DecodeError(ValueError):
     """These bytes do not follow the specification."""
 
 
-class Change(NamedTuple):
+class DataChange(NamedTuple):
     """One notified value. A time of 0 was not sent. `handle` is the client handle of the item."""
 
     handle: int
@@ -76,14 +76,14 @@ class Changes:
         self.server_times_ns: list[int] = []
 
     @classmethod
-    def of(cls, changes: Iterable[Change]) -> Changes:
+    def of(cls, changes: Iterable[DataChange]) -> Changes:
         """The columns of single changes."""
         found = cls()
         for change in changes:
             found.append(change)
         return found
 
-    def append(self, change: Change) -> None:
+    def append(self, change: DataChange) -> None:
         self.handles.append(change.handle)
         self.values.append(change.value)
         self.qualities.append(change.quality)
@@ -103,9 +103,9 @@ class Changes:
     def __len__(self) -> int:
         return len(self.handles)
 
-    def __iter__(self) -> Iterator[Change]:
+    def __iter__(self) -> Iterator[DataChange]:
         columns = (self.handles, self.values, self.qualities, self.source_times_ns, self.server_times_ns)
-        return map(Change._make, zip(*columns, strict=True))
+        return map(DataChange._make, zip(*columns, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ def _publication(data: bytes, reader: Reader, elements: Container[int]) -> Publi
     return Publication(changes, status_change, values_lost)
 
 
-class Header(NamedTuple):
+class PublishHeader(NamedTuple):
     """The header of an answer to Publish. A publish time of 0 was not set."""
 
     subscription_id: int
@@ -171,7 +171,7 @@ class Header(NamedTuple):
     more: bool = False  # the server has more to send at once
 
 
-def read_header(data: bytes) -> Header:
+def read_header(data: bytes) -> PublishHeader:
     """The header of PublishResponse parameters. Raises DecodeError."""
     try:
         return _header(data)[0]
@@ -179,13 +179,13 @@ def read_header(data: bytes) -> Header:
         raise DecodeError(f"notification is cut short or malformed: {error}") from error
 
 
-def _header(data: bytes) -> tuple[Header, int, int]:
+def _header(data: bytes) -> tuple[PublishHeader, int, int]:
     """The header of PublishResponse parameters (OPC 10000-4, 5.14.5), how many notifications follow, and where. Raises
     struct.error and IndexError."""
     subscription_id, available = _PUBLISH_HEAD.unpack_from(data)
     position = _PUBLISH_HEAD.size + 4 * max(0, available)  # sequence numbers that the server holds
     number, publish_time, count = _MESSAGE_HEAD.unpack_from(data, position + 1)
-    header = Header(subscription_id, number, filetime_ns(publish_time), count > 0, data[position] != 0)
+    header = PublishHeader(subscription_id, number, filetime_ns(publish_time), count > 0, data[position] != 0)
     return header, count, position + 1 + _MESSAGE_HEAD.size
 
 
@@ -247,7 +247,7 @@ def _data_change(data: bytes, reader: Reader, elements: Container[int], changes:
         try:
             change, position = _item(data, position, reader, is_element=handle in elements)
         except _MALFORMED:
-            changes.append(Change(handle, None, quality.BAD_DECODING_ERROR, 0, 0))
+            changes.append(DataChange(handle, None, quality.BAD_DECODING_ERROR, 0, 0))
             return left - 1
         changes.append(change)
         left -= 1
@@ -352,7 +352,7 @@ def _uniform_run(data: bytes, position: int, left: int) -> tuple[int, int]:
     return length, min(same, len(kinds) - len(kinds.lstrip(bytes([kind]))))
 
 
-def _item(data: bytes, position: int, reader: Reader, *, is_element: bool) -> tuple[Change, int]:
+def _item(data: bytes, position: int, reader: Reader, *, is_element: bool) -> tuple[DataChange, int]:
     (handle,) = _U32.unpack_from(data, position)
     mask = data[position + 4]
     position += 5
@@ -367,12 +367,14 @@ def _item(data: bytes, position: int, reader: Reader, *, is_element: bool) -> tu
     times_ns = filetime_ns(given.get(4, 0), given.get(16, 0)), filetime_ns(given.get(8, 0), given.get(32, 0))
     position += struct.calcsize(tail)
     if too_long:
-        return Change(handle, None, quality.BAD_ENCODING_LIMITS_EXCEEDED, *times_ns), position
+        return DataChange(handle, None, quality.BAD_ENCODING_LIMITS_EXCEEDED, *times_ns), position
     (status,) = _qualities([given.get(2, quality.GOOD)], [given.get(4, 0)], times_ns[:1])
-    return Change(handle, value, status, *times_ns), position
+    return DataChange(handle, value, status, *times_ns), position
 
 
-def decode_data_value(data: bytes, position: int, reader: Reader, *, is_element: bool = False) -> tuple[Change, int]:
+def decode_data_value(
+    data: bytes, position: int, reader: Reader, *, is_element: bool = False
+) -> tuple[DataChange, int]:
     """The DataValue (OPC 10000-6, 5.2.2.17) at `position`, which must be at least 4, and the position after it. Its
     handle has no meaning. `is_element`: `reader.element` decodes the value. Malformed bytes raise DecodeError,
     struct.error, IndexError or OverflowError."""
@@ -421,7 +423,7 @@ def time_text_of(filetime: int) -> str:
     return time_text((filetime - FILETIME_EPOCH) * 100)
 
 
-def decode_read_values(data: bytes, reader: Reader, elements: Container[int] = ()) -> list[Change]:
+def decode_read_values(data: bytes, reader: Reader, elements: Container[int] = ()) -> list[DataChange]:
     """The values in the parameters of a ReadResponse (OPC 10000-4, 5.11.2). Their handles count from 0. The values at
     the places in `elements` are single elements of arrays."""
     try:

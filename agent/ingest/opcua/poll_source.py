@@ -21,7 +21,7 @@ from agent.ingest.completeness import Moment, Stored
 from agent.ingest.delivery import Delivery
 from agent.ingest.errors import SourceLost
 from agent.ingest.gap import POLLS_MISSED, STORE_REFUSED
-from agent.ingest.opcua.decode import Change, DecodeError
+from agent.ingest.opcua.decode import DataChange, DecodeError
 from agent.ingest.opcua.history import HistoryBackfill
 from agent.ingest.opcua.security.client import SessionKey
 from agent.ingest.opcua.session import CallTooLarge, Ending, OpcuaSession, open_session, read_in_parts
@@ -169,7 +169,7 @@ class OpcuaPollSource:
             self.clock.note_reading(clock.read_ns, least_ns)
         return Moment(clock.shown_ns, self.clock.set_back_ns) if clock.shown_ns else asked
 
-    async def _deliver(self, tags: Sequence[int], found: Sequence[Change]) -> None:
+    async def _deliver(self, tags: Sequence[int], found: Sequence[DataChange]) -> None:
         """Deliver the good values. A bad one is recorded once, until it is good again or bad for another reason."""
         now_ns = self.clock.now_ns()
         samples: list[Sample] = []

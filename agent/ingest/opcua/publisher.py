@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from agent.concurrency import TaskGroup
 from agent.ingest.errors import SourceLost
-from agent.ingest.opcua.decode import DecodeError, Header, read_header
+from agent.ingest.opcua.decode import DecodeError, PublishHeader, read_header
 from agent.ingest.opcua.publishing import Arrived, Missing, Sequencer
 from agent.ingest.opcua.session import TOO_LARGE_STATUSES, OpcuaSession, PublishRefused
 
@@ -35,8 +35,8 @@ class Route(NamedTuple):
     takes the result, and the notification is acknowledged when it returns. `missing` is called for notifications that
     never came."""
 
-    decode: Callable[[Header, bytes], Awaitable[Any]]
-    take_publication: Callable[[Header, Any], Awaitable[None]]
+    decode: Callable[[PublishHeader, bytes], Awaitable[Any]]
+    take_publication: Callable[[PublishHeader, Any], Awaitable[None]]
     missing: Callable[[Missing], Awaitable[None]]
 
 
@@ -85,7 +85,7 @@ class Publisher:
         self._sequencer.forget(subscription_id)
         self._routes.pop(subscription_id, None)
 
-    def is_early(self, header: Header) -> bool:
+    def is_early(self, header: PublishHeader) -> bool:
         """Whether this is a keep-alive that has overtaken notifications, because it is passed on at once."""
         return not header.has_data and header.sequence_number != self._sequencer.position(header.subscription_id)
 

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Container
 from typing import Any, NamedTuple
 
-from agent.ingest.opcua.decode import Header
+from agent.ingest.opcua.decode import PublishHeader
 
 NUMBERS = 2**32 - 1  # 1 to 2^32 - 1, then 1 again (OPC 10000-4, 7.9)
 DUPLICATES_BACK_MAX = 1_000  # a number this far behind is a duplicate; one further behind belongs to a new count
@@ -27,7 +27,7 @@ ACKS_PER_PUBLISH_MAX = 100  # more than can be open at once; the rest goes with 
 class Arrived(NamedTuple):
     """An answer that is next in order."""
 
-    header: Header
+    header: PublishHeader
     content: Any
 
 
@@ -104,7 +104,7 @@ class Sequencer:
         self._orders.pop(subscription_id, None)
         self._forgotten.add(subscription_id)
 
-    def answered(self, request: int, header: Header, content: Any, now_s: float = 0.0) -> None:
+    def answered(self, request: int, header: PublishHeader, content: Any, now_s: float = 0.0) -> None:
         """Take in the answer to a Publish."""
         self._open.discard(request)
         if header.subscription_id in self._forgotten:
@@ -150,7 +150,7 @@ class Sequencer:
         order.expected, order.is_new = header.sequence_number % NUMBERS + 1, False
         self._acks.append((header.subscription_id, header.sequence_number))
 
-    def settle(self, header: Header, content: Any) -> None:
+    def settle(self, header: PublishHeader, content: Any) -> None:
         """The first of the missing notifications was received after all."""
         order = self._orders.get(header.subscription_id)
         if order is not None and order.expected == header.sequence_number:

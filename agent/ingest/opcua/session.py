@@ -36,7 +36,7 @@ from agent.ingest import quality
 from agent.ingest.errors import HistoryRefused, SourceBusy, SourceError, SourceLost
 from agent.ingest.opcua.address import SERVER_CLOCK, Reading
 from agent.ingest.opcua.decode import (
-    Change,
+    DataChange,
     DecodeError,
     Publication,
     decode_publication,
@@ -57,7 +57,7 @@ from agent.ingest.opcua.subscriptions.item_plan import Created, ServerLimits, li
 from agent.ingest.opcua.subscriptions.monitoring import Monitoring, publishing_ms_of, sampling_ms_of
 from agent.ingest.opcua.values.type_reader import learn_missing, utf8
 from agent.ingest.opcua.values.variant import ValueReader
-from agent.ingest.source_clock import ClockReading, read_ns
+from agent.ingest.source_clock import ServerClockReading, read_ns
 from agent.settings.opcua_address import STANDARD_URI, NodeAddress
 from agent.settings.sources import OpcuaSourceSettings
 from agent.status_codes import status_name
@@ -415,18 +415,18 @@ class OpcuaSession:
             raise SourceLost(f"{self._settings.url} does not answer: {_text(error)}") from error
         return struct.pack("<IiB", subscription_id, 0, 1) + message  # the 1 is "more notifications"
 
-    async def read_values(self, readings: Sequence[Reading], namespaces: Sequence[str]) -> list[Change]:
+    async def read_values(self, readings: Sequence[Reading], namespaces: Sequence[str]) -> list[DataChange]:
         """Read the values of nodes, in their order; BadNodeIdUnknown if the server does not have the namespace. Raises
         CallTooLarge and DecodeError."""
         return (await self._values_of(readings, namespaces))[0]
 
-    async def read_clock(self) -> ClockReading:
+    async def read_clock(self) -> ServerClockReading:
         """The server's clock. Raises CallTooLarge and DecodeError."""
         (clock,), answered_ns = await self._values_of([SERVER_CLOCK], [STANDARD_URI])
         shown_ns = clock.server_time_ns or clock.source_time_ns
-        return ClockReading(shown_ns, read_ns(shown_ns, answered_ns) if shown_ns else 0)
+        return ServerClockReading(shown_ns, read_ns(shown_ns, answered_ns) if shown_ns else 0)
 
-    async def _values_of(self, readings: Sequence[Reading], namespaces: Sequence[str]) -> tuple[list[Change], int]:
+    async def _values_of(self, readings: Sequence[Reading], namespaces: Sequence[str]) -> tuple[list[DataChange], int]:
         """The values, and the time of the answer by the server."""
         request = ua.ReadRequest()
         request.Parameters.TimestampsToReturn = ua.TimestampsToReturn.Both
@@ -522,11 +522,11 @@ async def open_session(
 
 async def read_in_parts(
     session: OpcuaSession, readings: Sequence[Reading], namespaces: Sequence[str], size: int
-) -> tuple[list[Change], int]:
+) -> tuple[list[DataChange], int]:
     """Read in calls of at most `size` nodes, and of fewer where the server refuses so many. Returns the values, and how
     many nodes it takes. A value that no answer can hold, or that cannot be decoded, is bad and costs no other its
     value. Raises SourceLost."""
-    found: list[Change] = []
+    found: list[DataChange] = []
     whole = count = size
     while len(found) < len(readings):
         part = readings[len(found) : len(found) + count]
@@ -535,12 +535,12 @@ async def read_in_parts(
             count = size
         except CallTooLarge:
             if len(part) == 1:
-                found.append(Change(0, None, quality.BAD_ENCODING_LIMITS_EXCEEDED, 0, 0))
+                found.append(DataChange(0, None, quality.BAD_ENCODING_LIMITS_EXCEEDED, 0, 0))
             # A single value that is too large says nothing of the calls.
             size = count = whole if len(part) == 1 else (len(part) + 1) // 2
         except DecodeError:
             if len(part) == 1:
-                found.append(Change(0, None, quality.BAD_DECODING_ERROR, 0, 0))
+                found.append(DataChange(0, None, quality.BAD_DECODING_ERROR, 0, 0))
             count = len(part) // 2 or size
     return found, size
 

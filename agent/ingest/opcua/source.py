@@ -30,7 +30,7 @@ from agent.ingest.completeness import Moment, Stored
 from agent.ingest.delivery import Delivery
 from agent.ingest.errors import SourceError, SourceLost
 from agent.ingest.gap import NOT_DELIVERED, SERVER_QUEUE_OVERFLOW
-from agent.ingest.opcua.decode import Change, Changes, Header, Publication
+from agent.ingest.opcua.decode import Changes, DataChange, Publication, PublishHeader
 from agent.ingest.opcua.events import EventCollector
 from agent.ingest.opcua.history import HistoryBackfill
 from agent.ingest.opcua.publisher import Publisher, Route
@@ -366,11 +366,11 @@ class OpcuaSource:
 
     # --- what arrives ------------------------------------------------------------------------------------------------
 
-    async def _decode(self, session: OpcuaSession, _: Header, body: bytes) -> Publication:
+    async def _decode(self, session: OpcuaSession, _: PublishHeader, body: bytes) -> Publication:
         """The values of a publication."""
         return await session.decode(body, self._subscriptions.elements)
 
-    async def _take_publication(self, session: OpcuaSession, header: Header, publication: Publication) -> None:
+    async def _take_publication(self, session: OpcuaSession, header: PublishHeader, publication: Publication) -> None:
         """Called for each publication in order. It is acknowledged when this returns."""
         if publication.values_lost and time.monotonic() >= self._unreadable_due_s:
             self._unreadable_due_s = time.monotonic() + UNREADABLE_EVERY_S
@@ -387,7 +387,7 @@ class OpcuaSource:
         ) and not self._delivery.is_standby:
             await self._buffer.put(arrived)
 
-    def _note_publication(self, header: Header, publication: Publication) -> Buffered:
+    def _note_publication(self, header: PublishHeader, publication: Publication) -> Buffered:
         """Take in what a publication shows about its subscription: signs of life, its clock, its end."""
         subscription = self._subscriptions.get(header.subscription_id)
         if subscription is None:
@@ -416,7 +416,7 @@ class OpcuaSource:
             subscription.ended = status_name(status)
         return arrived
 
-    def _note_clock(self, subscription: Subscription, change: Change, publish_ns: int) -> Moment | None:
+    def _note_clock(self, subscription: Subscription, change: DataChange, publish_ns: int) -> Moment | None:
         """Take in a change of the server's clock. Returns what it shows, None if it has no time."""
         server_ns = change.source_time_ns or change.server_time_ns
         if not server_ns:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class Kind(Enum):
+class CellKind(Enum):
     """What a cell holds; the values are type names of JSON Schema."""
 
     TEXT = "string"
@@ -25,7 +25,7 @@ class Column:
     name: str
     meaning: str
     example: str
-    kind: Kind = Kind.TEXT
+    kind: CellKind = CellKind.TEXT
     choices: tuple[str, ...] = ()
 
 
@@ -57,10 +57,10 @@ COMMON_COLUMNS = (
         "a number is recorded when it differs from the last recorded one by more than this, absolute or in percent; "
         "0: any change; empty: every sample",
         "0.5",
-        Kind.NUMBER,
+        CellKind.NUMBER,
     ),
-    Column("min_interval_ms", "the shortest time between two facts; empty: none", "1000", Kind.WHOLE),
+    Column("min_interval_ms", "the shortest time between two facts; empty: none", "1000", CellKind.WHOLE),
     Column(
-        "max_interval_ms", "an unchanged value is recorded again after this time; empty: never", "60000", Kind.WHOLE
+        "max_interval_ms", "an unchanged value is recorded again after this time; empty: never", "60000", CellKind.WHOLE
     ),
 )

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from agent.ingest.tags.columns import TEMPLATE, USE, Column, Kind
+from agent.ingest.tags.columns import TEMPLATE, USE, CellKind, Column
 from agent.ingest.tags.csv_rows import write_csv
 from agent.ingest.tags.tag_map import Dialect
 
@@ -64,10 +64,10 @@ def _explained(dialect: Dialect) -> Iterator[tuple[str, str]]:
         yield f"{column.name}{needed}", f"{column.meaning}{choices}; such as {column.example}"
 
 
-def _toml_value(text: str, kind: Kind) -> str:
+def _toml_value(text: str, kind: CellKind) -> str:
     """A cell as a TOML value: a number where the column has numbers and the cell is one."""
     is_plain = text.replace(".", "", 1).removeprefix("-").isdigit()
-    return text if kind in (Kind.WHOLE, Kind.NUMBER) and is_plain else json.dumps(text, ensure_ascii=False)
+    return text if kind in (CellKind.WHOLE, CellKind.NUMBER) and is_plain else json.dumps(text, ensure_ascii=False)
 
 
 def _property(column: Column) -> dict[str, Any]:
@@ -75,5 +75,5 @@ def _property(column: Column) -> dict[str, Any]:
     if column.choices:
         # A row of a template may have a placeholder instead of a choice.
         return {**found, "anyOf": [{"enum": list(column.choices)}, {"type": "string", "pattern": "[{]"}]}
-    types = [column.kind.value] if column.kind is Kind.TEXT else [column.kind.value, "string"]
+    types = [column.kind.value] if column.kind is CellKind.TEXT else [column.kind.value, "string"]
     return {**found, "type": types}

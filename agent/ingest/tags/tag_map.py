@@ -23,7 +23,7 @@ from typing import Any
 
 from agent.ingest.errors import TagFileProblem, TagMapError, is_toml, place
 from agent.ingest.sampling import SamplingRule
-from agent.ingest.tags.columns import COMMON_COLUMNS, TEMPLATE_COLUMNS, Column, Kind
+from agent.ingest.tags.columns import COMMON_COLUMNS, TEMPLATE_COLUMNS, CellKind, Column
 from agent.ingest.tags.csv_rows import DECIMAL_COMMA, GROUPED, both_readings, decimal_marks, read_csv
 from agent.ingest.tags.sheet import CellError, Row, Sheet
 from agent.ingest.tags.templates import Sums, expand
@@ -211,7 +211,9 @@ def _decimal_marks(sheet: Sheet, dialect: Dialect) -> str:
     """The decimal marks of the numbers in a file. Only a sheet with semicolons can have commas."""
     if not sheet.decimal_comma:
         return "."
-    columns = [column.name for column in dialect.all_columns if column.kind is Kind.NUMBER or column.name == "clamp"]
+    columns = [
+        column.name for column in dialect.all_columns if column.kind is CellKind.NUMBER or column.name == "clamp"
+    ]
     return decimal_marks(row.texts.get(name, "") for row in sheet.rows for name in columns)
 
 

@@ -25,7 +25,7 @@ from typing import IO, Any, Literal, cast
 from agent.escaping import csv_cell, printable_lines
 from agent.fact_store import named_statements
 from agent.message import JSON_INTEGER_MAX, Value
-from agent.query.scan import COLUMNS, Bounds, ExportRefused, ExtraMissing, Facts, Scanner, exact_text, value_type
+from agent.query.scan import COLUMNS, BatchFacts, Bounds, ExportRefused, ExtraMissing, Scanner, exact_text, value_type
 
 _SQL = dict(named_statements(Path(__file__).with_name("export.sql").read_text("utf-8")))
 _TEXT_COLUMNS = tuple(name for name in COLUMNS if name != "value_text")  # `value` is exact where everything is text
@@ -48,7 +48,7 @@ class SqliteForm:
         self._connection.execute(_SQL["create_facts"])
         self._connection.execute("BEGIN")
 
-    def write(self, facts: Facts) -> None:
+    def write(self, facts: BatchFacts) -> None:
         self._connection.executemany(
             _SQL["insert_fact"], zip(*(flat_column(facts, name) for name in COLUMNS), strict=True)
         )
@@ -83,14 +83,14 @@ class CsvForm(_TextForm):
         self._csv = csv.writer(file)  # lines end in CR LF (RFC 4180), so that both are quoted inside a text
         self._csv.writerow(_TEXT_COLUMNS)
 
-    def write(self, facts: Facts) -> None:
+    def write(self, facts: BatchFacts) -> None:
         self._csv.writerows(map(_safe_cells, _text_rows(facts, exact_text)))
 
 
 class JsonLinesForm(_TextForm):
     """One JSON object on each line; NULL values are left out."""
 
-    def write(self, facts: Facts) -> None:
+    def write(self, facts: BatchFacts) -> None:
         lines = []
         for row in _text_rows(facts, json_exact):
             found = {name: value for name, value in zip(_TEXT_COLUMNS, row, strict=True) if value is not None}
@@ -126,7 +126,7 @@ class ParquetForm:
         self._writer = pq.ParquetWriter(path, self._schema, compression="zstd")
         self._columns: dict[str, list[Any]] = {name: [] for name in self._schema.names}
 
-    def write(self, facts: Facts) -> None:
+    def write(self, facts: BatchFacts) -> None:
         values = facts.values()
         times_ns = facts.column("source_time_ns")
         made: dict[str, Sequence[Any]] = {
@@ -161,14 +161,14 @@ Form = SqliteForm | CsvForm | JsonLinesForm | ParquetForm
 """The caller writes batch by batch, then calls `finish`, and calls `close` in any case."""
 
 
-def flat_column(facts: Facts, name: str) -> Sequence[Any]:
+def flat_column(facts: BatchFacts, name: str) -> Sequence[Any]:
     """A column of a flat row. A sample's message_id is left out: it is the row's stream, zone, life and sequence."""
     if name == "message_id" and facts.samples is not None:
         return [None] * len(facts.places)
     return facts.column(name)
 
 
-def _text_rows(facts: Facts, of_value: Callable[[Value], Any]) -> Any:
+def _text_rows(facts: BatchFacts, of_value: Callable[[Value], Any]) -> Any:
     """The rows of a batch with `_TEXT_COLUMNS`, each value made by `of_value`."""
     columns = [
         list(map(of_value, facts.values())) if name == "value" else flat_column(facts, name) for name in _TEXT_COLUMNS
@@ -206,7 +206,7 @@ def _is_text(value: Value) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
+class ExportedFiles:
     """What an export wrote."""
 
     facts: int
@@ -221,7 +221,7 @@ def export(
     *,
     force: bool = False,
     progress: Callable[[int, str, int], None] = lambda _facts, _stream, _offset: None,
-) -> Exported:
+) -> ExportedFiles:
     """Write the facts within the bounds to `target`; `-` is standard output, for csv and jsonl. Raises ExportRefused.
 
     `progress` is called after each batch with the number of facts written, the stream and the offset.
@@ -230,7 +230,7 @@ def export(
         if form_name not in {"csv", "jsonl"}:
             raise ExportRefused(f"{form_name} cannot be written to standard output", "name a file, or use csv or jsonl")
         try:
-            return Exported(_write(scanner, bounds, _text_form(form_name, _borrowed_stdout()), progress), 0)
+            return ExportedFiles(_write(scanner, bounds, _text_form(form_name, _borrowed_stdout()), progress), 0)
         except BrokenPipeError:  # its reader has enough
             raise
         except OSError as error:
@@ -252,7 +252,7 @@ def export(
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)
-    return Exported(facts, size)
+    return ExportedFiles(facts, size)
 
 
 def _write(scanner: Scanner, bounds: Bounds, form: Form, progress: Callable[[int, str, int], None]) -> int:

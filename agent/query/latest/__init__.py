@@ -19,4 +19,4 @@ from agent.query.latest.latest_rows import (
     merge_peer_records,
     summarize,
 )
-from agent.query.latest.latest_search import Tag
+from agent.query.latest.latest_search import LatestKey

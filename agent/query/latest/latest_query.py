@@ -22,7 +22,7 @@ from agent.columns import BatchError
 from agent.fact_store import BatchSummary, StoreDamaged
 from agent.message import HEALTH_PREFIX, HEALTH_SOURCE, HEALTH_STREAM
 from agent.pages import Hole, StoredBatch
-from agent.query.latest.latest_search import Arrival, LatestRow, LatestSearch, Tag, believed_times
+from agent.query.latest.latest_search import Arrival, LatestKey, LatestRow, LatestSearch, believed_times
 from agent.query.scan import INT64_MAX, OFFSET_MAX, READ_BYTES_MAX, Chain, Scanner, matches_glob
 
 DEPTH_FACTS = 10_000_000  # takes one to two seconds on two shared cores if nothing ends the search earlier
@@ -53,18 +53,18 @@ class AbsentTags:
     """
 
     def __init__(self) -> None:
-        self._searched: dict[str, dict[Tag, tuple[int, int]]] = {}
+        self._searched: dict[str, dict[LatestKey, tuple[int, int]]] = {}
 
-    def until(self, stream: str, first_offset: int, tags: Iterable[Tag]) -> dict[Tag, int]:
+    def until(self, stream: str, first_offset: int, tags: Iterable[LatestKey]) -> dict[LatestKey, int]:
         """Those of the tags that are known to be absent from `first_offset` up to an offset, with that offset."""
-        known, found = self._searched.get(stream, {}), dict[Tag, int]()
+        known, found = self._searched.get(stream, {}), dict[LatestKey, int]()
         for tag in tags:
             first, last = known.get(tag, (1, 0))
             if first <= first_offset <= last:
                 found[tag] = last
         return found
 
-    def retain_only(self, stream: str, tags: Collection[Tag]) -> None:
+    def retain_only(self, stream: str, tags: Collection[LatestKey]) -> None:
         """Forget tags that are no longer searched for."""
         if stream in self._searched:
             self._searched[stream] = {tag: span for tag, span in self._searched[stream].items() if tag in tags}
@@ -82,7 +82,7 @@ class AbsentTags:
 def find_latest(
     scanner: Scanner,
     now_ns: int,
-    is_wanted: Callable[[Tag], bool] = lambda _: True,
+    is_wanted: Callable[[LatestKey], bool] = lambda _: True,
     *,
     streams: frozenset[str] | None = None,
     zone: str | None = None,
@@ -102,7 +102,7 @@ def find_latest_in_stream(
     now_ns: int,
     stream: str,
     absent: AbsentTags,
-    is_wanted: Callable[[Tag], bool] = lambda _: True,
+    is_wanted: Callable[[LatestKey], bool] = lambda _: True,
     *,
     depth_facts: int = DEPTH_FACTS,
     fresh_ms: int = FRESH_MS,
@@ -112,7 +112,7 @@ def find_latest_in_stream(
     chains, skipped = _chains(scanner, ZONE_DEFINITIONS_MAX)
     with_health = stream == HEALTH_STREAM
     tags = {
-        Tag(chain.zone, definition.subject, definition.predicate)
+        LatestKey(chain.zone, definition.subject, definition.predicate)
         for chain in chains
         for definition in chain.tags
         if with_health or definition.source != HEALTH_SOURCE
@@ -142,12 +142,12 @@ def streams_with(scanner: Scanner, tag_glob: str, stream: str | None) -> frozens
     return frozenset(scanner.ends) - (frozenset() if _names_health(tag_glob) else {HEALTH_STREAM})
 
 
-def tags_matching(tag_glob: str, zone: str | None) -> Callable[[Tag], bool]:
+def tags_matching(tag_glob: str, zone: str | None) -> Callable[[LatestKey], bool]:
     """A test for tags of a zone whose subject, with or without its `tag:`, matches a pattern of * ? and [...]. The
     health of nodes only matches a pattern that begins with its name."""
     names_health = _names_health(tag_glob)
 
-    def matches(tag: Tag) -> bool:
+    def matches(tag: LatestKey) -> bool:
         return (
             zone in {None, tag.zone}
             and (names_health or not tag.subject.startswith(HEALTH_PREFIX))

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from agent.message import HEALTH_SOURCE, json_value, time_text
-from agent.query.latest.latest_search import LatestRow, Tag
+from agent.query.latest.latest_search import LatestKey, LatestRow
 from agent.query.scan import parse_time_ns, value_type
 from agent.status_codes import TAG_REMOVED
 
@@ -174,7 +174,7 @@ class LatestSummary:
 
 
 def summarize(
-    rows: Iterable[AgedRecord], in_force: TagsInForce | None, is_wanted: Callable[[Tag], bool]
+    rows: Iterable[AgedRecord], in_force: TagsInForce | None, is_wanted: Callable[[LatestKey], bool]
 ) -> LatestSummary:
     """The summary of rows, in their order, and of the tags in force that have no row. `is_wanted`: the filter that
     selected the rows."""
@@ -195,7 +195,7 @@ def summarize(
             valued.append(row)
     if in_force is not None:
         never = in_force.intervals_ms.keys() - recorded
-        silent += sorted(subject for subject in never if is_wanted(Tag(in_force.zone, subject, "")))
+        silent += sorted(subject for subject in never if is_wanted(LatestKey(in_force.zone, subject, "")))
     return LatestSummary(counts["good"], counts["uncertain"], counts["removed"], bad, silent, _first_of_each(valued))
 
 

@@ -31,7 +31,7 @@ CLOCKS_DIFFER_NS = 60_000_000_000  # tolerated difference between a source's clo
 SET_NS_MIN = 5 * MARK_NS  # marks of a clock that goes on are closer, except over a pause of the node
 
 
-class Tag(NamedTuple):
+class LatestKey(NamedTuple):
     """The key of a latest value."""
 
     zone: str
@@ -82,7 +82,7 @@ class LatestValue:
 class LatestRow:
     """A tag, its last value if one was found, and the staleness of its source."""
 
-    tag: Tag
+    tag: LatestKey
     source: str
     latest: LatestValue | None
     as_of_ns: int | None
@@ -100,34 +100,34 @@ class LatestSearch:
     def __init__(
         self,
         chains: Iterable[Chain],
-        is_wanted: Callable[[Tag], bool],
-        absent: Callable[[Tag], bool] = lambda _: False,
+        is_wanted: Callable[[LatestKey], bool],
+        absent: Callable[[LatestKey], bool] = lambda _: False,
         *,
         with_health: bool = True,
     ) -> None:
         """The tags of `chains`, where a tag's last definition comes last; `absent` tags are known to be missing in most
         batches, so the search does not continue for them. `with_health`: also those of the health of nodes."""
-        self._sources: dict[Tag, str] = {}
-        self._numbers: dict[Tag, list[tuple[Chain, int]]] = {}
+        self._sources: dict[LatestKey, str] = {}
+        self._numbers: dict[LatestKey, list[tuple[Chain, int]]] = {}
         for chain in chains:
             for number, definition in enumerate(chain.tags, 1):
                 if definition.source == HEALTH_SOURCE and not with_health:
                     continue  # above a thousand nodes, these are most of all tags
-                tag = Tag(chain.zone, definition.subject, definition.predicate)
+                tag = LatestKey(chain.zone, definition.subject, definition.predicate)
                 self._sources[tag] = definition.source
                 self._numbers.setdefault(tag, []).append((chain, number))
         self.wanted = frozenset(filter(is_wanted, self._sources))
         # Other tags of the same sources count for `as_of`, but the search does not continue for them.
         sources = {(tag.zone, self._sources[tag]) for tag in self.wanted}
-        self._open: dict[Chain, dict[int, Tag]] = {}
+        self._open: dict[Chain, dict[int, LatestKey]] = {}
         for tag, numbers in self._numbers.items():
             if (tag.zone, self._sources[tag]) in sources:
                 for chain, number in numbers:
                     self._open.setdefault(chain, {})[number] = tag
         self._unsettled = {tag for tag in self.wanted if not absent(tag)}
-        self._found: dict[Tag, LatestValue] = {}
-        self._times: list[tuple[int, Tag]] = []  # heap, newest first; values that were replaced stay in it
-        self._ahead: dict[Tag, Arrival] = {}  # the last fact of the tag that was ahead of the clock
+        self._found: dict[LatestKey, LatestValue] = {}
+        self._times: list[tuple[int, LatestKey]] = []  # heap, newest first; values that were replaced stay in it
+        self._ahead: dict[LatestKey, Arrival] = {}  # the last fact of the tag that was ahead of the clock
         self._alive_ns: dict[tuple[str, str], int] = {}  # when each source of a zone was last alive
 
     def settle(self, bound_ns: int) -> bool:
@@ -151,7 +151,7 @@ class LatestSearch:
         if sought.keys().isdisjoint(tags):
             return
         places = [place for place, number in enumerate(tags) if number in sought]
-        best: dict[Tag, tuple[int, int, int]] = {}  # time that ranks it, place, source time
+        best: dict[LatestKey, tuple[int, int, int]] = {}  # time that ranks it, place, source time
         limit_ns = batch.limit_ns
         for place, time_ns in zip(places, samples.times_ns_at(places), strict=True):
             tag = sought[tags[place]]
@@ -193,7 +193,7 @@ class LatestSearch:
             rows.append(LatestRow(tag, source_name, self._found.get(tag), as_of_ns, staleness_ms, mode))
         return rows
 
-    def _note_alive(self, tag: Tag, time_ns: int) -> None:
+    def _note_alive(self, tag: LatestKey, time_ns: int) -> None:
         """Note that the source of a tag was alive at this time."""
         source = tag.zone, self._sources[tag]
         self._alive_ns[source] = max(time_ns, self._alive_ns.get(source, time_ns))

@@ -88,7 +88,7 @@ class NumbersOnly(Dictionary):
         return Chain(zone)
 
 
-class Wanted:
+class WantedTags:
     """The tags within the bounds, as numbers of each chain."""
 
     def __init__(self, dictionary: Dictionary, bounds: Bounds) -> None:

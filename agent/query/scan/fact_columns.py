@@ -48,7 +48,7 @@ _TYPE_NAMES: dict[type, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class BatchFacts:
     """The facts of one batch at `places`. `definitions[n - 1]` is the tag with number n; `messages` are all messages of
     the batch."""
 

@@ -17,9 +17,9 @@ from agent.columns import BatchError
 from agent.fact_store import BatchSummary, StoreDamaged, StoreReader, Verified
 from agent.pages import Hole, StoredBatch
 from agent.query.scan.bounds import Bounds
-from agent.query.scan.dictionary import Dictionary, Wanted
+from agent.query.scan.dictionary import Dictionary, WantedTags
 from agent.query.scan.errors import StreamUnknown
-from agent.query.scan.fact_columns import Facts
+from agent.query.scan.fact_columns import BatchFacts
 
 SUMMARIES_PAGE = 4096  # a few milliseconds for each statement
 READ_BYTES_MAX = 4 * 1024 * 1024
@@ -71,10 +71,10 @@ class Scanner:
                 )
         return frozenset(streams)
 
-    def scan(self, bounds: Bounds, *, newest_first: bool = False) -> Iterator[Facts]:
-        """The facts within the bounds, by batch; in a batch they are in the order of `Facts.places`, which may be
+    def scan(self, bounds: Bounds, *, newest_first: bool = False) -> Iterator[BatchFacts]:
+        """The facts within the bounds, by batch; in a batch they are in the order of `BatchFacts.places`, which may be
         backwards."""
-        wanted = Wanted(self.dictionary, bounds)
+        wanted = WantedTags(self.dictionary, bounds)
         for stream in sorted(self.ends, reverse=newest_first):
             if bounds.streams is None or stream in bounds.streams:
                 yield from self._scan_stream(stream, bounds, wanted, newest_first=newest_first)
@@ -129,10 +129,10 @@ class Scanner:
             joined.append((stream, first, last))
         return ((at[0], stored) for at in joined for stored in self.read(*at))
 
-    def facts_of(self, stream: str, summaries: Iterable[BatchSummary]) -> Iterator[Facts]:
+    def facts_of(self, stream: str, summaries: Iterable[BatchSummary]) -> Iterator[BatchFacts]:
         """All facts of batches whose summaries were read; a few megabytes of adjacent batches are read together."""
         bounds = Bounds()
-        wanted = Wanted(self.dictionary, bounds)
+        wanted = WantedTags(self.dictionary, bounds)
         group, size = list[tuple[str, int, int]](), 0
         for found in sorted(summaries):
             group.append((stream, found.first_offset, found.last_offset))
@@ -142,12 +142,14 @@ class Scanner:
                 group, size = [], 0
         yield from self._facts_in(group, bounds, wanted)
 
-    def _facts_in(self, ranges: Iterable[tuple[str, int, int]], bounds: Bounds, wanted: Wanted) -> Iterator[Facts]:
+    def _facts_in(
+        self, ranges: Iterable[tuple[str, int, int]], bounds: Bounds, wanted: WantedTags
+    ) -> Iterator[BatchFacts]:
         for stream, stored in self.read_ranges(ranges):
             if facts := self.opened(stream, stored, bounds, wanted):
                 yield facts
 
-    def opened(self, stream: str, stored: StoredBatch, bounds: Bounds, wanted: Wanted) -> Facts | None:
+    def opened(self, stream: str, stored: StoredBatch, bounds: Bounds, wanted: WantedTags) -> BatchFacts | None:
         """The facts of a batch within the bounds, if it has any. A batch that does not open is recorded as a hole."""
         try:
             batch = stored.batch
@@ -156,14 +158,14 @@ class Scanner:
             if batch.header.kind is Kind.MESSAGES:
                 messages = open_messages(batch)
                 places = bounds.message_places(stored.first_offset, messages)
-                facts = Facts(stream, stored.first_offset, batch, places, None, messages, (), verified)
+                facts = BatchFacts(stream, stored.first_offset, batch, places, None, messages, (), verified)
             else:
                 zone, needed = stored.origin.zone, stored.definitions
                 numbers = wanted.numbers(zone, needed)
                 samples = open_packed(batch)
                 places = bounds.sample_places(stored.first_offset, samples, numbers)
                 definitions = self.dictionary.of(zone, needed).tags
-                facts = Facts(stream, stored.first_offset, batch, places, samples, (), definitions, verified)
+                facts = BatchFacts(stream, stored.first_offset, batch, places, samples, (), definitions, verified)
         except (BatchError, StoreDamaged):  # a batch cannot be interpreted without its definitions
             self.counters.add_hole(stream, Hole(stored.first_offset, stored.last_offset, "damaged"))
             return None
@@ -176,7 +178,9 @@ class Scanner:
         except StoreDamaged:  # a failed look-up proves nothing
             return "no"
 
-    def _scan_stream(self, stream: str, bounds: Bounds, wanted: Wanted, *, newest_first: bool) -> Iterator[Facts]:
+    def _scan_stream(
+        self, stream: str, bounds: Bounds, wanted: WantedTags, *, newest_first: bool
+    ) -> Iterator[BatchFacts]:
         group_max = 1  # small first, for queries that need few rows
         first, last = max(bounds.offset_min, self.firsts[stream]), min(bounds.offset_max, self.ends[stream])
         for page in self.summaries(stream, first, last, newest_first=newest_first):
@@ -218,7 +222,7 @@ class Scanner:
                 self.counters.add_hole(stream, Hole(summary.first_offset, summary.last_offset, "damaged"))
         return found
 
-    def _names_some(self, summary: BatchSummary, wanted: Wanted) -> bool:
+    def _names_some(self, summary: BatchSummary, wanted: WantedTags) -> bool:
         """Whether one of the wanted tags was defined when the batch was sealed."""
         if summary.kind != Kind.SAMPLES:
             return True

@@ -11,7 +11,7 @@ from typing import Any
 
 import apsw
 
-from agent.query.scan import COLUMNS, Facts, Scanner
+from agent.query.scan import COLUMNS, BatchFacts, Scanner
 from agent.query.sql.scan_plan import Plan, is_useful, order_kept
 
 _OPERATORS = {
@@ -91,8 +91,8 @@ class FactsCursor:
     def __init__(self, scanner: Scanner) -> None:
         self._scanner = scanner
         self._streams = {name: number for number, name in enumerate(sorted(scanner.ends))}
-        self._scanned: Iterator[Facts] = iter(())
-        self._facts: Facts | None = None
+        self._scanned: Iterator[BatchFacts] = iter(())
+        self._facts: BatchFacts | None = None
         self._used: Sequence[int] = ()
         self._columns: Mapping[int, Sequence[Any]] = {}
         self._count = self._at = 0

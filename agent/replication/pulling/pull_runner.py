@@ -33,7 +33,6 @@ from agent.replication.pulling.page_check import PageContent, read_page
 from agent.replication.pulling.page_judge import PageJudge
 from agent.replication.pulling.receiving.pull_events import (
     Append,
-    Appended,
     AppendFailed,
     Check,
     Event,
@@ -41,6 +40,7 @@ from agent.replication.pulling.receiving.pull_events import (
     FetchFailed,
     Note,
     NoteKind,
+    PageAppended,
     PageArrived,
     ReceiverSettings,
 )
@@ -114,7 +114,7 @@ class PullRunner:
         if isinstance(event, PageArrived):
             self.peer_end_offset = event.page.end_offset
         effects = self.core.handle(event, now_ms, chance)
-        if isinstance(event, Appended | PageArrived):  # before the effects, which store a page as backlog or not
+        if isinstance(event, PageAppended | PageArrived):  # before the effects, which store a page as backlog or not
             noted = self.catch_up.update(now_ms, self.core.place.offset, self.peer_end_offset)
             if noted is not None:
                 progress = noted[1]
@@ -133,7 +133,7 @@ class PullRunner:
         expiry_s = (fetch.wait_ms + self.settings.receiver.answer_timeout_ms) // 1000 + 1
         return fetch_request(fetch, self.settings, self._judge.signers_known(), self._shared.held()), expiry_s
 
-    async def store_page(self, append: Append) -> Appended | AppendFailed:
+    async def store_page(self, append: Append) -> PageAppended | AppendFailed:
         """Await the check, fetch artifacts and tag definitions, store. The core offers the page again if the store
         refuses it for now."""
         content = append.content
@@ -161,7 +161,7 @@ class PullRunner:
             _log.warning(
                 "facts_refused", extra={**self._about(), "origin": refused.zone, "life": refused.life.hex(), **where}
             )
-        return Appended(result.stored_facts, result.duplicate_facts)
+        return PageAppended(result.stored_facts, result.duplicate_facts)
 
     # --------------------------------------------------------------------------------------------------------- internal
 

@@ -28,7 +28,7 @@ OUTGOING_BYTES_ENOUGH = 256 * 1024
 SEND_AGAIN_S = 0.002
 
 
-class Arrival(NamedTuple):
+class ArrivedRequest(NamedTuple):
     """A request, and who sent it."""
 
     caller: Caller
@@ -44,11 +44,11 @@ class Arrivals:
         pacer: Pacer,
         now_ms: Callable[[], int],
         call_later: Callable[[float, Callable[[], object]], Callable[[], None]],
-        begin: Callable[[Arrival], object],
+        begin: Callable[[ArrivedRequest], object],
     ) -> None:
         self._pacer, self._now_ms, self._begin = pacer, now_ms, begin
         ready_ms = partial(pacer.ready_ms, Use.REQUESTS)
-        self._queue: FairQueue[Arrival] = FairQueue(STARTS_MAX * nodes, lambda *_: STARTS_MAX, ready_ms)
+        self._queue: FairQueue[ArrivedRequest] = FairQueue(STARTS_MAX * nodes, lambda *_: STARTS_MAX, ready_ms)
         self._dispatcher = Dispatcher(self._queue, self._begin_paid, now_ms, call_later)
         self.open: Counter[str] = Counter()
         """Requests by node that wait or are being answered."""
@@ -57,7 +57,7 @@ class Arrivals:
         """Whether another request of a node may wait."""
         return self.open[node] < REQUESTS_OPEN_MAX
 
-    def add(self, arrival: Arrival) -> None:
+    def add(self, arrival: ArrivedRequest) -> None:
         """Begin a request when it is the node's turn."""
         self.open[arrival.caller.node] += 1
         self._queue.add(arrival.caller.node, arrival)
@@ -73,7 +73,7 @@ class Arrivals:
         """A request of a node has its answer, or gets none."""
         self.open[node] -= 1
 
-    def _begin_paid(self, arrival: Arrival) -> None:
+    def _begin_paid(self, arrival: ArrivedRequest) -> None:
         self._pacer.spend(Use.REQUESTS, arrival.caller.node, 1, self._now_ms())
         self._begin(arrival)
 

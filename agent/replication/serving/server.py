@@ -31,7 +31,7 @@ from agent.replication.protocol.topics import request_topic
 from agent.replication.serving.admission import Caller, PeerRights, check_arrival
 from agent.replication.serving.latest_page import LookUp
 from agent.replication.serving.limits import READS_MAX
-from agent.replication.serving.link_turns import Arrival, Arrivals
+from agent.replication.serving.link_turns import Arrivals, ArrivedRequest
 from agent.replication.serving.operations import Consumers, Context, Handler, Turns, handlers
 from agent.replication.serving.outcomes import Drop, DropReason, Outcome, Refuse
 from agent.signing.messages import MessagePlace, MessageProof, sign_answer, split_request
@@ -124,9 +124,9 @@ class Server:
         elif not self._context.answers.accepts_request(caller.node):
             self._drop(DropReason.ANSWERS_NOT_READ, incoming.topic)
         else:
-            self._arrivals.add(Arrival(caller, incoming))
+            self._arrivals.add(ArrivedRequest(caller, incoming))
 
-    def _begin_work(self, arrival: Arrival) -> None:
+    def _begin_work(self, arrival: ArrivedRequest) -> None:
         if self._group is not None:  # else the server is being stopped
             self._group.create_task(self._handle(*arrival), name=f"serve {arrival.caller.node}")
 

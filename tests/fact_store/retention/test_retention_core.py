@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from agent.fact_store.core.frontier import Confirmed, skip_released
 from agent.fact_store.core.store_age import is_mark_due, last_offset_before
 from agent.fact_store.retention.fullness import PIECE_BYTES_MAX, Limit, Space, fullest, limits, piece_bytes
-from agent.fact_store.retention.retention import Reason, Release, StreamOffsets, decide_release
+from agent.fact_store.retention.retention import Release, ReleaseReason, StreamOffsets, decide_release
 
 
 def view(**known: object) -> StreamOffsets:
@@ -21,30 +21,30 @@ def view(**known: object) -> StreamOffsets:
         (view(), None),
         # Confirmed by all consumers, and the hours to keep are over; the smaller of the two.
         (view(confirmed=50), None),
-        (view(confirmed=50, kept=100), Release(50, Reason.CONFIRMED)),
-        (view(confirmed=50, kept=30), Release(30, Reason.CONFIRMED)),
+        (view(confirmed=50, kept=100), Release(50, ReleaseReason.CONFIRMED)),
+        (view(confirmed=50, kept=30), Release(30, ReleaseReason.CONFIRMED)),
         (view(confirmed=10, kept=100), None),
         # Without a consumer nothing is confirmed, however old.
         (view(kept=100), None),
         # Time to live: in pieces, and a loss from the first offset that a consumer had not confirmed.
         (view(confirmed=10, kept=60, expired=60, overdue=10), None),
-        (view(confirmed=10, kept=60, expired=60, overdue=20), Release(60, Reason.TTL, 11)),
-        (view(confirmed=40, kept=60, expired=60, overdue=20), Release(60, Reason.TTL, 41)),
-        (view(confirmed=80, kept=60, expired=60, overdue=20), Release(60, Reason.TTL)),
-        (view(confirmed=80, kept=70, expired=60, overdue=20), Release(70, Reason.TTL)),
-        (view(kept=60, expired=60, overdue=20), Release(60, Reason.TTL, 11)),
+        (view(confirmed=10, kept=60, expired=60, overdue=20), Release(60, ReleaseReason.TTL, 11)),
+        (view(confirmed=40, kept=60, expired=60, overdue=20), Release(60, ReleaseReason.TTL, 41)),
+        (view(confirmed=80, kept=60, expired=60, overdue=20), Release(60, ReleaseReason.TTL)),
+        (view(confirmed=80, kept=70, expired=60, overdue=20), Release(70, ReleaseReason.TTL)),
+        (view(kept=60, expired=60, overdue=20), Release(60, ReleaseReason.TTL, 11)),
         # Full: what is confirmed gives way first, kept hours or not; then, if told so, the oldest.
-        (view(confirmed=50, excess=30), Release(30, Reason.CONFIRMED)),
-        (view(confirmed=50, excess=70), Release(50, Reason.CONFIRMED)),
-        (view(confirmed=50, excess=70, may_drop=True), Release(70, Reason.FULL, 51)),
+        (view(confirmed=50, excess=30), Release(30, ReleaseReason.CONFIRMED)),
+        (view(confirmed=50, excess=70), Release(50, ReleaseReason.CONFIRMED)),
+        (view(confirmed=50, excess=70, may_drop=True), Release(70, ReleaseReason.FULL, 51)),
         (view(confirmed=10, excess=70), None),
-        (view(confirmed=None, excess=70, may_drop=True), Release(70, Reason.FULL, 11)),
-        (view(confirmed=50, excess=50, may_drop=True), Release(50, Reason.CONFIRMED)),
+        (view(confirmed=None, excess=70, may_drop=True), Release(70, ReleaseReason.FULL, 11)),
+        (view(confirmed=50, excess=50, may_drop=True), Release(50, ReleaseReason.CONFIRMED)),
         # Held back too long: what the slow consumers forfeit, once it need not be kept or the stream is full.
-        (view(confirmed=20, kept=100, forfeited=60), Release(60, Reason.HELD, 21)),
-        (view(confirmed=20, kept=50, forfeited=60), Release(50, Reason.HELD, 21)),
-        (view(confirmed=20, excess=40, forfeited=60), Release(40, Reason.HELD, 21)),
-        (view(confirmed=20, kept=100, forfeited=20), Release(20, Reason.CONFIRMED)),
+        (view(confirmed=20, kept=100, forfeited=60), Release(60, ReleaseReason.HELD, 21)),
+        (view(confirmed=20, kept=50, forfeited=60), Release(50, ReleaseReason.HELD, 21)),
+        (view(confirmed=20, excess=40, forfeited=60), Release(40, ReleaseReason.HELD, 21)),
+        (view(confirmed=20, kept=100, forfeited=20), Release(20, ReleaseReason.CONFIRMED)),
         (view(confirmed=20, forfeited=60), None),
         (view(released=0, confirmed=20, kept=0, forfeited=60), None),
         (view(released=0, confirmed=0, kept=0, forfeited=60), None),
@@ -82,7 +82,7 @@ def test_invariant_8_unconfirmed_facts_are_never_released_silently(
     frontier = released if inside[0] is None else max(inside[0], released)
     if decision.until > frontier:
         assert decision.lost_from == frontier + 1
-        assert decision.reason is Reason.TTL or (decision.reason is Reason.FULL and may_drop)
+        assert decision.reason is ReleaseReason.TTL or (decision.reason is ReleaseReason.FULL and may_drop)
     else:
         assert decision.lost_from is None
 

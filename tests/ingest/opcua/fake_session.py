@@ -15,7 +15,7 @@ from asyncua import ua
 from agent.concurrency import TaskGroup
 from agent.ingest.errors import SourceError, SourceLost
 from agent.ingest.opcua.address import SERVER_CLOCK, Reading
-from agent.ingest.opcua.decode import FILETIME_EPOCH, Change, DecodeError, Publication, decode_publication
+from agent.ingest.opcua.decode import FILETIME_EPOCH, DataChange, DecodeError, Publication, decode_publication
 from agent.ingest.opcua.security.client import SessionKey
 from agent.ingest.opcua.session import (
     HEARTBEAT_HANDLE,
@@ -28,7 +28,7 @@ from agent.ingest.opcua.session import (
 )
 from agent.ingest.opcua.subscriptions.item_plan import Created, ServerLimits
 from agent.ingest.opcua.values.variant import ValueReader
-from agent.ingest.source_clock import ClockReading
+from agent.ingest.source_clock import ServerClockReading
 
 if TYPE_CHECKING:
     from agent.ingest.opcua.poll_source import OpcuaPollSource
@@ -209,14 +209,14 @@ class FakeSession:
         assert self.republished < 100, "asked again without end"
         return self.held.get((subscription_id, number), self.unheld)
 
-    async def read_clock(self) -> ClockReading:
+    async def read_clock(self) -> ServerClockReading:
         self._values_of([SERVER_CLOCK])
         return self.reads_ns()
 
-    async def read_values(self, readings: Sequence[Reading], _: Sequence[str]) -> list[Change]:
+    async def read_values(self, readings: Sequence[Reading], _: Sequence[str]) -> list[DataChange]:
         return self._values_of(readings)
 
-    def _values_of(self, readings: Sequence[Reading]) -> list[Change]:
+    def _values_of(self, readings: Sequence[Reading]) -> list[DataChange]:
         self.reads.append(len(readings))
         nodes = [(reading.address.identifier, reading.index_range) for reading in readings]
         if len(readings) > self.nodes_per_read or self.too_large.intersection(nodes):
@@ -224,11 +224,11 @@ class FakeSession:
         if self.malformed.intersection(nodes):
             raise DecodeError("malformed")
         values = {(SERVER_CLOCK.address.identifier, ""): ("now", 0, 0, 0), **self.values}
-        return [Change(n, *values[node]) for n, node in enumerate(nodes)]
+        return [DataChange(n, *values[node]) for n, node in enumerate(nodes)]
 
-    def reads_ns(self) -> ClockReading:
+    def reads_ns(self) -> ServerClockReading:
         now_ns = self.shows_ns or time.time_ns()
-        return ClockReading(now_ns, now_ns)
+        return ServerClockReading(now_ns, now_ns)
 
     def handles(self, subscription_id: int) -> set[int]:
         """What is monitored in a subscription."""

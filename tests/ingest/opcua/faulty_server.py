@@ -11,7 +11,7 @@ from random import Random
 from agent.ingest import quality
 from agent.ingest.errors import SourceBusy, SourceLost
 from agent.ingest.opcua.address import Reading
-from agent.ingest.opcua.decode import Change, DecodeError
+from agent.ingest.opcua.decode import DataChange, DecodeError
 from agent.ingest.opcua.security.client import SessionKey
 from agent.ingest.opcua.session import HEARTBEAT_HANDLE, CallTooLarge, ItemRequest, PublishRefused
 from agent.ingest.opcua.subscriptions.item_plan import Created, ServerLimits
@@ -194,13 +194,13 @@ class FaultySession(FakeSession):
         unheld = (BAD_MESSAGE_NOT_AVAILABLE, BAD_SUBSCRIPTION_ID_INVALID)[: 1 + self.server.is_faulty]
         return self.held.get((subscription_id, number), self.server.random.choice(unheld))
 
-    async def read_values(self, readings: Sequence[Reading], _: Sequence[str]) -> list[Change]:
+    async def read_values(self, readings: Sequence[Reading], _: Sequence[str]) -> list[DataChange]:
         await self.server.pause(0.0, 0.2)
         if self.server.happens(0.1):
             raise self.server.random.choice([CallTooLarge("too many"), DecodeError("malformed"), SourceLost("slow")])
         status = self.server.random.choice(QUALITIES) if self.server.happens(0.5) else 0
         value = 1.0 if self.server.happens(0.5) else self.server.value
-        return [Change(n, value, status, time.time_ns(), 0) for n, _ in enumerate(readings)]
+        return [DataChange(n, value, status, time.time_ns(), 0) for n, _ in enumerate(readings)]
 
     async def clock_ns(self) -> int:
         return time.time_ns()

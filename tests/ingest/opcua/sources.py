@@ -6,7 +6,7 @@ from typing import cast
 from agent.ingest.delivery import Delivery
 from agent.ingest.gap import TagGap
 from agent.ingest.opcua.address import TagPoint
-from agent.ingest.opcua.decode import Change, Changes, Header, Publication
+from agent.ingest.opcua.decode import Changes, DataChange, Publication, PublishHeader
 from agent.ingest.opcua.poll_source import OpcuaPollSource
 from agent.ingest.opcua.session import OpcuaSession
 from agent.ingest.opcua.source import OpcuaSource
@@ -24,7 +24,7 @@ from tests.ingest.opcua.fake_session import FakeSession
 S = 1_000_000_000
 
 
-HEADER = Header(1, 1, 0, has_data=True)
+HEADER = PublishHeader(1, 1, 0, has_data=True)
 
 
 def tag(number: int, point: TagPoint | None = None, name: str = "") -> Tag:
@@ -64,11 +64,11 @@ def gaps_of(source: OpcuaSource | OpcuaPollSource) -> list[TagGap]:
     return gaps
 
 
-def publication(*changes: Change) -> Publication:
+def publication(*changes: DataChange) -> Publication:
     """One message with these values."""
     return Publication(Changes.of(changes))
 
 
-async def take(source: OpcuaSource, *changes: Change) -> None:
+async def take(source: OpcuaSource, *changes: DataChange) -> None:
     """A publication comes."""
     await source._take_publication(cast("OpcuaSession", FakeSession()), HEADER, publication(*changes))

@@ -20,7 +20,7 @@ from agent.ingest.opcua.decode import (
     FILETIME_MAX,
     FILETIME_MIN,
     FILETIME_YEAR_9999,
-    Change,
+    DataChange,
     DecodeError,
     Publication,
     decode_publication,
@@ -120,7 +120,7 @@ def test_long_runs_of_one_type(kind: str) -> None:
     items[701] = (701, data_value(1, kind, source=None))
     found = list(decoded(encoded(items)).changes)
     assert [change.handle for change in found] == list(range(1200))
-    assert found[700] == Change(700, "odd", 0, START_NS, START_NS)
+    assert found[700] == DataChange(700, "odd", 0, START_NS, START_NS)
     assert found[701].source_time_ns == 0
     assert {change.value for change in found if change.handle != 700} == {1}
 
@@ -152,7 +152,7 @@ def test_every_mask_is_read_alike_in_runs_and_alone(mask: int, kinds: str) -> No
     )
     found = decoded(notification(len(kinds) * 5, body)).changes
     source, server = (500 + (3 if mask & 16 else 0) if mask & 4 else 0), 900 if mask & 8 else 0
-    expected = [Change(n, n % 2, 7 if mask & 2 else 0, source, server) for n in range(len(kinds) * 5)]
+    expected = [DataChange(n, n % 2, 7 if mask & 2 else 0, source, server) for n in range(len(kinds) * 5)]
     assert list(found) == expected
     assert [type(value) for value in found.values[: len(kinds)]] == [
         {"d": float, "i": int, "?": bool}[k] for k in kinds
@@ -164,7 +164,7 @@ def test_source_times_keep_a_hundred_nanoseconds() -> None:
     them."""
     body = struct.pack("<IBBdIqHqH", 9, 0x3F, 11, 1.5, 0, FILETIME_EPOCH + 12_345_671, 2_300, FILETIME_EPOCH + 3, 0)
     found = list(decoded(notification(1, body)).changes)
-    assert found == [Change(9, 1.5, 0, 1_234_567_100 + 23, 300)]
+    assert found == [DataChange(9, 1.5, 0, 1_234_567_100 + 23, 300)]
     assert filetime_ns(0) == 0
 
 
@@ -292,7 +292,7 @@ def test_a_notification_of_an_unknown_kind_is_stepped_over(other: bytes) -> None
     change = struct.pack("<iIBBdi", 1, 1, 1, 11, 1.5, 0)
     known = struct.pack("<BBHBi", 1, 0, 811, 1, len(change)) + change
     raw = struct.pack("<IiBIqi", 3, 0, 0, 1, 0, 3) + known + other + known
-    assert list(decoded(raw).changes) == [Change(1, 1.5, 0, 0, 0)] * 2
+    assert list(decoded(raw).changes) == [DataChange(1, 1.5, 0, 0, 0)] * 2
 
 
 def nested(levels: int) -> bytes:
@@ -396,7 +396,7 @@ def test_the_values_of_a_read() -> None:
     results = data_value(1.5, "Double"), ua.DataValue(StatusCode=ua.StatusCode(0x8034_0000)), array, array
     data = struct.pack("<i", 4) + b"".join(struct_to_binary(value) for value in results) + struct.pack("<i", 0)
     found = decode_read_values(data, READER, {3})
-    assert found[:2] == [Change(0, 1.5, 0, START_NS, START_NS), Change(1, None, 0x8034_0000, 0, 0)]
+    assert found[:2] == [DataChange(0, 1.5, 0, START_NS, START_NS), DataChange(1, None, 0x8034_0000, 0, 0)]
     assert [change.value for change in found[2:]] == [Json.of([str(2**60)]), 2**60]
     with pytest.raises(DecodeError, match="answer to a Read"):
         decode_read_values(data[:20], READER)

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.columns import pack
-from agent.ingest.opcua.decode import NOTIFICATIONS_MAX, Change, DecodeError, decode_publication
+from agent.ingest.opcua.decode import NOTIFICATIONS_MAX, DataChange, DecodeError, decode_publication
 from agent.ingest.opcua.values.structures import EnumType, StructureType, TypeKey, Types, learn
 from agent.ingest.opcua.values.type_reader import described_type, type_key
 from agent.ingest.opcua.values.variant import ValueReader
@@ -125,7 +125,7 @@ def _key(text: str) -> TypeKey:
     return type_key(ua.NodeId.from_string(text))
 
 
-def _changes(reader: ValueReader) -> dict[str, Change]:
+def _changes(reader: ValueReader) -> dict[str, DataChange]:
     """What a reader makes of the foreign publication, by the names of its values."""
     publication = decode_publication(PUBLICATION[BODY_AT:], reader)
     assert publication.values_lost == 0

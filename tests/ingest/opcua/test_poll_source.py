@@ -21,7 +21,7 @@ from agent.ingest.quality import (
     BAD_NODE_ID_UNKNOWN,
     TAG_REMOVED,
 )
-from agent.ingest.source_clock import ClockReading
+from agent.ingest.source_clock import ServerClockReading
 from agent.message import Sample
 from agent.settings.opcua_address import NodeAddress
 from agent.status_codes import status_name
@@ -164,7 +164,9 @@ async def test_a_clock_that_moves_once_a_second_is_not_set_back(monkeypatch: pyt
     were made: no gap is declared, and the source was alive at what the clock shows, not later."""
     source, _, session = await steady("a")
     gaps, begin_ns = gaps_of(source), time.monotonic_ns()
-    monkeypatch.setattr(session, "reads_ns", lambda: ClockReading(10 * S, 10 * S + time.monotonic_ns() - begin_ns))
+    monkeypatch.setattr(
+        session, "reads_ns", lambda: ServerClockReading(10 * S, 10 * S + time.monotonic_ns() - begin_ns)
+    )
     async with living(source, session):
         await wait_until_async(lambda: time.monotonic_ns() > begin_ns + S // 4, "polls between two ticks")
     assert (source.clock.set_back_ns, source.complete) == (0, Moment(10 * S))
@@ -178,7 +180,7 @@ async def test_the_clock_of_a_server_is_compared_with_what_an_earlier_process_sa
         source, store, session = await steady("a")
         stored = Stored(50 * S, shows_ns - time.time_ns() + 60 * S)
         source.continue_from({"": stored} if continued else {}, AGENT_STOPPED)
-        session.reads_ns = lambda: ClockReading(shows_ns, shows_ns)  # type: ignore[method-assign]  # noqa: B023 awaited here
+        session.reads_ns = lambda: ServerClockReading(shows_ns, shows_ns)  # type: ignore[method-assign]  # noqa: B023 awaited here
         async with living(source, session):
             await wait_until_async(lambda: store.good("a/a"), "a value")  # noqa: B023 awaited here
         assert source.clock.set_back_ns == pytest.approx(60 * S if continued else 0, abs=S)

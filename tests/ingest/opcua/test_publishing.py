@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.ingest.opcua.decode import DecodeError, Header, read_header
+from agent.ingest.opcua.decode import DecodeError, PublishHeader, read_header
 from agent.ingest.opcua.publishing import NUMBERS, Arrived, Missing, Sequencer
 from tests.ingest.opcua.fake_session import answer
 
@@ -26,18 +26,18 @@ def drained(sequencer: Sequencer) -> list[object]:
     return found
 
 
-def data(number: int, subscription_id: int = 1) -> Header:
+def data(number: int, subscription_id: int = 1) -> PublishHeader:
     """A notification with this number."""
-    return Header(subscription_id, number, 0, has_data=True)
+    return PublishHeader(subscription_id, number, 0, has_data=True)
 
 
 def test_a_header_is_read_past_the_numbers_that_the_server_holds() -> None:
     """Subscription, number, publish time; a keep-alive has no data; short bytes are refused."""
     body = answer(7, 3, (1, 1.5, S), publish_ns=5 * S)
-    assert read_header(body) == Header(7, 3, 5 * S, has_data=True)
+    assert read_header(body) == PublishHeader(7, 3, 5 * S, has_data=True)
     held = body[:4] + (2).to_bytes(4, "little") + bytes(8) + body[8:]
-    assert read_header(held) == Header(7, 3, 5 * S, has_data=True)
-    assert read_header(answer(7, 4)) == Header(7, 4, 0, has_data=False)
+    assert read_header(held) == PublishHeader(7, 3, 5 * S, has_data=True)
+    assert read_header(answer(7, 4)) == PublishHeader(7, 4, 0, has_data=False)
     with pytest.raises(DecodeError, match="cut short"):
         read_header(body[:12])
 
@@ -79,9 +79,9 @@ def test_a_keep_alive_shows_what_is_missing() -> None:
     sequencer = Sequencer()
     sequencer.answered(sequencer.sent()[0], data(1), "a")
     assert drained(sequencer) == ["a"]
-    sequencer.answered(sequencer.sent()[0], Header(1, 2, 0, has_data=False), "still there")
+    sequencer.answered(sequencer.sent()[0], PublishHeader(1, 2, 0, has_data=False), "still there")
     assert drained(sequencer) == ["still there"]
-    sequencer.answered(sequencer.sent()[0], Header(1, 4, 0, has_data=False), "there")
+    sequencer.answered(sequencer.sent()[0], PublishHeader(1, 4, 0, has_data=False), "there")
     assert drained(sequencer) == ["there", Missing(1, 2, 3)]
     assert sequencer.sent()[1] == []
     sequencer.answered(1, data(4), "d")

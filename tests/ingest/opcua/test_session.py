@@ -20,7 +20,7 @@ from asyncua.ua.ua_binary import struct_to_binary
 from agent.ingest.errors import HistoryRefused, SourceLost
 from agent.ingest.opcua import session as session_module
 from agent.ingest.opcua.address import Reading
-from agent.ingest.opcua.decode import Header, Publication, read_header
+from agent.ingest.opcua.decode import Publication, PublishHeader, read_header
 from agent.ingest.opcua.history import HistoryRange
 from agent.ingest.opcua.publisher import Publisher, Route
 from agent.ingest.opcua.publishing import Missing, Sequencer
@@ -39,7 +39,7 @@ from agent.ingest.opcua.session import (
 from agent.ingest.opcua.subscriptions.item_plan import ServerLimits
 from agent.ingest.opcua.subscriptions.monitoring import AS_THE_SOURCE_SAYS, Monitoring, Trigger
 from agent.ingest.opcua.values import type_reader
-from agent.ingest.opcua.values.structures import Shape, StructureType
+from agent.ingest.opcua.values.structures import StructureShape, StructureType
 from agent.ingest.quality import BAD_NOT_SUPPORTED
 from agent.settings.opcua_address import NodeAddress
 from agent.settings.sources import OpcuaSourceSettings
@@ -367,7 +367,7 @@ async def test_the_servers_clock_is_as_new_as_the_answer_that_shows_it(monkeypat
 async def test_a_type_that_is_being_asked_for_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two publications with values of one new type are decoded beside one another: both by its description."""
     session, _ = session_with(monkeypatch)
-    types, described, is_answered = session.reader.types, StructureType((), Shape(0)), asyncio.Event()
+    types, described, is_answered = session.reader.types, StructureType((), StructureShape(0)), asyncio.Event()
 
     class SlowServer:
         async def data_type(self, _: object) -> tuple[int, int]:
@@ -390,10 +390,10 @@ async def test_a_publication_that_cannot_be_read_ends_the_session() -> None:
     session = FakeSession()
     session.answers.put_nowait(bytes(21) + struct.pack("<i", 1) + b"\xff" * 8)
 
-    async def decode(_: Header, body: bytes) -> Publication:
+    async def decode(_: PublishHeader, body: bytes) -> Publication:
         return await session.decode(body)
 
-    async def take(_: Header, __: object) -> None:
+    async def take(_: PublishHeader, __: object) -> None:
         raise AssertionError("nothing was read")
 
     async def missing(_: Missing) -> None:

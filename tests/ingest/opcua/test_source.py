@@ -8,7 +8,7 @@ import pytest
 from agent.ingest.completeness import Moment
 from agent.ingest.gap import TagGap
 from agent.ingest.opcua.address import Reading, TagPoint
-from agent.ingest.opcua.decode import Change
+from agent.ingest.opcua.decode import DataChange
 from agent.ingest.opcua.session import HEARTBEAT_HANDLE, ItemRequest
 from agent.ingest.opcua.source import OpcuaSource
 from agent.ingest.opcua.subscriptions.item_plan import Created
@@ -37,7 +37,7 @@ async def test_values_the_server_discarded_become_a_fact() -> None:
     source, store = await made(*TAGS, tag(3))
     (subscription,) = source._subscriptions
     subscription.liveness.complete = Moment(9 * S)
-    await take(source, *(Change(number, 2.0, 0x480 if number < 3 else 0, 20 * S, 20 * S) for number in (1, 2, 3)))
+    await take(source, *(DataChange(number, 2.0, 0x480 if number < 3 else 0, 20 * S, 20 * S) for number in (1, 2, 3)))
     await source.finish()
     await declare(source)
     await source._delivery.recorder.drain()
@@ -56,9 +56,9 @@ async def test_as_many_values_as_the_queue_holds_may_be_the_rest_of_more(burst: 
     (subscription,) = source._subscriptions
     request = ItemRequest(1, TAGS[0].point.reading.address, 1, "", 0.0, 3, Monitoring())
     subscription._note_created(request, Created(0, 11, 60_000.0, 3), TAGS[0].point)
-    await take(source, Change(1, 0.0, 0, 10 * S, 10 * S))
+    await take(source, DataChange(1, 0.0, 0, 10 * S, 10 * S))
     subscription.liveness.complete = Moment(9 * S)
-    await take(source, *(Change(1, float(n), 0, 20 * S + n, 20 * S + n) for n in range(burst)))
+    await take(source, *(DataChange(1, float(n), 0, 20 * S + n, 20 * S + n) for n in range(burst)))
     await source.finish()
     await declare(source)
     await source._delivery.recorder.drain()
@@ -91,9 +91,9 @@ async def test_times_come_from_the_source_else_the_server_else_the_servers_clock
     ours."""
     source, store = await made()
     hour_ahead_ns = source.clock.now_ns() + 3600 * S
-    await take(source, Change(HEARTBEAT_HANDLE, "2026", 0, hour_ahead_ns, 0))
+    await take(source, DataChange(HEARTBEAT_HANDLE, "2026", 0, hour_ahead_ns, 0))
     assert abs(source.clock.now_ns() - hour_ahead_ns) < 60 * S
-    changes = Change(1, 1.0, 0, 5 * S, 6 * S), Change(1, 2.0, 0, 0, 7 * S), Change(1, 3.0, 0, 0, 0)
+    changes = DataChange(1, 1.0, 0, 5 * S, 6 * S), DataChange(1, 2.0, 0, 0, 7 * S), DataChange(1, 3.0, 0, 0, 0)
     await take(source, *changes)
     await source.finish()
     times = [sample.source_time_ns for sample in store.of("a/1")]
@@ -107,10 +107,10 @@ async def test_a_new_tag_map_comes_behind_what_has_arrived(connected: bool) -> N
     """Values in the buffer belong to the map under which they came and are recorded first, also those of a removed tag;
     what still comes for it afterwards is dropped."""
     source, store = await made()
-    await take(source, Change(1, 1.0, 0, 10 * S, 10 * S), Change(2, 1.0, 0, 10 * S, 10 * S))
+    await take(source, DataChange(1, 1.0, 0, 10 * S, 10 * S), DataChange(2, 1.0, 0, 10 * S, 10 * S))
     source._delivery.offer_map(TAGS[1:], [2])
     await (source._take_over_map() if connected else source.finish())
-    await take(source, Change(1, 2.0, 0, 11 * S, 11 * S), Change(2, 2.0, 0, 11 * S, 11 * S))
+    await take(source, DataChange(1, 2.0, 0, 11 * S, 11 * S), DataChange(2, 2.0, 0, 11 * S, 11 * S))
     source._subscriptions._refused[1] = 0x8034_0000
     await source.finish()
     await source._delivery.recorder.drain()

@@ -12,7 +12,7 @@ from agent.ingest.errors import SourceLost
 from agent.ingest.gap import AGENT_STOPPED, ITEM_GONE
 from agent.ingest.opcua import source as source_module
 from agent.ingest.opcua.address import TagPoint
-from agent.ingest.opcua.decode import Change
+from agent.ingest.opcua.decode import DataChange
 from agent.ingest.opcua.session import ItemRequest
 from agent.ingest.opcua.subscriptions.item_plan import Created
 from agent.ingest.opcua.subscriptions.monitoring import Monitoring
@@ -42,12 +42,12 @@ async def test_an_item_whose_node_is_gone_is_created_again() -> None:
     (subscription,) = source._subscriptions
     subscription.plan.want([1, 2])
     subscription.plan.answered([1, 2], [Created(0, 11), Created(0, 12)], 0)
-    await take(source, Change(1, 1.0, 0, 10 * S, 10 * S), Change(2, 1.0, 0, 10 * S, 10 * S))
-    await take(source, Change(1, None, 0x8034_0000, 20 * S, 20 * S))
+    await take(source, DataChange(1, 1.0, 0, 10 * S, 10 * S), DataChange(2, 1.0, 0, 10 * S, 10 * S))
+    await take(source, DataChange(1, None, 0x8034_0000, 20 * S, 20 * S))
     await source.finish()
     assert (subscription.plan.parked, subscription.plan.next_deletion()) == ({1}, [11])
     subscription.created_ns = 30 * S
-    await take(source, Change(1, 2.0, 0, 5 * S, 5 * S))
+    await take(source, DataChange(1, 2.0, 0, 5 * S, 5 * S))
     await source.finish()
     await source._delivery.recorder.drain()
     assert store.of("a/1") == [Sample(1, 10 * S, 1.0), Sample(1, 20 * S, None, 0x8034_0000), Sample(1, 30 * S, 2.0)]

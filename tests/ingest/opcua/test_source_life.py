@@ -7,7 +7,7 @@ import pytest
 from agent.ingest.completeness import Moment
 from agent.ingest.errors import SourceLost
 from agent.ingest.gap import CLOCK_SET_BACK, NOT_DELIVERED
-from agent.ingest.opcua.decode import Change
+from agent.ingest.opcua.decode import DataChange
 from agent.ingest.opcua.session import HEARTBEAT_HANDLE
 from agent.ingest.opcua.subscriptions import subscription as subscription_module
 from agent.ingest.opcua.subscriptions.item_plan import ServerLimits
@@ -112,7 +112,7 @@ async def test_a_clock_is_as_new_as_the_publication_that_brings_it() -> None:
     (subscription,) = source._subscriptions
     source.clock.note_reading(100 * S, None)
     subscription.clock_least_ns = source.clock.least_ns()
-    shown = Change(HEARTBEAT_HANDLE, "99.2", 0, 99_200_000_000, 99_200_000_000)
+    shown = DataChange(HEARTBEAT_HANDLE, "99.2", 0, 99_200_000_000, 99_200_000_000)
     source._note_publication(HEADER._replace(publish_time_ns=100 * S + 1), publication(shown))
     assert (source.clock.set_back_ns, gaps) == (0, [])
     assert source.clock.now_ns() >= 100 * S + 1
@@ -125,12 +125,12 @@ async def test_what_is_complete_is_a_time_of_the_clock_before_it_was_set_ahead()
     for number, (shown_s, complete) in enumerate(
         [(100, None), (101, Moment(100 * S)), (3_701, Moment(101 * S)), (3_702, Moment(3_701 * S, -3_599 * S))]
     ):
-        shown = Change(HEARTBEAT_HANDLE, str(number), 0, shown_s * S, shown_s * S)
+        shown = DataChange(HEARTBEAT_HANDLE, str(number), 0, shown_s * S, shown_s * S)
         source._note_publication(HEADER._replace(publish_time_ns=shown_s * S), publication(shown))
         if complete is not None:
             assert subscription.since.time_ns == complete.time_ns
             assert abs(subscription.since.set_back_ns - complete.set_back_ns) < 2 * S
-    back = Change(HEARTBEAT_HANDLE, "back", 0, 102 * S, 102 * S)
+    back = DataChange(HEARTBEAT_HANDLE, "back", 0, 102 * S, 102 * S)
     source._note_publication(HEADER._replace(publish_time_ns=102 * S), publication(back))
     assert subscription.since.time_ns == 100 * S
     assert abs(subscription.since.set_back_ns) < 2 * S

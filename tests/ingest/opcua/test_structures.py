@@ -10,9 +10,9 @@ from asyncua import ua
 from agent.ingest.opcua.values.structures import (
     FIELDS_MAX,
     TYPES_MAX,
+    DescribedField,
     EnumType,
-    Field,
-    Shape,
+    StructureShape,
     StructureType,
     TypeKey,
     Types,
@@ -63,7 +63,7 @@ def raw(body: bytes) -> Json:
     return Json.of({"TypeId": "nsu=urn:x;i=100", "Body": body.hex()})
 
 
-def fields(*found: Field, shape: Shape = Shape.PLAIN) -> Server:
+def fields(*found: DescribedField, shape: StructureShape = StructureShape.PLAIN) -> Server:
     """A server with one structure of these fields."""
     return Server({TYPE: StructureType(found, shape)})
 
@@ -73,7 +73,7 @@ NUMBER = struct.pack("<i", 7)
 
 def test_a_tree_of_itself_is_read_as_deep_as_values_may_be() -> None:
     """A type may hold itself; bytes that go deeper than a decoder must follow are kept as they are."""
-    tree = fields(Field("Name", INT32), Field("Children", TYPE, 1))
+    tree = fields(DescribedField("Name", INT32), DescribedField("Children", TYPE, 1))
     leaf = NUMBER + struct.pack("<i", 0)
     assert read(tree, NUMBER + struct.pack("<i", 1) + leaf) == Json.of(
         {"Name": 7, "Children": [{"Name": 7, "Children": []}]}
@@ -84,7 +84,7 @@ def test_a_tree_of_itself_is_read_as_deep_as_values_may_be() -> None:
 
 def test_many_elements_without_bytes_are_not_counted_out() -> None:
     """An array of two billion empty structures has no bytes that would end it."""
-    server = Server({TYPE: StructureType((Field("Many", (1, 2), 1),)), (1, 2): StructureType(())})
+    server = Server({TYPE: StructureType((DescribedField("Many", (1, 2), 1),)), (1, 2): StructureType(())})
     body = struct.pack("<i", 2**31 - 1)
     assert read(server, body) == raw(body)
 
@@ -93,17 +93,17 @@ def test_a_structure_with_an_unknown_part_stays_unknown() -> None:
     """A nested structure without description, a type without built-in type, a circle of supertypes, names twice, more
     fields than anybody needs: the bytes are kept, and the questions end."""
     for server in (
-        Server({TYPE: StructureType((Field("A", (1, 2)),))}, {(1, 2): (0, 22)}),
-        Server({TYPE: StructureType((Field("A", (1, 2)),))}),
-        Server({TYPE: StructureType((Field("A", (1, 2)),))}, {(1, 2): (1, 3), (1, 3): (1, 2)}),
-        fields(Field("A", INT32), Field("A", INT32)),
-        fields(*(Field(str(n), INT32) for n in range(FIELDS_MAX + 1))),
+        Server({TYPE: StructureType((DescribedField("A", (1, 2)),))}, {(1, 2): (0, 22)}),
+        Server({TYPE: StructureType((DescribedField("A", (1, 2)),))}),
+        Server({TYPE: StructureType((DescribedField("A", (1, 2)),))}, {(1, 2): (1, 3), (1, 3): (1, 2)}),
+        fields(DescribedField("A", INT32), DescribedField("A", INT32)),
+        fields(*(DescribedField(str(n), INT32) for n in range(FIELDS_MAX + 1))),
     ):
         assert read(server, NUMBER) == raw(NUMBER)
         assert server.asked < 30
-    twice = fields(Field("A", INT32), Field("A", INT32))
+    twice = fields(DescribedField("A", INT32), DescribedField("A", INT32))
     assert read(twice, NUMBER * 2) == raw(NUMBER * 2), "both values would have the same name"
-    undescribed = Server({TYPE: StructureType((Field("A", (1, 2)),))}, {(1, 2): (0, 22)})
+    undescribed = Server({TYPE: StructureType((DescribedField("A", (1, 2)),))}, {(1, 2): (0, 22)})
     assert read(undescribed, bytes(3)) == raw(bytes(3)), "it would also be an empty structure with its type"
 
 
@@ -125,7 +125,7 @@ def test_a_server_that_describes_types_without_end_is_left() -> None:
         async def definition(self, data_type: TypeKey) -> StructureType:
             self.asked += 1
             assert isinstance(data_type[1], int)
-            return StructureType((Field("Next", (1, data_type[1] + 1)),))
+            return StructureType((DescribedField("Next", (1, data_type[1] + 1)),))
 
     server = Endless({})
     assert read(server, NUMBER) == raw(NUMBER)
@@ -134,7 +134,9 @@ def test_a_server_that_describes_types_without_end_is_left() -> None:
 
 def test_names_of_bits_stay_a_number() -> None:
     """An option set is described like an enumeration, and is as wide as its base type: a Byte here."""
-    server = Server({TYPE: StructureType((Field("Bits", (1, 2)),)), (1, 2): EnumType({0: "Open"})}, {(1, 2): (0, 3)})
+    server = Server(
+        {TYPE: StructureType((DescribedField("Bits", (1, 2)),)), (1, 2): EnumType({0: "Open"})}, {(1, 2): (0, 3)}
+    )
     assert read(server, b"\x05") == Json.of({"Bits": 5})
 
 
@@ -144,15 +146,19 @@ def test_fields_of_any_subtype_carry_their_type() -> None:
     server = Server(
         {
             TYPE: StructureType(
-                (Field("A", (0, 26), is_optional=True), Field("B", (1, 2), is_optional=True), Field("C", INT32)),
-                Shape.SUBTYPED,
+                (
+                    DescribedField("A", (0, 26), is_optional=True),
+                    DescribedField("B", (1, 2), is_optional=True),
+                    DescribedField("C", INT32),
+                ),
+                StructureShape.SUBTYPED,
             )
         },
         {(1, 2): (0, 22)},
     )
     nothing = bytes(3)  # the null structure
     assert read(server, b"\x06" + NUMBER + nothing + NUMBER) == Json.of({"A": 7, "B": None, "C": 7})
-    union = fields(Field("A", INT32), Field("B", STRING), shape=Shape.UNION)
+    union = fields(DescribedField("A", INT32), DescribedField("B", STRING), shape=StructureShape.UNION)
     assert read(union, struct.pack("<I", 0)) == Json.of({})
     assert read(union, struct.pack("<I", 1) + NUMBER) == Json.of({"A": 7})
     beyond = struct.pack("<I", 3) + NUMBER
@@ -162,9 +168,9 @@ def test_fields_of_any_subtype_carry_their_type() -> None:
 def test_a_field_of_two_dimensions_is_a_list_of_lists() -> None:
     """In a structure the sizes stand before the values, not behind them as in a Variant."""
     body = struct.pack("<iii", 2, 2, 1) + NUMBER * 2
-    assert read(fields(Field("M", INT32, 2)), body) == Json.of({"M": [[7], [7]]})
+    assert read(fields(DescribedField("M", INT32, 2)), body) == Json.of({"M": [[7], [7]]})
     huge = struct.pack("<i32i", 32, *[2**31 - 1] * 32)
-    assert read(fields(Field("M", INT32, 2)), huge) == raw(huge)
+    assert read(fields(DescribedField("M", INT32, 2)), huge) == raw(huge)
 
 
 def test_enumerations_of_older_servers_are_named_by_a_property() -> None:
@@ -177,5 +183,5 @@ def test_enumerations_of_older_servers_are_named_by_a_property() -> None:
     assert described_type(shown) == EnumType({3: "Three"})
     assert enum_property([ua.LocalizedText("L\udcfcftung")]) == EnumType({0: "L\ufffdftung"}), "no UTF-8"
     latin1 = ua.StructureDefinition(Fields=[ua.StructureField(Name="L\udcfcfter", IsOptional=False)])
-    assert described_type(latin1) == StructureType((Field("L\ufffdfter", (0, 0)),))
+    assert described_type(latin1) == StructureType((DescribedField("L\ufffdfter", (0, 0)),))
     assert described_type(None) is None

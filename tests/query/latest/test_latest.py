@@ -26,7 +26,7 @@ from agent.query.latest import (
     streams_with,
     tags_matching,
 )
-from agent.query.latest.latest_search import Arrival, LatestRow, Tag, believed_times
+from agent.query.latest.latest_search import Arrival, LatestKey, LatestRow, believed_times
 from agent.query.scan import READ_BYTES_MAX, Scanner
 from agent.query.scan.dictionary import Dictionary
 from agent.query.sql import SqlSession
@@ -420,7 +420,7 @@ def test_equal_subjects_of_two_zones_are_two_tags(tmp_path: Path) -> None:
     assert there is not None
     assert (here.value, there.value) == ("here", 7)
     assert [rows[zone, "tag:line1/t1"].as_of_ns for zone in ("plant", "north")] == [5, 7_000_000]
-    assert Tag("north", "tag:line1/t2", "value_sampled") in {row.tag for row in found if row.latest is None}
+    assert LatestKey("north", "tag:line1/t2", "value_sampled") in {row.tag for row in found if row.latest is None}
 
 
 def test_batches_are_read_in_groups_that_fit_into_memory() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from agent.fact_store import FactStore
 from agent.node.latest import latest_lookup
-from agent.query.latest import AgedRecord, Tag, TagsInForce, aged_record, summarize
+from agent.query.latest import AgedRecord, LatestKey, TagsInForce, aged_record, summarize
 from agent.query.latest.latest_rows import LatestRecord, merge_peer_records
 from agent.status_codes import TAG_REMOVED
 from tests.fact_store.making import AT_ONCE
@@ -165,7 +165,7 @@ def shown(subject: str, at: str | None = AT, **more: Any) -> AgedRecord:
     return aged_record(row(subject, at, **more), None, NOW_NS)
 
 
-def every(_: Tag) -> bool:
+def every(_: LatestKey) -> bool:
     """Choose all tags."""
     return True
 
@@ -193,7 +193,7 @@ def test_each_tag_counts_once() -> None:
 def test_a_tag_that_was_not_asked_for_is_not_missed() -> None:
     """A pattern narrows the tags of the files as it narrows the rows; a tag of another zone is not that of the file."""
     in_force = TagsInForce("plant", {"tag:a": 0, "tag:b": 0})
-    assert summarize([], in_force, lambda tag: tag == Tag("plant", "tag:b", "")).silent == ["tag:b"]
+    assert summarize([], in_force, lambda tag: tag == LatestKey("plant", "tag:b", "")).silent == ["tag:b"]
     assert summarize([shown("tag:a", zone="north")], in_force, every).silent == ["tag:a", "tag:b"]
 
 

@@ -17,13 +17,13 @@ from agent.replication.protocol.token_bucket import (
     TokenBucket,
 )
 from agent.replication.pulling.receiving.pull_events import (
-    Appended,
     ArrivedPage,
     Asking,
     Event,
     Fetch,
     LinkDown,
     LinkUp,
+    PageAppended,
     PageArrived,
     ReceiverSettings,
     Tick,
@@ -78,7 +78,7 @@ class Pull:
             lives=(Position(bytes.fromhex(ONE), last),),
         )
         self(PageArrived(self.asked[-1][1].fetch_id, page), now_ms)
-        self(Appended(), now_ms)
+        self(PageAppended(), now_ms)
 
     def tick(self, now_ms: int) -> None:
         if self.core.deadline_ms is not None and now_ms >= self.core.deadline_ms:

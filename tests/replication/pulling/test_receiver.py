@@ -11,7 +11,6 @@ from agent.replication.protocol.pacing import HEARTBEAT_MS
 from agent.replication.pulling.receiving.peer_contact import RESTART_MS
 from agent.replication.pulling.receiving.pull_events import (
     Append,
-    Appended,
     AppendFailed,
     ArrivedPage,
     Asking,
@@ -24,6 +23,7 @@ from agent.replication.pulling.receiving.pull_events import (
     LinkUp,
     Note,
     NoteKind,
+    PageAppended,
     PageArrived,
     ReceiverSettings,
     Storing,
@@ -116,9 +116,9 @@ def test_when_a_pull_was_level() -> None:
     asked_ms = driver.now_ms
     driver.now_ms += 40
     driver.answer(page(21, 30))
-    driver(Appended())
+    driver(PageAppended())
     assert driver.core.contact.level_ms is None
-    driver(Appended())
+    driver(PageAppended())
     assert driver.core.contact.level_ms == asked_ms >= first_ms
     waits, asked_ms = driver.fetches[-1].fetch_id, driver.now_ms
     for at_ms, level_ms in ((3_000, 0), (8_000, 5_000), (8_001, 5_000), (25_000, 10_000)):
@@ -136,7 +136,7 @@ def test_when_a_pull_was_level() -> None:
     assert driver.core.contact.level_ms == level_ms
     driver(Tick(), ReceiverSettings().blocked_ms)
     driver.answer(page(31, 35, more=True))
-    driver(Appended())
+    driver(PageAppended())
     assert driver.core.contact.level_ms == level_ms
 
 
@@ -167,7 +167,7 @@ def test_an_unproven_answer_counts_as_none() -> None:
     assert unproven() == unproven() == []
     assert (driver.core.asking, driver.core.counters.unproven) == (Asking.WAITING, 2)
     assert Append in kinds(driver.answer(page(1, 10)))
-    driver(Appended())
+    driver(PageAppended())
     assert unproven() == []
     assert kinds(driver(Tick(), 1_500)) == [NoteKind.PEER_LOST]
     assert (driver.core.asking, driver.core.contact.lost_reason) == (
@@ -251,7 +251,7 @@ def test_each_time_out_asks_for_a_smaller_page_and_each_quick_one_for_a_larger()
         driver(Tick(), 400)
     for first in (1, 11):
         driver.answer(page(first, first + 9, more=True))
-        driver(Appended())
+        driver(PageAppended())
     driver(Tick(), 5_000)
     driver(Tick(), 400)
     assert [fetch.bytes_max // 1024 for fetch in driver.fetches] == [256, 128, 64, 128, 256, 128]
@@ -281,8 +281,8 @@ def test_the_trail_is_named_until_a_page_has_come() -> None:
     driver(Tick(), PATIENCE.spread_ms)
     assert driver.fetches[-1].trail == (old, at(20))
     driver.answer(page(21, 30, more=True))
-    driver(Appended())
-    driver(Appended())
+    driver(PageAppended())
+    driver(PageAppended())
     refused = FetchFailed(driver.core.open_fetch_id or 0, "life_unknown", "it was restored", is_retryable=True)
     assert kinds(driver(refused)) == [Fetch]
     assert driver.fetches[-1].trail == (old, at(30))
@@ -296,8 +296,8 @@ def test_a_log_that_was_put_back_is_read_on_from_where_it_is_the_same() -> None:
     driver(FetchFailed(driver.core.open_fetch_id or 0, "life_unknown", "it was restored", is_retryable=True))
     of_copy = page(91, 95, life=TWO, after=at(90))
     assert kinds(driver.answer(of_copy)) == [NoteKind.PEER_RESTORED]
-    assert Append in kinds(driver(Appended()))
-    driver(Appended())
+    assert Append in kinds(driver(PageAppended()))
+    driver(PageAppended())
     assert (driver.core.place.stored, driver.core.counters.restarts) == ((at(100), at(95, TWO)), 1)
     assert driver.fetches[-1].after == at(95, TWO)
 
@@ -314,7 +314,7 @@ def test_two_machines_that_answer_in_turn_are_asked_rarely() -> None:
     assert [(note.kind, ONE in note.reason, TWO in note.reason) for note in notes] == [
         (NoteKind.PEER_REFUSES, True, True)
     ]
-    driver(Appended())
+    driver(PageAppended())
     asked = []
     while driver.core.asking is Asking.BLOCKED:
         asked.append(driver.now_ms)
@@ -355,7 +355,7 @@ def test_store_that_is_full_gets_the_same_page_again() -> None:
     assert driver(Tick(), 100) == [offered]
     assert driver(AppendFailed("full", is_retryable=True)) == []
     assert driver(Tick(), 200) == [offered]
-    assert kinds(driver(Appended())) == [NoteKind.STORE_ACCEPTS, Fetch]
+    assert kinds(driver(PageAppended())) == [NoteKind.STORE_ACCEPTS, Fetch]
     (later,) = driver.answer(page(11, 20))
     assert kinds(driver(AppendFailed("full", is_retryable=True))) == [NoteKind.STORE_REFUSES], "another time"
     assert driver(Tick(), 100) == [later]
@@ -377,7 +377,7 @@ def test_a_refused_page_blocks_and_is_logged_once() -> None:
     assert driver(AppendFailed("forked", is_retryable=False)) == []
     driver(Tick(), 60_000)
     driver.answer(page(11, 20))
-    assert kinds(driver(Appended())) == [NoteKind.PEER_RETURNED, Fetch]
+    assert kinds(driver(PageAppended())) == [NoteKind.PEER_RETURNED, Fetch]
 
 
 def test_early_empty_answers_are_not_asked_again_at_once() -> None:
@@ -395,10 +395,10 @@ def test_a_pull_whose_facts_another_one_brings_asks_at_times() -> None:
     drive = Driver(settings=replace(PATIENCE, repeated_ms=700))
     drive(LinkUp())
     drive.answer(page(1, 10))
-    drive(Appended(facts_stored=10))
+    drive(PageAppended(facts_stored=10))
     assert (len(drive.fetches), drive.fetches[-1].wait_ms) == (2, 1_000)
     drive.answer(page(11, 20))
-    drive(Appended(facts_duplicate=10))
+    drive(PageAppended(facts_duplicate=10))
     assert (len(drive.fetches), drive.core.asking, drive.core.deadline_ms) == (2, Asking.PACED, 701)
     assert drive.core.pace.paced_ms(drive.now_ms + 100) == 0, "that is no limit of the bandwidth"
     drive(Tick(), drive.core.deadline_ms - drive.now_ms)
@@ -407,10 +407,10 @@ def test_a_pull_whose_facts_another_one_brings_asks_at_times() -> None:
     assert (len(drive.fetches), drive.core.asking) == (3, Asking.PACED)
     drive(Tick(), 700)
     drive.answer(page(21, 30, more=True))
-    drive(Appended())
+    drive(PageAppended())
     assert len(drive.fetches) == 5, "there is more: nothing is awaited"
     drive.answer(page(31, 40))
-    drive(Appended(facts_stored=1))
+    drive(PageAppended(facts_stored=1))
     assert (len(drive.fetches), drive.fetches[-1].wait_ms) == (6, 1_000)
 
 
@@ -492,7 +492,7 @@ def possible(core: Receiver, event: object) -> Event | None:
         case "down":
             return LinkDown("gone")
         case "appended":
-            return Appended() if core.pages.state is Storing.APPENDING else None
+            return PageAppended() if core.pages.state is Storing.APPENDING else None
         case "full" | "refused":
             failed = AppendFailed("no", is_retryable=event == "full")
             return failed if core.pages.state is Storing.APPENDING else None
@@ -513,8 +513,8 @@ def test_a_lease_is_asked_for_once_and_shown_from_then_on() -> None:
     assert [fetch.lease for fetch in driver.fetches] == [0, 0]
     driver.answer(page(11, 20, lease=7, more=True))
     driver.answer(page(21, 30, lease=6))
-    driver(Appended())
-    driver(Appended())
+    driver(PageAppended())
+    driver(PageAppended())
     driver(LinkDown("gone"))
     driver(LinkUp())
     driver(Tick(), PATIENCE.spread_ms)
@@ -569,7 +569,7 @@ def test_a_fenced_receiver_stops_for_good() -> None:
     refused = FetchFailed(driver.fetches[-1].fetch_id, "fenced", "lease 2 is in force", is_retryable=False)
     assert driver(refused) == [Note(NoteKind.RECEIVER_FENCED, "lease 2 is in force")]
     asked = len(driver.fetches)
-    assert kinds(driver(Appended())) == [Append]
+    assert kinds(driver(PageAppended())) == [Append]
     for event in (LinkDown("gone"), LinkUp(), PageArrived(asked, page(21, 30)), Tick(), refused):
         assert driver(event, 3_600_000) == []
     assert driver(AppendFailed("forged", is_retryable=False)) == [Note(NoteKind.PAGE_REFUSED, "forged")]

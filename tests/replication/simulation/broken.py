@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from agent.positions import last_of
 from agent.replication.pulling.receiving.pull_events import (
-    Appended,
     AppendFailed,
     ArrivedPage,
     Effect,
@@ -14,6 +13,7 @@ from agent.replication.pulling.receiving.pull_events import (
     Fetch,
     LinkDown,
     LinkUp,
+    PageAppended,
     PageArrived,
 )
 from agent.replication.pulling.receiving.receiver import Receiver
@@ -64,7 +64,7 @@ class SkipsRefusedPage(Receiver):
     """Continues after a page that the store refused."""
 
     def handle(self, event: Event, now_ms: int, jitter: float) -> list[Effect]:
-        return super().handle(Appended() if isinstance(event, AppendFailed) else event, now_ms, jitter)
+        return super().handle(PageAppended() if isinstance(event, AppendFailed) else event, now_ms, jitter)
 
 
 class NamesNoTrail(Receiver):

@@ -50,7 +50,7 @@ _NUMBER_LIKE = re.compile(r"[+-]?[\d.,' ]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class PanelValue:
     """The value on the panel: a number, or a text such as a model name. `half_step` is half of its last digit."""
 
     text: str
@@ -66,7 +66,7 @@ class Wanted:
         return abs(self.number) * self.tolerance if self.is_relative else self.tolerance
 
 
-def parse_wanted(text: str, tolerance: str = TOLERANCE) -> Wanted:
+def parse_wanted(text: str, tolerance: str = TOLERANCE) -> PanelValue:
     """Parse a value as typed, and its tolerance, `1%` or `0.5`. Raises ValueError with what to write."""
     size, is_relative = tolerance.strip(), tolerance.strip().endswith("%")
     try:
@@ -81,12 +81,12 @@ def parse_wanted(text: str, tolerance: str = TOLERANCE) -> Wanted:
     except ValueError:
         if _NUMBER_LIKE.fullmatch(text.strip()):
             raise ValueError(f"{text!r} is no number; write it with a point and without blanks, as 1234.5") from None
-        return Wanted(text.strip(), None, 0.0, margin, is_relative)
+        return PanelValue(text.strip(), None, 0.0, margin, is_relative)
     if not math.isfinite(number):
         raise ValueError(f"{text!r} is not a finite number")
     exponent = Decimal(text.strip()).as_tuple().exponent
     assert isinstance(exponent, int), "finite"
-    return Wanted(text.strip(), number, 0.5 * 10.0**exponent, margin, is_relative)
+    return PanelValue(text.strip(), number, 0.5 * 10.0**exponent, margin, is_relative)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,9 @@ def texts(words: Mapping[int, int], table: Table, address: int, count: int) -> I
             yield Interpretation(table, address, kind, value)
 
 
-def candidates(words: Mapping[int, int], table: Table, address: int, count: int, wanted: Wanted) -> Iterator[Candidate]:
+def candidates(
+    words: Mapping[int, int], table: Table, address: int, count: int, wanted: PanelValue
+) -> Iterator[Candidate]:
     """The interpretations that match the wanted value, at the `count` registers from `address` and at one more on each
     side."""
     for start in range(max(0, address - 1), min(address + count, ADDRESS_MAX) + 1):
@@ -210,7 +212,7 @@ def ranked(found: Iterable[Candidate]) -> list[Candidate]:
     return sorted(found, key=key)
 
 
-def doubts(found: Sequence[Candidate], wanted: Wanted) -> list[str]:
+def doubts(found: Sequence[Candidate], wanted: PanelValue) -> list[str]:
     """Reasons why the first candidate may still be wrong."""
     remarks = []
     if wanted.number == 0:
@@ -264,7 +266,7 @@ def tag_row(found: Interpretation, unit_id: int, base: int, scope: str) -> dict[
     }
 
 
-def _meeting(found: Interpretation, wanted: Wanted) -> Iterator[Interpretation]:
+def _meeting(found: Interpretation, wanted: PanelValue) -> Iterator[Interpretation]:
     """The interpretation with each power of ten by which it matches the wanted value."""
     raw = found.value
     if isinstance(raw, bool) or not isinstance(raw, int | float) or not math.isfinite(raw):
@@ -278,7 +280,7 @@ def _meeting(found: Interpretation, wanted: Wanted) -> Iterator[Interpretation]:
             yield replace(found, kind=kind, value=value)
 
 
-def _distance(found: Interpretation, wanted: Wanted) -> tuple[float, bool]:
+def _distance(found: Interpretation, wanted: PanelValue) -> tuple[float, bool]:
     assert isinstance(found.value, int | float), "numbers only"
     assert wanted.number is not None, "numbers only"
     apart = abs(found.value - wanted.number)

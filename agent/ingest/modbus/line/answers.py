@@ -19,7 +19,15 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from agent.ingest.modbus.address import ADDRESS_MAX, Table
-from agent.ingest.modbus.line.frames import Frame, Shape, find_rtu, mbap_request, rtu_request, shape_of, split_mbap
+from agent.ingest.modbus.line.frames import (
+    AnswerFrame,
+    AnswerShape,
+    find_rtu,
+    mbap_request,
+    rtu_request,
+    shape_of,
+    split_mbap,
+)
 from agent.ingest.modbus.read_plan import Read
 from agent.ingest.modbus.refusal import GATEWAY_CODES
 
@@ -43,7 +51,7 @@ class Numbering(Enum):
 class OpenRequest:
     """A request that was sent and not answered."""
 
-    shape: Shape
+    shape: AnswerShape
     number: int
     sent_ns: int
 
@@ -62,7 +70,7 @@ class AnswerMatcher:
         self._waiting: OpenRequest | None = None
         self._rest = b""  # not yet a whole frame
         self._is_broken = False  # the stream of frames is broken, or an open request may be answered by order
-        self._good: dict[int, dict[Shape, Read]] = {}
+        self._good: dict[int, dict[AnswerShape, Read]] = {}
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
@@ -158,11 +166,11 @@ class AnswerMatcher:
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
-    def receive(self, data: bytes, now_ns: int) -> Frame | None:
+    def receive(self, data: bytes, now_ns: int) -> AnswerFrame | None:
         """The answer to the request that waits, if it is complete with this data."""
         self.received = (self.received + data)[-RECEIVED_MAX:]
         self._rest = (self._rest + data)[-RECEIVED_MAX:]
-        answer: Frame | None = None
+        answer: AnswerFrame | None = None
         for frame in self._frames():
             if self._is_answer(frame, now_ns):
                 answer = frame
@@ -174,7 +182,7 @@ class AnswerMatcher:
         if waiting is not None and self.numbering is Numbering.RIGHT:
             self._open[waiting.shape.unit_id].remove(waiting)
 
-    def _frames(self) -> Iterator[Frame]:
+    def _frames(self) -> Iterator[AnswerFrame]:
         """The frames that are complete, in their order."""
         if not self.is_rtu:
             frames, self._rest, is_foreign = split_mbap(self._rest)
@@ -186,10 +194,10 @@ class AnswerMatcher:
             self._rest = self._rest[end:]
             yield frame
 
-    def _shapes(self) -> list[Shape]:
+    def _shapes(self) -> list[AnswerShape]:
         return [request.shape for requests in self._open.values() for request in requests]
 
-    def _is_answer(self, frame: Frame, now_ns: int) -> bool:
+    def _is_answer(self, frame: AnswerFrame, now_ns: int) -> bool:
         """Settle the open request that a frame answers. True if it is the one that waits."""
         waiting = self._waiting
         if waiting is not None and frame.number == waiting.number and self.numbering is not Numbering.WRONG:
@@ -206,7 +214,7 @@ class AnswerMatcher:
         """Whether an exception with the number of this request is that of this request."""
         return self.numbering is Numbering.RIGHT or len(self._open[waiting.shape.unit_id]) == 1
 
-    def _open_request(self, frame: Frame) -> OpenRequest | None:
+    def _open_request(self, frame: AnswerFrame) -> OpenRequest | None:
         """The oldest open request that a frame may answer; with right numbers, the one with its number."""
         has_number = self.numbering is Numbering.RIGHT
         for requests in self._open.values():
@@ -215,7 +223,7 @@ class AnswerMatcher:
                     return request
         return None
 
-    def _settle(self, request: OpenRequest, frame: Frame, now_ns: int) -> bool:
+    def _settle(self, request: OpenRequest, frame: AnswerFrame, now_ns: int) -> bool:
         unit_id = request.shape.unit_id
         requests = self._open[unit_id]
         is_waited_for = request is self._waiting

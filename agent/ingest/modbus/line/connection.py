@@ -18,10 +18,10 @@ from pymodbus.transport import CommParams, CommType, ModbusProtocol
 
 from agent.concurrency import timeout
 from agent.ingest.errors import SourceLost, SourceRefused
-from agent.ingest.modbus.line.frames import Frame
+from agent.ingest.modbus.line.frames import AnswerFrame
 from agent.settings.sources import ModbusSourceSettings
 
-Receive = Callable[[bytes], Frame | None]
+Receive = Callable[[bytes], AnswerFrame | None]
 CHUNK_BYTES_MAX = 256 * 1024  # asyncio's largest; the transport would drop a larger one without a word
 _PARITIES = {"none": "N", "even": "E", "odd": "O"}
 
@@ -43,7 +43,7 @@ class ModbusConnection(ModbusProtocol):
         self.is_open = False
         self._receive = receive
         self._opened = self.loop.create_future()
-        self._answer: asyncio.Future[Frame | None] | None = None
+        self._answer: asyncio.Future[AnswerFrame | None] | None = None
 
     @property
     def age_s(self) -> float:
@@ -55,13 +55,13 @@ class ModbusConnection(ModbusProtocol):
         await self.call_create()
         await self._opened
 
-    async def exchange(self, request: bytes, timeout_s: float) -> Frame | None:
+    async def exchange(self, request: bytes, timeout_s: float) -> AnswerFrame | None:
         """The answer to a request; None if there is none in time. Raises ConnectionEnded."""
         if not self.is_open:
             raise ConnectionEnded("closed by the device")
         answer = self._answer = self.loop.create_future()
         deadline = self.loop.call_later(timeout_s, _end_wait, answer)
-        frame: Frame | None
+        frame: AnswerFrame | None
         try:
             self.send(request)
             frame = await answer
@@ -114,7 +114,7 @@ def _reason(error: OSError | ValueError) -> str:
     return text
 
 
-def _end_wait(answer: asyncio.Future[Frame | None]) -> None:
+def _end_wait(answer: asyncio.Future[AnswerFrame | None]) -> None:
     if not answer.done():
         answer.set_result(None)
 

@@ -28,7 +28,7 @@ _REQUEST_SIZE = _REQUEST.size + 2  # with the checksum
 _PDU_MAX = 253
 
 
-class Shape(NamedTuple):
+class AnswerShape(NamedTuple):
     """What distinguishes the answers to two requests when they have no numbers: unit, function, bytes of data."""
 
     unit_id: int
@@ -37,7 +37,7 @@ class Shape(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class AnswerFrame:
     """One answer. `data` are the bytes after the byte count; None if the frame is no answer to a read. `number`: the
     transaction number, None in RTU."""
 
@@ -47,17 +47,17 @@ class Frame:
     exception: int = 0
     number: int | None = None
 
-    def fits(self, shape: Shape) -> bool:
+    def fits(self, shape: AnswerShape) -> bool:
         """Whether it may answer a request with this shape. An exception fits every length."""
         if self.function != shape.function or shape.unit_id not in (self.unit_id, ANY_UNIT):
             return False
         return bool(self.exception) or (self.data is not None and len(self.data) == shape.size)
 
 
-def shape_of(read: Read) -> Shape:
+def shape_of(read: Read) -> AnswerShape:
     """The shape of the answer to a read."""
     size = (read.count + 7) // 8 if read.table.is_bits else 2 * read.count
-    return Shape(read.unit_id, FUNCTIONS[read.table], size)
+    return AnswerShape(read.unit_id, FUNCTIONS[read.table], size)
 
 
 def rtu_request(read: Read) -> bytes:
@@ -77,7 +77,7 @@ def checksum(data: bytes) -> bytes:
     return FramerRTU.compute_CRC(data).to_bytes(2, "big")  # it has swapped them
 
 
-def find_rtu(received: bytes, shapes: Iterable[Shape], request: bytes) -> tuple[Frame, int] | None:
+def find_rtu(received: bytes, shapes: Iterable[AnswerShape], request: bytes) -> tuple[AnswerFrame, int] | None:
     """The first frame that answers a request with one of these shapes, and where it ends. `request` is our own last
     request: where it stands, whole or as far as it has arrived, it is no answer."""
     wanted = tuple(shapes)
@@ -95,7 +95,7 @@ def find_rtu(received: bytes, shapes: Iterable[Shape], request: bytes) -> tuple[
     return None
 
 
-def _rtu_at(received: bytes, at: int, shape: Shape) -> tuple[Frame | None, int]:
+def _rtu_at(received: bytes, at: int, shape: AnswerShape) -> tuple[AnswerFrame | None, int]:
     """The frame that begins here, if it is whole, right, and of this shape."""
     unit_id, function = received[at], received[at + 1]
     if function & ~EXCEPTION_BIT != shape.function or shape.unit_id not in (unit_id, ANY_UNIT):
@@ -107,13 +107,13 @@ def _rtu_at(received: bytes, at: int, shape: Shape) -> tuple[Frame | None, int]:
     if end > len(received) or checksum(received[at : end - 2]) != received[end - 2 : end]:
         return None, 0
     if is_exception:
-        return Frame(unit_id, shape.function, None, received[at + 2]), end
-    return Frame(unit_id, shape.function, received[at + 3 : end - 2]), end
+        return AnswerFrame(unit_id, shape.function, None, received[at + 2]), end
+    return AnswerFrame(unit_id, shape.function, received[at + 3 : end - 2]), end
 
 
-def split_mbap(received: bytes) -> tuple[list[Frame], bytes, bool]:
+def split_mbap(received: bytes) -> tuple[list[AnswerFrame], bytes, bool]:
     """The whole frames in what arrived, the rest, and whether it is no MBAP at all."""
-    frames: list[Frame] = []
+    frames: list[AnswerFrame] = []
     at = 0
     while at + _MBAP.size < len(received):
         number, protocol, length, unit_id = _MBAP.unpack_from(received, at)
@@ -127,10 +127,10 @@ def split_mbap(received: bytes) -> tuple[list[Frame], bytes, bool]:
     return frames, received[at:], False
 
 
-def _mbap_frame(number: int, unit_id: int, pdu: bytes) -> Frame:
+def _mbap_frame(number: int, unit_id: int, pdu: bytes) -> AnswerFrame:
     function = pdu[0] & ~EXCEPTION_BIT
     if pdu[0] & EXCEPTION_BIT:
         # some devices send more than the code; code 0 does not exist and is no exception
-        return Frame(unit_id, function, None, pdu[1] if len(pdu) > 1 else 0, number)
+        return AnswerFrame(unit_id, function, None, pdu[1] if len(pdu) > 1 else 0, number)
     is_whole = len(pdu) > 1 and pdu[1] == len(pdu) - 2
-    return Frame(unit_id, function, pdu[2:] if is_whole else None, 0, number)
+    return AnswerFrame(unit_id, function, pdu[2:] if is_whole else None, 0, number)

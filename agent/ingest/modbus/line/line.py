@@ -23,7 +23,7 @@ from typing import Self
 from agent.ingest.errors import IngestError, SourceLost
 from agent.ingest.modbus.line.connection import ConnectionEnded, ModbusConnection, open_connection
 from agent.ingest.modbus.line.endpoint import Endpoint
-from agent.ingest.modbus.line.frames import Frame, shape_of
+from agent.ingest.modbus.line.frames import AnswerFrame, shape_of
 from agent.ingest.modbus.read_plan import Read
 from agent.ingest.modbus.refusal import BUSY, GATEWAY_CODES, quality_of, reason
 from agent.settings.sources import ModbusSourceSettings
@@ -214,7 +214,7 @@ class Line:
                     why = f"connection to {self._where} ended during a request to unit {read.unit_id}: {error}"
                     raise SourceLost(why) from error
 
-    async def _exchange(self, read: Read, timeout_ms: int) -> Frame:
+    async def _exchange(self, read: Read, timeout_ms: int) -> AnswerFrame:
         """Ask, and wait for the answer. Raises UnitSilent, SourceLost and ConnectionEnded."""
         await self._wait_quiet()
         connection = await self._ready()
@@ -267,7 +267,7 @@ class Line:
         )
         self._endpoint.note_hold(unit_id, held_ms if held_ms > HOLD_FACTOR * usual_ms else 0)
 
-    def _data(self, read: Read, frame: Frame) -> bytes:
+    def _data(self, read: Read, frame: AnswerFrame) -> bytes:
         """The data in an answer to this read. Raises ReadRefused and UnitSilent."""
         if frame.exception in GATEWAY_CODES:
             raise UnitSilent(f"unit {read.unit_id} does not answer, {self._where}: {reason(frame.exception)}")
@@ -317,7 +317,7 @@ class Line:
         await asyncio.sleep(self._settings.connect_pause_ms / 1000)
         return connection
 
-    def _receive(self, data: bytes) -> Frame | None:
+    def _receive(self, data: bytes) -> AnswerFrame | None:
         return self._answers.receive(data, time.monotonic_ns())
 
     # --- pauses -------------------------------------------------------------------------------------------------------

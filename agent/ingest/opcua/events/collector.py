@@ -31,15 +31,15 @@ from agent.ingest.gap import (
     SOURCE_LOST,
     Gap,
 )
-from agent.ingest.opcua.decode import Header
+from agent.ingest.opcua.decode import PublishHeader
 from agent.ingest.opcua.events.conditions import AcceptedEvents, QueueWatch, RefreshPlan, RetainedConditions
 from agent.ingest.opcua.events.event_fields import (
     QUEUE_OVERFLOW,
     REFRESH_END,
     REFRESH_REQUIRED,
     REFRESH_START,
+    EventField,
     EventPublication,
-    Field,
     OpcuaEvent,
     decode_events,
 )
@@ -79,7 +79,7 @@ class _Subscription:
         self.liveness = Liveness(self.opened_s)
         self.is_read = False  # the server's clock was read since its items were created
         self.has_items = False
-        self.fields: dict[int, Sequence[Field]] = {}
+        self.fields: dict[int, Sequence[EventField]] = {}
         self.queue_sizes: dict[int, int] = {}
         self.watch = QueueWatch(self.queue_sizes)
 
@@ -192,12 +192,14 @@ class EventCollector:
     def _route(self, subscription: _Subscription, session: OpcuaSession) -> Route:
         """The route of a subscription in this session."""
 
-        async def decode(_: Header, body: bytes) -> EventPublication:
+        async def decode(_: PublishHeader, body: bytes) -> EventPublication:
             return decode_events(body, subscription.fields, session.reader)
 
         return Route(decode, partial(self._take_publication, subscription), partial(self._note_missing, session))
 
-    async def _take_publication(self, subscription: _Subscription, header: Header, content: EventPublication) -> None:
+    async def _take_publication(
+        self, subscription: _Subscription, header: PublishHeader, content: EventPublication
+    ) -> None:
         """Called for each publication in its turn; the server gets its acknowledgement when this returns."""
         if subscription is not self._subscription:
             return
@@ -208,7 +210,7 @@ class EventCollector:
             await self._buffer.put(arrived)  # if the session ends before, the server still holds it, or it is missing
         self._note_life(subscription, header)
 
-    def _note_life(self, subscription: _Subscription, header: Header) -> None:
+    def _note_life(self, subscription: _Subscription, header: PublishHeader) -> None:
         before = subscription.liveness.complete
         subscription.liveness.note_answer(
             time.monotonic(),

@@ -29,7 +29,7 @@ _LIST = struct.Struct("<Ii")
 _I32, _U32, _I64 = struct.Struct("<i"), struct.Struct("<I"), struct.Struct("<q")
 
 
-class Kind(Enum):
+class EventFieldKind(Enum):
     """The kind of a field. A value of another kind counts as null."""
 
     BYTES = "bytes"
@@ -41,43 +41,43 @@ class Kind(Enum):
     STATUS = "status"
 
 
-class Field(NamedTuple):
+class EventField(NamedTuple):
     """A field of an event: its name here, the type that has it, and its path there. An empty path stands for the node
     id of the condition (OPC 10000-9, 5.5.2)."""
 
     name: str
     type_id: int
     path: tuple[str, ...]
-    kind: Kind
+    kind: EventFieldKind
 
 
 BASE_FIELDS = (
-    Field("event_id", BASE_EVENT, ("EventId",), Kind.BYTES),
-    Field("event_type", BASE_EVENT, ("EventType",), Kind.NODE),
-    Field("source_node", BASE_EVENT, ("SourceNode",), Kind.NODE),
-    Field("source_name", BASE_EVENT, ("SourceName",), Kind.TEXT),
-    Field("time", BASE_EVENT, ("Time",), Kind.TIME),
-    Field("receive_time", BASE_EVENT, ("ReceiveTime",), Kind.TIME),
-    Field("message", BASE_EVENT, ("Message",), Kind.TEXT),
-    Field("severity", BASE_EVENT, ("Severity",), Kind.NUMBER),
+    EventField("event_id", BASE_EVENT, ("EventId",), EventFieldKind.BYTES),
+    EventField("event_type", BASE_EVENT, ("EventType",), EventFieldKind.NODE),
+    EventField("source_node", BASE_EVENT, ("SourceNode",), EventFieldKind.NODE),
+    EventField("source_name", BASE_EVENT, ("SourceName",), EventFieldKind.TEXT),
+    EventField("time", BASE_EVENT, ("Time",), EventFieldKind.TIME),
+    EventField("receive_time", BASE_EVENT, ("ReceiveTime",), EventFieldKind.TIME),
+    EventField("message", BASE_EVENT, ("Message",), EventFieldKind.TEXT),
+    EventField("severity", BASE_EVENT, ("Severity",), EventFieldKind.NUMBER),
 )
 CONDITION_FIELDS = (
-    Field("condition_id", CONDITION, (), Kind.NODE),
-    Field("condition_name", CONDITION, ("ConditionName",), Kind.TEXT),
-    Field("branch_id", CONDITION, ("BranchId",), Kind.NODE),
-    Field("retain", CONDITION, ("Retain",), Kind.TRUTH),
-    Field("quality", CONDITION, ("Quality",), Kind.STATUS),
-    Field("comment", CONDITION, ("Comment",), Kind.TEXT),
-    Field("client_user_id", CONDITION, ("ClientUserId",), Kind.TEXT),
-    Field("enabled_state", CONDITION, ("EnabledState",), Kind.TEXT),
-    Field("enabled", CONDITION, ("EnabledState", "Id"), Kind.TRUTH),
-    Field("acked_state", ACKNOWLEDGEABLE_CONDITION, ("AckedState",), Kind.TEXT),
-    Field("acked", ACKNOWLEDGEABLE_CONDITION, ("AckedState", "Id"), Kind.TRUTH),
-    Field("confirmed_state", ACKNOWLEDGEABLE_CONDITION, ("ConfirmedState",), Kind.TEXT),
-    Field("confirmed", ACKNOWLEDGEABLE_CONDITION, ("ConfirmedState", "Id"), Kind.TRUTH),
-    Field("active_state", ALARM_CONDITION, ("ActiveState",), Kind.TEXT),
-    Field("active", ALARM_CONDITION, ("ActiveState", "Id"), Kind.TRUTH),
-    Field("suppressed_or_shelved", ALARM_CONDITION, ("SuppressedOrShelved",), Kind.TRUTH),
+    EventField("condition_id", CONDITION, (), EventFieldKind.NODE),
+    EventField("condition_name", CONDITION, ("ConditionName",), EventFieldKind.TEXT),
+    EventField("branch_id", CONDITION, ("BranchId",), EventFieldKind.NODE),
+    EventField("retain", CONDITION, ("Retain",), EventFieldKind.TRUTH),
+    EventField("quality", CONDITION, ("Quality",), EventFieldKind.STATUS),
+    EventField("comment", CONDITION, ("Comment",), EventFieldKind.TEXT),
+    EventField("client_user_id", CONDITION, ("ClientUserId",), EventFieldKind.TEXT),
+    EventField("enabled_state", CONDITION, ("EnabledState",), EventFieldKind.TEXT),
+    EventField("enabled", CONDITION, ("EnabledState", "Id"), EventFieldKind.TRUTH),
+    EventField("acked_state", ACKNOWLEDGEABLE_CONDITION, ("AckedState",), EventFieldKind.TEXT),
+    EventField("acked", ACKNOWLEDGEABLE_CONDITION, ("AckedState", "Id"), EventFieldKind.TRUTH),
+    EventField("confirmed_state", ACKNOWLEDGEABLE_CONDITION, ("ConfirmedState",), EventFieldKind.TEXT),
+    EventField("confirmed", ACKNOWLEDGEABLE_CONDITION, ("ConfirmedState", "Id"), EventFieldKind.TRUTH),
+    EventField("active_state", ALARM_CONDITION, ("ActiveState",), EventFieldKind.TEXT),
+    EventField("active", ALARM_CONDITION, ("ActiveState", "Id"), EventFieldKind.TRUTH),
+    EventField("suppressed_or_shelved", ALARM_CONDITION, ("SuppressedOrShelved",), EventFieldKind.TRUTH),
 )
 ALL_FIELDS = BASE_FIELDS + CONDITION_FIELDS
 
@@ -119,7 +119,7 @@ class EventPublication:
     unreadable: int = 0
 
 
-def decode_events(data: bytes, fields_of: Mapping[int, Sequence[Field]], reader: Reader) -> EventPublication:
+def decode_events(data: bytes, fields_of: Mapping[int, Sequence[EventField]], reader: Reader) -> EventPublication:
     """The events in PublishResponse parameters. `fields_of` has the fields that each handle was asked for; events of
     other handles are left out."""
     try:
@@ -128,7 +128,7 @@ def decode_events(data: bytes, fields_of: Mapping[int, Sequence[Field]], reader:
         raise DecodeError(f"events are cut short or malformed: {error}") from error
 
 
-def _publication(data: bytes, fields_of: Mapping[int, Sequence[Field]], reader: Reader) -> EventPublication:
+def _publication(data: bytes, fields_of: Mapping[int, Sequence[EventField]], reader: Reader) -> EventPublication:
     events: list[OpcuaEvent] = []
     status_change, unreadable = None, 0
     for kind, body in notifications(data):
@@ -139,7 +139,9 @@ def _publication(data: bytes, fields_of: Mapping[int, Sequence[Field]], reader: 
     return EventPublication(events, status_change, unreadable)
 
 
-def _event_list(data: bytes, fields_of: Mapping[int, Sequence[Field]], reader: Reader, events: list[OpcuaEvent]) -> int:
+def _event_list(
+    data: bytes, fields_of: Mapping[int, Sequence[EventField]], reader: Reader, events: list[OpcuaEvent]
+) -> int:
     """Append the events of the EventNotificationList in `data`. Returns how many could not be read."""
     (count,) = _I32.unpack_from(data, 0)
     if count > EVENTS_MAX:
@@ -156,7 +158,7 @@ def _event_list(data: bytes, fields_of: Mapping[int, Sequence[Field]], reader: R
 
 
 def _event(
-    data: bytes, position: int, fields_of: Mapping[int, Sequence[Field]], reader: Reader
+    data: bytes, position: int, fields_of: Mapping[int, Sequence[EventField]], reader: Reader
 ) -> tuple[OpcuaEvent | None, int]:
     handle, length = _LIST.unpack_from(data, position)
     position += _LIST.size
@@ -178,22 +180,22 @@ def _value(data: bytes, position: int, reader: Reader) -> tuple[Any, int]:
     return reader(data, position)
 
 
-def _fitting(kind: Kind, variant_type: int, value: Any) -> Any:
+def _fitting(kind: EventFieldKind, variant_type: int, value: Any) -> Any:
     """The value of a field; None if it is of another kind, such as a status that explains why there is no value."""
     match kind:
-        case Kind.TEXT:
+        case EventFieldKind.TEXT:
             return _text(value)
-        case Kind.BYTES:
+        case EventFieldKind.BYTES:
             return value if isinstance(value, bytes) else None
-        case Kind.NODE:
+        case EventFieldKind.NODE:
             return value if variant_type in NODE_IDS and isinstance(value, str) and value != NULL_NODE else None
-        case Kind.TRUTH:
+        case EventFieldKind.TRUTH:
             return value if isinstance(value, bool) else None
-        case Kind.TIME:
+        case EventFieldKind.TIME:
             return value if variant_type == DATE_TIME else None
-        case Kind.STATUS:
+        case EventFieldKind.STATUS:
             return value if variant_type == STATUS_CODE else None
-        case Kind.NUMBER:
+        case EventFieldKind.NUMBER:
             is_number = type(value) is int and variant_type != STATUS_CODE
             return value if is_number else None
 

@@ -20,7 +20,7 @@ from asyncua.ua.object_ids import ObjectIdNames, ObjectIds
 from asyncua.ua.uaerrors import UaError, UaStatusCodeError
 
 from agent.ingest import quality
-from agent.ingest.opcua.events.event_fields import ALL_FIELDS, BASE_EVENT, BASE_FIELDS, Field
+from agent.ingest.opcua.events.event_fields import ALL_FIELDS, BASE_EVENT, BASE_FIELDS, EventField
 from agent.ingest.opcua.values.type_reader import utf8
 from agent.settings.opcua_address import NodeAddress
 
@@ -45,7 +45,7 @@ class EventItem:
 
     status: int
     item: int = 0
-    fields: Sequence[Field] = ()
+    fields: Sequence[EventField] = ()
     queue_size: int = 0
     left_out: tuple[str, ...] = ()
 
@@ -62,7 +62,7 @@ class EventService:
         handle: int,
         node: NodeAddress,
         namespace: int,
-        expect: Callable[[Sequence[Field]], None],
+        expect: Callable[[Sequence[EventField]], None],
         type_ids: Sequence[int] = (),
     ) -> EventItem:
         """Monitor the events of a node, of these standard types or of all. If the server refuses the filter, it is
@@ -70,7 +70,7 @@ class EventService:
         condition on the type, so that events of all types arrive. `expect` is called with the fields before each
         request, because an event may arrive before the answer."""
 
-        async def attempt(fields: Sequence[Field], types: Sequence[int]) -> EventItem:
+        async def attempt(fields: Sequence[EventField], types: Sequence[int]) -> EventItem:
             expect(fields)
             return await self._create(subscription_id, handle, _node_id(node, namespace), fields, types)
 
@@ -108,7 +108,7 @@ class EventService:
         return names + [""] * (len(types) - len(names))
 
     async def _create(
-        self, subscription_id: int, handle: int, node: ua.NodeId, fields: Sequence[Field], type_ids: Sequence[int]
+        self, subscription_id: int, handle: int, node: ua.NodeId, fields: Sequence[EventField], type_ids: Sequence[int]
     ) -> EventItem:
         parameters = ua.CreateMonitoredItemsParameters(
             SubscriptionId=subscription_id,
@@ -150,7 +150,7 @@ class EventService:
         return found or quality.BAD_DECODING_ERROR
 
 
-def event_filter(fields: Sequence[Field], type_ids: Sequence[int] = ()) -> ua.EventFilter:
+def event_filter(fields: Sequence[EventField], type_ids: Sequence[int] = ()) -> ua.EventFilter:
     """A filter for these fields of events, of these standard types or of all."""
     found = ua.EventFilter(SelectClauses=[_operand(field.type_id, field.path) for field in fields])
     if type_ids:

@@ -17,7 +17,7 @@ from asyncua.ua.object_ids import ObjectIdNames
 from agent.escaping import csv_cell
 from agent.ingest.opcua.explore.services import Question, Services, open_services, status_text, value_of
 from agent.ingest.opcua.explore.tag_rows import TagRow, address_text, clean_text, tag_names
-from agent.ingest.opcua.explore.walk import Failures, FoundVariable, Walk
+from agent.ingest.opcua.explore.walk import FoundVariable, ScanFailures, Walk
 from agent.ingest.opcua.values.type_reader import enum_property, names_text
 from agent.message import Json, Value, time_text
 from agent.settings.opcua_address import STANDARD_URI, NodeAddress, parse_node_address
@@ -85,7 +85,7 @@ class Explorer:
             progress("nodes browsed", walk.browsed_total)
 
     async def rows(
-        self, variables: Sequence[FoundVariable], scope: str, prefix: str, failures: Failures, progress: Progress
+        self, variables: Sequence[FoundVariable], scope: str, prefix: str, failures: ScanFailures, progress: Progress
     ) -> list[tuple[FoundVariable, TagRow]]:
         """The readable variables with their rows (`scope`, `prefix`: see `tag_names`). The others are counted in
         `failures`. Raises SourceLost."""

@@ -18,7 +18,7 @@ from asyncua.ua.uaerrors import UaError
 
 from agent.ingest.errors import SourceLost
 from agent.ingest.opcua.address import Reading
-from agent.ingest.opcua.decode import Change
+from agent.ingest.opcua.decode import DataChange
 from agent.ingest.opcua.explore.tag_rows import clean_text
 from agent.ingest.opcua.explore.walk import Reference
 from agent.ingest.opcua.security.client import TOO_LARGE, Unreadable, library_call
@@ -91,7 +91,7 @@ class Services:
             return ""
         return names_text(await TypeReader(self._library).definition((index, data_type.identifier)))
 
-    async def values(self, nodes: Sequence[NodeAddress]) -> list[Change]:
+    async def values(self, nodes: Sequence[NodeAddress]) -> list[DataChange]:
         """Read the values of nodes as a source does, one result each, in order. Not with the library, which decodes
         picoseconds wrongly. Raises SourceLost."""
         readings = [Reading(node) for node in nodes]

@@ -47,7 +47,7 @@ class FoundVariable:
 
 
 @dataclass(slots=True)
-class Failures:
+class ScanFailures:
     """Failures by reason: how many, and the first of them by name."""
 
     counts: Counter[str] = field(default_factory=Counter)
@@ -78,7 +78,7 @@ class Walk:
         self._skipped = frozenset(skipped)
         self._pending: deque[NodeAddress] = deque([start])  # bounded by nodes_max
         self._variables: dict[NodeAddress, FoundVariable] = {}
-        self.failures = Failures()
+        self.failures = ScanFailures()
         self.browsed_total = 0
         self.is_cut = False  # by nodes_max
         self.deeper_total = 0  # nodes at depth_max, whose children were not browsed

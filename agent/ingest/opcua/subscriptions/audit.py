@@ -20,7 +20,7 @@ from agent.ingest import quality
 from agent.ingest.completeness import Moment
 from agent.ingest.errors import SourceLost
 from agent.ingest.opcua.address import TagPoint
-from agent.ingest.opcua.decode import Change, DecodeError
+from agent.ingest.opcua.decode import DataChange, DecodeError
 from agent.ingest.opcua.session import TOO_LARGE_STATUSES, CallTooLarge, OpcuaSession, read_in_parts
 from agent.ingest.opcua.subscriptions.monitoring import Monitoring, Trigger
 from agent.ingest.opcua.subscriptions.subscription import Subscription
@@ -195,7 +195,7 @@ class Audit:
         return suspects
 
 
-def is_missed(sampler: Sampler, tag: int, change: Change, monitoring: Monitoring) -> bool:
+def is_missed(sampler: Sampler, tag: int, change: DataChange, monitoring: Monitoring) -> bool:
     """Whether an item should have published this value after its last one. A bad status does not count, because it may
     concern the Read only."""
     if quality.is_bad(change.quality):

@@ -18,7 +18,7 @@ from agent.ingest.delivery import Delivery
 from agent.ingest.errors import SourceLost
 from agent.ingest.gap import ITEM_GONE, NOT_DELIVERED
 from agent.ingest.opcua.address import TagPoint
-from agent.ingest.opcua.decode import Change
+from agent.ingest.opcua.decode import DataChange
 from agent.ingest.opcua.publisher import Publisher
 from agent.ingest.opcua.session import OpcuaSession, TooManySubscriptions
 from agent.ingest.opcua.subscriptions.audit import Findings, is_missed
@@ -280,7 +280,7 @@ class Subscriptions:
             self._ended.pop(0)
         self._ends_recorded.set()
 
-    def note_gone(self, subscription: Subscription, since: Moment, changes: Iterable[Change]) -> None:
+    def note_gone(self, subscription: Subscription, since: Moment, changes: Iterable[DataChange]) -> None:
         """Park tags whose nodes do not exist any more. Their items will give no value, so new ones are to be
         created."""
         gone = {c.handle: c.quality for c in changes if c.quality & quality.CODE_BITS in quality.GONE}
@@ -289,7 +289,7 @@ class Subscriptions:
         self._delivery.sampler.mark_lost(news)  # the bad samples of the server are recorded already
         log_parked(self._delivery, {tag: news[tag] for tag in begun})
 
-    def note_first(self, changes: Iterable[Change]) -> None:
+    def note_first(self, changes: Iterable[DataChange]) -> None:
         """Find items of the session before that were dead and not found by the audit. Their first values in this one
         differ, and are, by their times, much older than what that session was complete up to."""
         if not self._unseen:

@@ -18,7 +18,7 @@ from agent.ingest.completeness import Moment
 from agent.ingest.delivery import Delivery
 from agent.ingest.errors import SourceLost
 from agent.ingest.opcua.address import TagPoint
-from agent.ingest.opcua.decode import Change
+from agent.ingest.opcua.decode import DataChange
 from agent.ingest.opcua.session import HEARTBEAT_INTERVAL_MS, CallTooLarge, ItemRequest, OpcuaSession
 from agent.ingest.opcua.subscriptions.item_plan import Created, ItemPlan, ServerLimits
 from agent.ingest.opcua.subscriptions.liveness import Liveness
@@ -186,7 +186,7 @@ class Subscription:
         """The handles whose older values are lost while no Publish is sent."""
         return self.plan.live & self.items.unqueued
 
-    def note_denied(self, changes: Iterable[Change]) -> dict[int, int]:
+    def note_denied(self, changes: Iterable[DataChange]) -> dict[int, int]:
         """Note denied handles among changes that are not good. Returns the new ones with their statuses."""
         news = {
             change.handle: change.quality

@@ -28,7 +28,7 @@ NODE_ID, LOCALIZED_TEXT, STRUCTURE, VARIANT = 17, 21, 22, 24
 NUMBER, INTEGER, UINTEGER, ENUMERATION = 26, 27, 28, 29  # abstract; the first three are written as Variants
 
 
-class Shape(IntEnum):
+class StructureShape(IntEnum):
     """How the fields of a structure are written (StructureType, OPC 10000-3, 8.48)."""
 
     PLAIN = 0
@@ -39,7 +39,7 @@ class Shape(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class DescribedField:
     """A field of a structure. `type` is a built-in type or the key of a described one; `rank` counts dimensions."""
 
     name: str
@@ -52,8 +52,8 @@ class Field:
 class StructureType:
     """The fields of a structure, those of its supertypes first."""
 
-    fields: tuple[Field, ...]
-    shape: Shape = Shape.PLAIN
+    fields: tuple[DescribedField, ...]
+    shape: StructureShape = StructureShape.PLAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,16 +142,16 @@ def _is_sound(structure: StructureType) -> bool:
     return len(structure.fields) <= FIELDS_MAX and len(names) == len(structure.fields)
 
 
-async def _field(port: TypePort, shape: Shape, field: Field) -> Field:
+async def _field(port: TypePort, shape: StructureShape, field: DescribedField) -> DescribedField:
     """The field with its built-in type, if that is known or does not matter."""
     base = _known_base(field.type)
-    if shape in (Shape.SUBTYPED, Shape.UNION_SUBTYPED) and field.is_optional:
+    if shape in (StructureShape.SUBTYPED, StructureShape.UNION_SUBTYPED) and field.is_optional:
         assert not isinstance(field.type, int), "a port gives keys"
         found = base or await _base(port, field.type)
         base = STRUCTURE if found == STRUCTURE else VARIANT
     if base == ENUMERATION:
         base = INT32
-    return field if base is None else Field(field.name, base, field.rank, field.is_optional)
+    return field if base is None else DescribedField(field.name, base, field.rank, field.is_optional)
 
 
 def _known_base(data_type: int | TypeKey) -> int | None:
@@ -177,7 +177,7 @@ async def _base(port: TypePort, data_type: TypeKey) -> int | None:
 
 
 def _plain(*fields: tuple[str, int | TypeKey] | tuple[str, int | TypeKey, int]) -> StructureType:
-    return StructureType(tuple(Field(*field) for field in fields))
+    return StructureType(tuple(DescribedField(*field) for field in fields))
 
 
 # Standard structures that variables hold, for servers older than the attribute DataTypeDefinition (OPC 10000-5, 12).

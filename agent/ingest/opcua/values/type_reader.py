@@ -20,9 +20,9 @@ from asyncua.ua.uaerrors import UaError
 from agent.concurrency import timeout
 from agent.ingest.opcua.values.structures import (
     FIELDS_MAX,
+    DescribedField,
     EnumType,
-    Field,
-    Shape,
+    StructureShape,
     StructureType,
     TypeKey,
     Types,
@@ -129,11 +129,13 @@ def described_type(definition: object) -> StructureType | EnumType | None:
     if not isinstance(definition, ua.StructureDefinition):
         return None
     try:
-        shape = Shape(int(definition.StructureType))
+        shape = StructureShape(int(definition.StructureType))
     except ValueError:
         return None
     fields = [
-        Field(utf8(field.Name), type_key(field.DataType), max(0, field.ValueRank), is_optional=bool(field.IsOptional))
+        DescribedField(
+            utf8(field.Name), type_key(field.DataType), max(0, field.ValueRank), is_optional=bool(field.IsOptional)
+        )
         for field in (definition.Fields or [])[: FIELDS_MAX + 1]
     ]
     return StructureType(tuple(fields), shape)

@@ -17,7 +17,7 @@ from typing import Any
 from uuid import UUID
 
 from agent.ingest.opcua.decode import NUMBER_FORMATS, DecodeError, time_text_of
-from agent.ingest.opcua.values.structures import EnumType, Field, Shape, StructureType, TypeKey, Types
+from agent.ingest.opcua.values.structures import DescribedField, EnumType, StructureShape, StructureType, TypeKey, Types
 from agent.message import JSON_INTEGER_MAX, VALUE_BYTES_MAX, Json, MessageError, Value
 from agent.settings.opcua_address import identifier_text
 
@@ -335,13 +335,13 @@ class _Wire:
 
     def fields(self, described: StructureType) -> dict[str, Any]:
         match described.shape:
-            case Shape.UNION | Shape.UNION_SUBTYPED:
+            case StructureShape.UNION | StructureShape.UNION_SUBTYPED:
                 choice = self.number(_U32)
                 if choice > len(described.fields):
                     raise DecodeError(f"field {choice} of a union of {len(described.fields)}")
                 chosen = described.fields[choice - 1 : choice] if choice else ()
                 return {field.name: self.field(field) for field in chosen}
-            case Shape.OPTIONAL:
+            case StructureShape.OPTIONAL:
                 mask, found = self.number(_U32), {}
                 for field in described.fields:
                     if not field.is_optional or mask & 1:
@@ -351,7 +351,7 @@ class _Wire:
             case _:
                 return {field.name: self.field(field) for field in described.fields}
 
-    def field(self, field: Field) -> Any:
+    def field(self, field: DescribedField) -> Any:
         if field.rank == 0:
             return self.of_type(field.type)
         if field.rank == 1:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
 
 from agent.ingest.errors import TagFileProblem, TagMapError
-from agent.ingest.tags.foreign.ignition_udt import REFERENCE, Export
+from agent.ingest.tags.foreign.ignition_udt import REFERENCE, IgnitionExport
 from agent.ingest.tags.foreign.translation import (
     ForeignCsv,
     ForeignRow,
@@ -189,7 +189,7 @@ def _from_json(
         root = json.loads(data.decode(options.code_page or "utf-8-sig"))
     except ValueError as error:
         raise TagMapError([TagFileProblem(file, 0, "", "", f"is not JSON: {error}")]) from error
-    export = Export(file, root)
+    export = IgnitionExport(file, root)
     for index, (name, tag) in enumerate(export.tags(), 1):
         if index > ROWS_MAX:
             raise TagMapError([TagFileProblem(file, 0, "", "", f"has more than {ROWS_MAX} tags; export it in parts")])

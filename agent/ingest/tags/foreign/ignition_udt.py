@@ -42,7 +42,7 @@ SETTINGS = (
 TEXTS = {"engUnit", "documentation", "tooltip"}  # a reference without a value in them makes no wrong value
 
 
-class Export:
+class IgnitionExport:
     """The tags of a JSON export."""
 
     def __init__(self, file: str, root: object) -> None:

@@ -145,7 +145,7 @@ class FetchFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class Appended:
+class PageAppended:
     """The page is durable; some of its facts may have been here already."""
 
     facts_stored: int = 0
@@ -168,7 +168,7 @@ class Tick:
     is_behind: bool = False
 
 
-Event = LinkUp | LinkDown | PageArrived | FetchFailed | Appended | AppendFailed | Tick
+Event = LinkUp | LinkDown | PageArrived | FetchFailed | PageAppended | AppendFailed | Tick
 
 # -------------------------------------------------------------------------------------------------------------- effects
 

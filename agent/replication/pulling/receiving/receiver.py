@@ -29,7 +29,6 @@ from agent.replication.pulling.receiving.peer_contact import (
 from agent.replication.pulling.receiving.pull_events import (
     ASKING_TRANSITIONS,
     Append,
-    Appended,
     AppendFailed,
     ArrivedPage,
     Asking,
@@ -42,6 +41,7 @@ from agent.replication.pulling.receiving.pull_events import (
     LinkUp,
     Note,
     NoteKind,
+    PageAppended,
     PageArrived,
     ReceiverCounters,
     ReceiverSettings,
@@ -98,7 +98,7 @@ class Receiver:
                 self._page_arrived(event, now_ms, jitter)
             case FetchFailed():
                 self._fetch_failed(event, now_ms, jitter)
-            case Appended():
+            case PageAppended():
                 self._appended(event)
             case AppendFailed():
                 self._append_failed(event, now_ms, jitter)
@@ -326,7 +326,7 @@ class Receiver:
 
     # ---------------------------------------------------------------------------------------------------------- storing
 
-    def _appended(self, event: Appended) -> None:
+    def _appended(self, event: PageAppended) -> None:
         self.counters.facts_stored += event.facts_stored
         self.counters.facts_duplicate += event.facts_duplicate
         self.pace.note_stored(event.facts_stored)

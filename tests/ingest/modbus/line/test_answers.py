@@ -17,7 +17,7 @@ from agent.ingest.modbus.line import Line, ReadRefused, UnitSilent
 from agent.ingest.modbus.line import line as line_module
 from agent.ingest.modbus.line.answers import FORGET_NS, AnswerMatcher, Numbering
 from agent.ingest.modbus.line.connection import ConnectionEnded
-from agent.ingest.modbus.line.frames import Frame, checksum
+from agent.ingest.modbus.line.frames import AnswerFrame, checksum
 from agent.ingest.modbus.read_plan import Read
 from agent.settings.sources import ModbusSourceSettings
 from tests.ingest.modbus.devices import PlayedConnection
@@ -74,7 +74,7 @@ def test_a_late_answer_over_rtu_is_not_the_next_one() -> None:
     matcher.ask(other, S)
     assert matcher.receive(answer(A, 1, 2), 2 * S) is None
     assert matcher.late_ns == {1: 2 * S}
-    assert matcher.receive(answer(other, 1), 2 * S) == Frame(1, 3, b"\0\1")
+    assert matcher.receive(answer(other, 1), 2 * S) == AnswerFrame(1, 3, b"\0\1")
     assert not matcher.is_in_doubt(1)
 
 
@@ -223,7 +223,7 @@ class RandomDevice:
     def _number(self, asked: int) -> int | None:
         return {"rtu": None, "right": asked, "zero": 0, "one more": asked % 0xFFFF + 1}[self.numbers]
 
-    def exchange(self, request: bytes) -> Frame | None:
+    def exchange(self, request: bytes) -> AnswerFrame | None:
         asked = 0
         if self.numbers != "rtu":
             asked, request = sent_number(request), request[6:]
@@ -255,7 +255,7 @@ class RandomDevice:
         self.late = left
         return found
 
-    def deliver(self, data: bytes) -> Frame | None:
+    def deliver(self, data: bytes) -> AnswerFrame | None:
         answer = None
         while data:
             size = self.random.randint(1, 20)
@@ -271,7 +271,7 @@ class RandomConnection(PlayedConnection):
         super().__init__()
         self.device = device
 
-    async def exchange(self, request: bytes, _: float) -> Frame | None:
+    async def exchange(self, request: bytes, _: float) -> AnswerFrame | None:
         if self.device.random.random() < 0.02:
             self.is_open = False
             raise ConnectionEnded("closed by the device")

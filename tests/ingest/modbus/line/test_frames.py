@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agent.ingest.modbus.address import Table
 from agent.ingest.modbus.line.frames import (
-    Frame,
+    AnswerFrame,
     checksum,
     find_rtu,
     mbap_request,
@@ -61,7 +61,7 @@ def test_an_answer_is_found_in_all_that_a_line_adds(
     for end in sorted({*(cut for cut in cuts if cut < len(sent)), len(sent)}):
         found = find_rtu(sent[:end], [shape_of(read)], rtu_request(read))
         assert (found is not None) == (end == len(sent)), sent[:end].hex(" ")
-    assert found == (Frame(unit_id, 3, frame[3:-2]), len(sent))
+    assert found == (AnswerFrame(unit_id, 3, frame[3:-2]), len(sent))
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_frame_that_does_not_fit_is_no_answer(frame: bytes) -> None:
 
 def test_an_exception_fits_every_length() -> None:
     """It has the function with the highest bit set, and its code."""
-    assert find_rtu(b"\0" + rtu(1, 0x83, 2), [shape_of(READ)], rtu_request(READ)) == (Frame(1, 3, None, 2), 6)
+    assert find_rtu(b"\0" + rtu(1, 0x83, 2), [shape_of(READ)], rtu_request(READ)) == (AnswerFrame(1, 3, None, 2), 6)
 
 
 @given(st.binary(max_size=300))

@@ -15,7 +15,7 @@ from agent.ingest.modbus.decode import value_type
 from agent.ingest.modbus.line import Endpoint, Endpoints, Line, ReadRefused, UnitGarbled, UnitSilent
 from agent.ingest.modbus.line import line as line_module
 from agent.ingest.modbus.line.connection import ConnectionEnded, open_connection
-from agent.ingest.modbus.line.frames import Frame
+from agent.ingest.modbus.line.frames import AnswerFrame
 from agent.ingest.modbus.line.line import FORGOTTEN_S, frame_pause_ms
 from agent.ingest.modbus.read_plan import Read
 from agent.ingest.modbus.refusal import is_about_address
@@ -56,7 +56,7 @@ class AnsweringConnection(PlayedConnection):
         super().__init__()
         self.device, self.receive = device, receive
 
-    async def exchange(self, request: bytes, _: float) -> Frame | None:
+    async def exchange(self, request: bytes, _: float) -> AnswerFrame | None:
         self.device.asked.append(request)
         await asyncio.sleep(0)
         answers = self.device.answers
@@ -64,7 +64,7 @@ class AnsweringConnection(PlayedConnection):
         if isinstance(answer, str):
             self.is_open = False
             raise ConnectionEnded("closed by the device")
-        frame: Frame | None = self.receive(
+        frame: AnswerFrame | None = self.receive(
             request[:4] + struct.pack(">HB", len(answer) + 1, request[6]) + answer if answer else b""
         )
         self.answers_total += frame is not None
@@ -187,7 +187,7 @@ async def test_the_silence_of_all_units_is_that_of_the_one_asked(
     exchange, (connection,) = AnsweringConnection.exchange, device.connections
     connection.answered_s = asyncio.get_running_loop().time() - FORGOTTEN_S + 0.05
 
-    async def slow(connection: AnsweringConnection, request: bytes, timeout_s: float) -> Frame | None:
+    async def slow(connection: AnsweringConnection, request: bytes, timeout_s: float) -> AnswerFrame | None:
         connection.answered_s -= timeout_s  # as much time passes
         return await exchange(connection, request, timeout_s)
 
@@ -204,8 +204,8 @@ async def test_only_our_own_request_is_silence(monkeypatch: pytest.MonkeyPatch) 
     async def connect(_: object, receive: Any) -> Any:
         connection = await device.connect(_, receive)
 
-        async def echo(request: bytes, _: float) -> Frame | None:
-            found: Frame | None = receive(request)
+        async def echo(request: bytes, _: float) -> AnswerFrame | None:
+            found: AnswerFrame | None = receive(request)
             return found
 
         connection.exchange = echo
@@ -223,7 +223,7 @@ async def test_requests_on_a_line_take_turns(answering: Any) -> None:
     steps = list[str]()
     exchange = AnsweringConnection.exchange
 
-    async def slow(connection: AnsweringConnection, request: bytes, timeout_s: float) -> Frame | None:
+    async def slow(connection: AnsweringConnection, request: bytes, timeout_s: float) -> AnswerFrame | None:
         steps.append("asked")
         frame = await exchange(connection, request, timeout_s)
         steps.append("answered")

@@ -12,7 +12,7 @@ from asyncua import ua
 
 from agent.concurrency import TaskGroup
 from agent.ingest.errors import SourceLost
-from agent.ingest.opcua.decode import Header
+from agent.ingest.opcua.decode import PublishHeader
 from agent.ingest.opcua.events import EVENTS_LOST, EventCollector
 from agent.ingest.opcua.events.event_fields import (
     EventPublication,
@@ -60,7 +60,7 @@ class Server:
     async def republish(self, _: int) -> int:
         return self.republished
 
-    def is_early(self, _: Header) -> bool:
+    def is_early(self, _: PublishHeader) -> bool:
         return False
 
     def adopt(self, number: int, route: Route) -> None:
@@ -125,7 +125,7 @@ class Server:
         """Hand a publication on, by default of the newest subscription."""
         number = number or self._number
         sent_ns = (8 + 25 * (number - 1)) * S  # later for the next subscription than its creation lets expect
-        header = Header(number, 2, sent_ns, has_data=bool(content.events))
+        header = PublishHeader(number, 2, sent_ns, has_data=bool(content.events))
         await self.routes[number].take_publication(header, content)
 
 

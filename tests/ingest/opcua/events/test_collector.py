@@ -9,7 +9,7 @@ from asyncua import ua
 from asyncua.ua.uaerrors import BadFilterNotAllowed, BadServiceUnsupported
 
 from agent.concurrency import TaskGroup
-from agent.ingest.opcua.decode import Header
+from agent.ingest.opcua.decode import PublishHeader
 from agent.ingest.opcua.events.event_fields import (
     ALL_FIELDS,
     BASE_FIELDS,
@@ -46,7 +46,7 @@ async def test_a_subscription_is_built_and_conditions_are_asked_for() -> None:
         assert handle == 1
         assert names == [".".join(field.path) for field in ALL_FIELDS]
         body = publication(notification(1, [ua.Variant(b"\x01", ua.VariantType.ByteString)]))
-        content = await run.server.routes[1].decode(Header(1, 1, 0, has_data=True), body)
+        content = await run.server.routes[1].decode(PublishHeader(1, 1, 0, has_data=True), body)
         assert content.events[0].fields == {"event_id": b"\x01"}
 
 
@@ -109,7 +109,7 @@ async def test_a_subscription_that_ends_is_replaced(caplog: pytest.LogCaptureFix
         old = run.server.routes[1]
         await run.server.publish(of(status=BAD_TIMEOUT))
         await wait_until_async(lambda: run.server.refreshes == [1, 2], "another refresh")
-        await old.take_publication(Header(1, 9, 9 * S, has_data=True), of(event(message="late")))
+        await old.take_publication(PublishHeader(1, 9, 9 * S, has_data=True), of(event(message="late")))
         await run.server.publish(of(event(message="x")))
         await wait_until_async(lambda: run.said() == ["x"], "the event")
     assert logged(caplog, "event_subscription_lost") == ["BadTimeout"]

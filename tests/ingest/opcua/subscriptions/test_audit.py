@@ -9,7 +9,7 @@ import pytest
 from agent.ingest.completeness import Moment
 from agent.ingest.errors import SourceLost
 from agent.ingest.opcua.address import Reading
-from agent.ingest.opcua.decode import Change
+from agent.ingest.opcua.decode import DataChange
 from agent.ingest.opcua.session import CallTooLarge
 from agent.ingest.opcua.source import OpcuaSource
 from agent.ingest.opcua.subscriptions import audit as audit_module
@@ -38,12 +38,12 @@ class Readable:
     async def namespaces(self) -> list[str]:
         return ["urn:x"]
 
-    async def read_values(self, readings: Sequence[Reading], _: Sequence[str]) -> list[Change]:
+    async def read_values(self, readings: Sequence[Reading], _: Sequence[str]) -> list[DataChange]:
         nodes: list[Any] = [reading.address.identifier for reading in readings]
         self.reads.append([*nodes])
         if len(nodes) > self.nodes_max or not self.too_large.isdisjoint(nodes):
             raise self.refusal
-        return [Change(0, *self.values[node], self.times_ns[node], 9 * S) for node in nodes]
+        return [DataChange(0, *self.values[node], self.times_ns[node], 9 * S) for node in nodes]
 
 
 async def audited(
@@ -61,7 +61,7 @@ async def audited(
     subscription.silence_max_s = subscription.publishing_ms = 0.0
     subscription.plan.want(values)
     subscription.plan.answered([*values], [Created(0, 10 + n) for n in values], 0)
-    await take(source, *(Change(n, published, 0, S, S) for n in values))
+    await take(source, *(DataChange(n, published, 0, S, S) for n in values))
     await source._deliver(source._buffer.get_nowait())
     server = Readable(values)
     return source, Audit(server, source._delivery.sampler, nodes_per_read, lambda: server.now), server  # type: ignore[arg-type]
@@ -78,7 +78,7 @@ async def test_an_item_that_does_not_publish_is_found(monkeypatch: pytest.Monkey
     values = {1: (1.0, 0), 2: (2.0, 0), 3: (None, BAD_NODE_ID_UNKNOWN), 4: (4.0, 0), 5: (None, 0x8005_0000)}
     source, audit, _ = await audited(monkeypatch, values)
     assert await looks(source, audit, 1) == [NOTHING]
-    await take(source, Change(4, 3.0, 0, 2 * S, 2 * S))  # it changes faster than it is read
+    await take(source, DataChange(4, 3.0, 0, 2 * S, 2 * S))  # it changes faster than it is read
     await source._deliver(source._buffer.get_nowait())
     (found,) = await looks(source, audit, 1)
     assert found == Findings({3: BAD_NODE_ID_UNKNOWN}, [2], dict.fromkeys([2, 3], Moment(S, 0)))
@@ -109,7 +109,7 @@ async def test_the_last_sign_of_life_of_an_item(monkeypatch: pytest.MonkeyPatch)
     server.times_ns |= {1: S, 4: 10 * S}
     await looks(source, audit, 1)
     server.now = Moment(20 * S, 0)
-    changes = Change(3, 3.0, 0, 9 * S, 9 * S), Change(4, 3.0, 0, 9 * S, 9 * S)  # of 4 not what was read
+    changes = DataChange(3, 3.0, 0, 9 * S, 9 * S), DataChange(4, 3.0, 0, 9 * S, 9 * S)  # of 4 not what was read
     await take(source, *changes)
     await source._deliver(source._buffer.get_nowait())
     assert await looks(source, audit, 1) == [NOTHING]
@@ -140,14 +140,14 @@ async def test_what_may_not_be_read_is_asked_for_each_time(monkeypatch: pytest.M
     source, audit, server = await audited(monkeypatch, dict.fromkeys(range(1, 8), (1.0, 0)), nodes_per_read=4)
     for n in (5, 6, 7):
         server.values[n] = (None, BAD_USER_ACCESS_DENIED)
-    await take(source, *(Change(n, None, BAD_USER_ACCESS_DENIED, 2 * S, 2 * S) for n in (5, 6, 7)))
+    await take(source, *(DataChange(n, None, BAD_USER_ACCESS_DENIED, 2 * S, 2 * S) for n in (5, 6, 7)))
     await source._deliver(source._buffer.get_nowait())
     await looks(source, audit, 2)
     assert server.reads == [[5, 6, 1, 2], [7, 5, 3, 4]]
     server.values[6] = (3.0, 0)
     assert await looks(source, audit, 1) == [NOTHING]
     assert [found.dead for found in await looks(source, audit, 1)] == [[6]]
-    await take(source, *(Change(n, 3.0, 0, 3 * S, 3 * S) for n in (5, 6, 7)))
+    await take(source, *(DataChange(n, 3.0, 0, 3 * S, 3 * S) for n in (5, 6, 7)))
     await source._deliver(source._buffer.get_nowait())
     await looks(source, audit, 1)
     assert next(iter(source._subscriptions)).denied == set()
@@ -173,7 +173,7 @@ async def test_a_slow_read_leaves_the_values_their_time_to_arrive(monkeypatch: p
     read, now_s = server.read_values, [1_000.0]
     monkeypatch.setattr(audit_module.time, "monotonic", lambda: now_s[0])
 
-    async def read_slowly(*asked: Any) -> list[Change]:
+    async def read_slowly(*asked: Any) -> list[DataChange]:
         now_s[0] += 100.0
         return await read(*asked)
 
@@ -259,7 +259,7 @@ async def test_long_values_are_read_a_few_at_a_time(monkeypatch: pytest.MonkeyPa
     """As many as a slow line carries in some seconds, as they were published; one that is larger is read alone."""
     text = "x" * (audit_module.BYTES_MAX // 2)
     source, audit, server = await audited(monkeypatch, dict.fromkeys(range(1, 6), (text, 0)), published=text)
-    await take(source, Change(4, text * 3, 0, 2 * S, 2 * S))
+    await take(source, DataChange(4, text * 3, 0, 2 * S, 2 * S))
     await source._deliver(source._buffer.get_nowait())
     server.values[4] = text * 3, 0
     await looks(source, audit, 4)
