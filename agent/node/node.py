@@ -151,6 +151,7 @@ class Node:
         )
         self._group: TaskGroup | None = None
         self._readiness: asyncio.Task[None] | None = None
+        self._is_served = asyncio.Event()
 
     async def run(self, stop: asyncio.Event, failed_assertion: asyncio.Future[None]) -> None:
         """Run all parts until `stop`, then end them in order. `failed_assertion` fails when an assertion failed outside
@@ -189,7 +190,7 @@ class Node:
                 look_up=latest_lookup(self._store.reader, self._queue_depth, partial(peer_latest, state_dir)),
                 switch=None if self._pair is None else self._pair.switch,
             )
-            local = start(serve(handler, state_dir), name="local")
+            local = start(serve(handler, state_dir, self._is_served.set), name="local")
             reloading = start(self._reloader.run(), name="reload")
             log.info("node_started", extra={"zone": self._store.zone, "life": self._store.life.hex()})
             await stop.wait()
@@ -298,7 +299,8 @@ class Node:
         return facts_at_peers((puller.statistics() for puller in pullers), stream)
 
     async def _report_ready(self) -> None:
-        """Ready: the store is open, and every broker that is not optional has been reached."""
+        """Ready: the store is open, programs can connect, and every broker that is not optional has been reached."""
+        await self._is_served.wait()
         for runtime in list(self._runtimes.values()):
             if not runtime.broker.optional:
                 await runtime.link.wait_up()

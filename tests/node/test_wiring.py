@@ -227,8 +227,9 @@ async def test_a_pull_begins_where_its_peer_says(tmp_path: Path, store: FactStor
         ]
 
 
-async def test_ready_waits_for_each_broker_that_is_not_optional(store: FactStore) -> None:
-    """systemd starts what depends on this node once its brokers are reached; an optional one does not count."""
+async def test_ready_waits_for_the_socket_and_each_broker_that_is_not_optional(store: FactStore) -> None:
+    """systemd starts what depends on this node once programs can connect and its brokers are reached; an optional one
+    does not count."""
     brokers = [broker_of(name, optional=name == "may") for name in ("first", "may", "last")]
     seen: list[str] = []
 
@@ -243,7 +244,11 @@ async def test_ready_waits_for_each_broker_that_is_not_optional(store: FactStore
     for name, runtime in node._runtimes.items():
         runtime.link = Reached(name)  # type: ignore[assignment]
     node._notifier.ready = lambda: not seen.append("ready")  # type: ignore[method-assign, func-returns-value]
-    await node._report_ready()
+    reporting = asyncio.create_task(node._report_ready())
+    await asyncio.sleep(0)
+    assert seen == []
+    node._is_served.set()
+    await reporting
     assert seen == ["first", "last", "ready"]
 
 
@@ -286,6 +291,7 @@ async def test_a_wait_for_brokers_that_are_gone_ends(store: FactStore) -> None:
     node = made(store)
     node._runtimes["site"].link = Unreached()  # type: ignore[assignment]
     async with asyncio.TaskGroup() as group:
+        node._is_served.set()
         node._wait_for_readiness(group)
         before = node._readiness
         await asyncio.sleep(0)

@@ -12,7 +12,7 @@ import contextlib
 import os
 import socket
 import struct
-from collections.abc import AsyncIterator, Container, Iterator
+from collections.abc import AsyncIterator, Callable, Container, Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -47,8 +47,8 @@ class _Asking(msgspec.Struct):
 _ASKING = msgspec.json.Decoder(_Asking)
 
 
-async def serve(handler: RequestHandler, state_dir: Path) -> None:
-    """Answer at the socket in `state_dir` until cancelled.
+async def serve(handler: RequestHandler, state_dir: Path, on_open: Callable[[], None] = lambda: None) -> None:
+    """Answer at the socket in `state_dir` until cancelled; `on_open` is called when clients can connect.
 
     A socket left by a killed node is replaced: the store's lock has already proven that no other process owns it.
     """
@@ -86,6 +86,7 @@ async def serve(handler: RequestHandler, state_dir: Path) -> None:
         (state_dir / SOCKET).unlink(missing_ok=True)
         server = await asyncio.start_unix_server(talk, address, limit=REQUEST_BYTES_MAX)
         (state_dir / SOCKET).chmod(0o660)  # the group may look; the folder decides whether it reaches the socket
+    on_open()
     try:
         await asyncio.get_running_loop().create_future()  # until cancelled; it serves already
     finally:
