@@ -86,6 +86,6 @@ def _template_problem(text: str) -> str:
             return f"${{{name}}} is not known; did you mean {' or '.join(near)}?"
     try:
         json.loads(template.safe_substitute(dict.fromkeys(TEMPLATE_NAMES, "")))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return f"is not JSON: {error}"
     return ""
