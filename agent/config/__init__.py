@@ -7,6 +7,7 @@ in_force        the settings and tag files last in force, kept in the state fold
 
 from agent.config.in_force import InForce, KeptSettings, load_kept, load_usable
 from agent.config.node_file import (
+    SECRET_NAME,
     USER_OF_URL,
     ConfigError,
     ConfigFile,

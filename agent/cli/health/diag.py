@@ -23,15 +23,15 @@ import click
 from agent import __version__
 from agent.cli import FILE, config_option, writing
 from agent.cli.local_node import load_settings
-from agent.config import USER_OF_URL
+from agent.config import SECRET_NAME, USER_OF_URL
 
 COMMAND_S = 60.0
 LOG_LINES = 2_000
 PEERS_MAX = 5  # a test takes up to a minute
 SECRET = re.compile(
-    r"""(?xis)
-    ( [\w-]* (?:password|secret|token|passphrase|user_name|smtp_user|webhook) [\w-]* (?<!_file) ["']? [ \t]* = [ \t]* )
-    ( \"{3} .*? (?: \"{3} | \Z ) | '{3} .*? (?: '{3} | \Z ) | [^\n]* )  # in an inline table also what follows it
+    rf"""(?xis)
+    ( [\w-]* (?:{SECRET_NAME.pattern}|user_name|smtp_user) [\w-]* (?<!_file) ["']? [ \t]* = [ \t]* )
+    ( \"{{3}} .*? (?: \"{{3}} | \Z ) | '{{3}} .*? (?: '{{3}} | \Z ) | [^\n]* )  # in an inline table also what follows it
     """
 )
 
