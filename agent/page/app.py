@@ -75,8 +75,8 @@ class PageAnswers:
             trim_blocks=True, lstrip_blocks=True,
         )  # fmt: skip
         self._templates.filters |= {
-            "age": words.age, "count": words.count, "size": words.size, "moment": words.moment, "value": words.value, "label": words.label,
-            "number": words.number, "text": words.text, "times": _with_times, "quote": partial(quote, safe=""),
+            "age": words.age, "count": words.count, "size": words.size, "moment": words.moment, "value": words.value,
+            "label": words.label, "number": words.number, "text": words.text, "times": _with_times, "quote": partial(quote, safe=""),
             "status_name": status_name, "iso": lambda ms: words.moment(ms).replace(" ", "T"),
         }  # fmt: skip
         static = files("agent.page") / "static"

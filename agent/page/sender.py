@@ -22,7 +22,7 @@ from typing import Any
 from agent.page.notify import Notice, NoticeCore
 from agent.page.watch import LOOK_S, Watch
 from agent.page.words import moment
-from agent.settings.notify import NotifySettings
+from agent.settings.notify import TEMPLATE_NAMES, NotifySettings
 
 QUEUE_MAX = 100
 SEND_S = 10.0
@@ -43,6 +43,7 @@ def body_of(template: str, notice: Notice, own_zone: str) -> str:
         "subject": notice.subject,
         "seen_by": own_zone,
     }
+    assert values.keys() == {*TEMPLATE_NAMES}, "those that the check of the settings accepts"
     return Template(template).safe_substitute({name: json.dumps(text)[1:-1] for name, text in values.items()})
 
 
