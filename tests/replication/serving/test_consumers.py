@@ -464,7 +464,7 @@ async def test_waiting_fetches_are_named_until_none_waits(monkeypatch: pytest.Mo
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
-        assert (consumers.parked(), consumers._waiters.count("idmz")) == (0, 0)
+        assert (consumers.parked(), consumers._waiters.count_others("idmz", "")) == (0, 0)
         due.pop()()
         assert (sent, due) == (heartbeats * 2, [])
 
@@ -512,4 +512,4 @@ async def test_a_newer_fetch_takes_the_place_of_the_parked_one(monkeypatch: pyte
         store.futures["hold_lease"].set_exception(FencedError())
         with pytest.raises(FencedError):
             await later
-        assert (consumers.parked(), consumers._waiters.count("idmz")) == (0, 0)
+        assert (consumers.parked(), consumers._waiters.count_others("idmz", "")) == (0, 0)

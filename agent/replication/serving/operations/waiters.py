@@ -45,9 +45,9 @@ class Waiters:
         self._by_node: Counter[str] = Counter()
         self._are_heartbeats_due = False
 
-    def count(self, node: str | None = None) -> int:
-        """How many wait, in all or of one node."""
-        return len(self._waits) if node is None else self._by_node[node]
+    def count(self) -> int:
+        """How many wait."""
+        return len(self._waits)
 
     def count_others(self, node: str, name: str) -> int:
         """How many of a node wait besides that of a consumer, whose place a newer fetch takes."""
