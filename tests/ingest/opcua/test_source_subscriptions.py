@@ -196,6 +196,19 @@ async def test_a_subscription_that_is_refused_costs_no_tag() -> None:
     await death(source, FakeSession(room=0, start="tomorrow", refuses_key=True), error=SourceBusy)
 
 
+async def test_a_subscription_that_is_refused_is_asked_for_again() -> None:
+    """The server still keeps those of a session before, and its one subscription has no room for all tags: the others
+    are bad, and have their items as soon as it gives another one, without a new session."""
+    source, store = await made(*(tag(n) for n in range(1, 6)), parked_retry_ms=1_000)
+    async with living(source, room=1, limits=ServerLimits(items_per_subscription=3)) as session:
+        await wait_until_async(lambda: len(store.of("a/5")) == 1, "the tag without room")
+        assert store.of("a/5")[0].quality == BAD_TOO_MANY_MONITORED_ITEMS
+        session.room = 3
+        await wait_until_async(lambda: len(session.subscriptions) == 3, "the other subscriptions")
+        await wait_until_async(lambda: session.handles(session.subscriptions[2]) == {5}, "the last item")
+        assert [session.handles(subscription) for subscription in session.subscriptions] == [{1, 2}, {3, 4}, {5}]
+
+
 async def test_calls_that_are_not_answered_in_time_get_smaller() -> None:
     """A slow controller needs longer for one call than the time-out, at every connect: each next session creates half
     as many items in a call, until they are created."""

@@ -131,11 +131,7 @@ class Services:
             return status_text(result.StatusCode)
         found = [*self._references(result)]
         while point := result.ContinuationPoint:
-            parameters = ua.BrowseNextParameters(ContinuationPoints=[point])
-            try:
-                (result,) = await library_call(self._library.browse_next(parameters))
-            except (UaError, OSError, TimeoutError) as error:
-                raise self._lost(error) from error
+            (result,) = await self._halving([point], self._browse_next_once)
             if not result.StatusCode.is_good():
                 return status_text(result.StatusCode)
             more = [*self._references(result)]
@@ -143,6 +139,10 @@ class Services:
             if len(found) > REFERENCES_PER_NODE_MAX or (not more and result.ContinuationPoint == point):
                 return "its references do not end"
         return found
+
+    async def _browse_next_once(self, points: Sequence[bytes]) -> list[ua.BrowseResult]:
+        parameters = ua.BrowseNextParameters(ContinuationPoints=[*points])
+        return list(await library_call(self._library.browse_next(parameters)))
 
     def _references(self, result: ua.BrowseResult) -> list[Reference]:
         found = []

@@ -50,6 +50,7 @@ class Subscriptions:
         self.points: Mapping[int, TagPoint] = dict(delivery.points)  # as the present items are monitored
         self.elements = frozenset[int]()  # tags whose value is one element of an array
         self.absences = Absences()
+        self._room_due_s = 0.0  # when a refused subscription is asked for again
         self._complete_before: Moment | None = None  # of the subscriptions before
         self._alive_before_s = 0.0
         self._unseen: set[int] = set()  # tags with an item in the session before, and without a value in this one
@@ -192,8 +193,9 @@ class Subscriptions:
     async def _follow_map(self) -> None:
         """Distribute the tags of a new map over subscriptions, and open more if needed. Items that are to be monitored
         differently are created again."""
-        points = self._delivery.points
-        if points is self.points and self._all:
+        points, now_s = self._delivery.points, time.monotonic()
+        is_room_due = now_s >= self._room_due_s and self._groups.lift_limit()
+        if points is self.points and self._all and not is_room_due:
             return
         groups = self._groups.want(points)
         while len(self._all) < len(groups):
@@ -203,6 +205,8 @@ class Subscriptions:
                 if not self._all:
                     raise
                 self._groups.limit_count(len(self._all))
+                # The server may keep subscriptions of a session before, for minutes.
+                self._room_due_s = now_s + self._settings.parked_retry_ms / 1000
                 groups = self._groups.want(points)
         # Not before: if the session is lost meanwhile, the next one that keeps its subscriptions has to follow the map.
         changed = [tag for tag, point in points.items() if tag in self.points and self.points[tag] != point]

@@ -203,7 +203,8 @@ class Groups:
         self._size_max = max(1, min(declared, default=2**31))  # limit of the server
         self._size = min(items_per_subscription_max, self._size_max)
         # A limit for all sessions together also limits this one.
-        self._count_max = min([n for n in (limits.subscriptions_per_session, limits.subscriptions) if n], default=0)
+        self._told_max = min([n for n in (limits.subscriptions_per_session, limits.subscriptions) if n], default=0)
+        self._count_max = self._told_max
         self._items_max = limits.items
         self._groups: list[dict[int, None]] = []
         self.unplaced = self._taken = frozenset[int]()
@@ -212,6 +213,13 @@ class Groups:
         """The server refused to create more than `count` subscriptions."""
         self._count_max = count
         del self._groups[count:]
+
+    def lift_limit(self) -> bool:
+        """Expect no more refusal than the server declares. False if that leaves every handle where it is."""
+        is_limited = bool(self.unplaced) and self._count_max != self._told_max
+        if is_limited:
+            self._count_max = self._told_max
+        return is_limited
 
     def want(self, handles: Iterable[int]) -> list[list[int]]:
         """Distribute these handles. Returns them by subscription. A subscription keeps its place even if it is

@@ -33,7 +33,7 @@ class FakeSession:
         self.limit, self.error, self.bad, self.page = limit, error or uaerrors.BadTooManyOperations(), bad, page
         self.calls: list[int] = []
         self.children = 5
-        self.is_endless = False
+        self.is_endless = self.is_empty = False
 
     async def read(self, parameters: ua.ReadParameters) -> list[ua.DataValue]:
         wanted = [each.NodeId.Identifier for each in parameters.NodesToRead]
@@ -48,7 +48,7 @@ class FakeSession:
     async def browse_next(self, parameters: ua.BrowseNextParameters) -> list[ua.BrowseResult]:
         (point,) = parameters.ContinuationPoints
         node, first = struct.unpack("<qq", point)
-        return [self._page(node, first)]
+        return [] if self.is_empty else [self._page(node, first)]
 
     def _page(self, node: int, first: int) -> ua.BrowseResult:
         last = min(first + self.page, self.children)
@@ -117,6 +117,14 @@ async def test_continuation_points_are_followed() -> None:
     assert [len(each) for each in found] == [8] * 4
     assert isinstance(found[2], list)
     assert [each.browse_name for each in found[2]] == [f"v{200 + number}" for number in range(8)]
+
+
+async def test_an_answer_without_a_result_ends_the_browse_with_the_reason() -> None:
+    """A server may answer a continuation with an empty list (one that was busy did)."""
+    session = FakeSession(page=3)
+    session.is_empty = True
+    with pytest.raises(SourceLost, match="answered 0 results for 1 nodes"):
+        await services(session).browse(nodes(1))
 
 
 async def test_references_without_end_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
