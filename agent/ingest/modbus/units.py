@@ -94,6 +94,8 @@ class Unit:
         for register in self.tags:
             span = RegisterSpan(self.unit_id, register.table, register.address, register.end)
             places.setdefault(span, []).append(register)
+        for span in (places.keys() - self._places.keys()) & self._refused.keys():  # else it would wait for an hour
+            self._refused[span] = RefusedSpan(self._refused[span].code, 0, 0)
         self._places = {span: tuple(place) for span, place in places.items()}
         codes = {register: segment.code for segment in self.suspects for register in segment.waiting()}
         left = [register for register in codes if register in self.tags]

@@ -87,6 +87,15 @@ def test_a_new_tag_map_has_parked_values_recorded_again() -> None:
     assert unit.all_tags() == [3]
 
 
+def test_a_new_tag_is_asked_for_at_once_where_the_unit_has_refused_before() -> None:
+    """The addresses may have been refused as a hole, or of a tag that was removed, and are asked for once an hour."""
+    unit = unit_of([A], APART)
+    refused(unit, B)
+    assert unit.due_refused(S, 9) == []
+    unit.want_registers({1: A, 2: B})
+    assert unit.due_refused(S, 9) == [span_of(B)]
+
+
 def test_reads_keep_what_is_known_of_them_and_get_the_new_numbers() -> None:
     """After a new plan a read is the same object; after a new tag map it has the tags' new numbers."""
     unit = unit_of([A, B], APART)
