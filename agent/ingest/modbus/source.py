@@ -81,6 +81,7 @@ class ModbusSource:
         self.polls_missed_total = self.polls_late_total = 0
         self.alive_s = 0.0
         self.complete: Moment | None = None
+        self._poll_began = self.clock.now()  # later slots may be missed, which is known when the poll is over
         self._is_missing_logged = False
         self._takes_one_line = False  # the device closed a second connection in this life
         self._verb_missing = "answers"  # what the unit that fell silent last does not do, for the message
@@ -220,7 +221,7 @@ class ModbusSource:
 
     async def _poll_all(self, line: Line, due: frozenset[int], next_ns: int) -> None:
         """Poll the values of these intervals. The search ends before the next slot."""
-        now_ns = time.monotonic_ns()
+        self._poll_began, now_ns = self.clock.now(), time.monotonic_ns()
         search_end_ns = now_ns + int((next_ns - now_ns) * SEARCH_PART)
         sweeps: list[tuple[Unit, Sweep]] = []
         for unit in self._units:
@@ -260,7 +261,7 @@ class ModbusSource:
                     return False
             else:
                 now_ns = unit.answered_ns = self.clock.now_ns()
-                self.alive_s, self.complete = time.monotonic(), Moment(now_ns)
+                self.alive_s, self.complete = time.monotonic(), self._poll_began
                 unit.misses = 0
                 self._read_samples.append(question.decoder.decode(data, now_ns))
                 sweep.answered(question)

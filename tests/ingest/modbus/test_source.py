@@ -285,6 +285,23 @@ async def test_each_gap_says_why_its_polls_were_missed() -> None:
     assert [content["reason"] for content in store.told()] == ["store_refused", "polls_missed"]
 
 
+async def test_a_source_that_is_lost_in_a_poll_is_complete_up_to_the_beginning_of_the_poll() -> None:
+    """Units that had their turn late have missed slots since then, which only the next poll would declare."""
+    began_ns = list[int]()
+
+    def breaks(read: Read) -> bool:
+        began_ns.append(time.time_ns())
+        if read.unit_id == 3:
+            raise SourceLost("cut")
+        return False
+
+    source, _ = await made(THREE_UNITS)
+    with pytest.raises(SourceLost, match="cut"):
+        await poll(source, Device(silent=breaks))
+    assert source.complete is not None
+    assert source.complete.time_ns <= began_ns[0]
+
+
 async def test_a_poll_reads_the_intervals_that_are_due() -> None:
     """A tag with an interval of its own is left out of the others' polls, and read along when both are due."""
     source, _ = await made(tags_at(FIRST, replace(FIRST, address=2, poll_interval_ms=5_000)))
