@@ -241,8 +241,8 @@ class Line:
         """Ask the unit for what distinguishes its answer from those that may still come."""
         for _ in range(DOUBT_REQUESTS_MAX):
             distinct = self._answers.distinct_read(read, time.monotonic_ns())
-            if distinct is None:
-                break
+            if distinct is None:  # nothing was asked, so that no gateway waits for the unit
+                raise UnitSilent(f"unit {read.unit_id} at {self._where} has not answered any of its last requests")
             frame = await self._exchange(distinct, self._settings.timeout_ms)
             if frame.exception in GATEWAY_CODES or not frame.fits(shape_of(distinct)):
                 self._data(distinct, frame)  # raises the reason

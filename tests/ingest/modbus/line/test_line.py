@@ -251,6 +251,18 @@ def test_a_hold_of_a_unit_that_answers_is_believed_the_third_time() -> None:
     assert endpoint.hold_ms == {2: 5_000}
 
 
+async def test_a_unit_that_cannot_be_asked_holds_no_line(answering: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All its requests are open, so none is made: how long ago the last one was says nothing of a gateway."""
+    _, line = answering(values(1, 2))
+    await line.read(READ)
+    monkeypatch.setattr(line._answers, "is_in_doubt", lambda unit_id: unit_id == 2)
+    monkeypatch.setattr(line._answers, "distinct_read", lambda *_: None)
+    line._asked_s, line._answers.received = line._asked_s - 60.0, b""
+    with pytest.raises(UnitSilent):
+        await line.read(replace(READ, unit_id=2))
+    assert line.hold_ms == {}
+
+
 def test_a_source_with_another_transport_begins_anew() -> None:
     """After an edit of node.toml: answers are read with other framing."""
     endpoints = Endpoints()
