@@ -206,7 +206,7 @@ def _node_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
     yield from _clock_reasons(snapshot)
     days = snapshot.certificate_days_left
     text = _certificate_text(snapshot.certificate_file or "certificate", days)
-    problem = Problem.CERTIFICATE_ENDS if days is None or days > 0 else Problem.CERTIFICATE_ENDED
+    problem = Problem.CERTIFICATE_ENDS if days is None or days >= 0 else Problem.CERTIFICATE_ENDED
     yield from _judge("certificate_left", days, problem, "certificate", text, zone=zone)
     requests = snapshot.requests
     if requests.appends_total:
@@ -233,7 +233,10 @@ def _clock_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
 
 
 def _certificate_text(file: str, days: float | None) -> str:
-    left = "" if days is None else f"ends in {days:.0f} days" if days > 0 else "has expired"
+    if days is None or days < 0:
+        left = "" if days is None else "has expired"
+    else:
+        left = "ends within a day" if days < 1 else f"ends in {days:.0f} days"
     return f"{file} {left}"
 
 
@@ -357,7 +360,7 @@ def _source_reasons(source: SourceStatus, unheard: str) -> Iterator[Reason]:
     elif source.connected and without_value and source.tags_bad:
         yield _reason(Problem.TAGS_BAD, subject, f"{source.tags_bad:,} of {source.tags:,} tags are bad", alert=True)
     days, ahead_s = source.certificate_days_left, source.clock_ahead_s
-    problem = Problem.SOURCE_CERTIFICATE_ENDS if days is None or days > 0 else Problem.SOURCE_CERTIFICATE_ENDED
+    problem = Problem.SOURCE_CERTIFICATE_ENDS if days is None or days >= 0 else Problem.SOURCE_CERTIFICATE_ENDED
     text = f"our certificate {_certificate_text(source.certificate_file, days).lstrip()}"
     yield from _judge("certificate_left", days, problem, subject, text)
     if ahead_s is not None:

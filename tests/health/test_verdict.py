@@ -289,7 +289,8 @@ TEXTS = [
     ("sources", {**GONE, "trouble": "cut"}, f"{NO_SOURCE}: cut", DEVICE),
     ("sources", {**GONE, "trouble": "SourceRefused: no user"}, f"{NO_SOURCE}: no user", EACH_STEP),
     ("sources", {"certificate_days_left": 5.0}, "our certificate ends in 5 days", "bsfg opcua certificate --renew"),
-    ("sources", {"certificate_days_left": 0.0}, "our certificate has expired", "bsfg opcua certificate --renew"),
+    ("sources", {"certificate_days_left": 0.4}, "our certificate ends within a day", "bsfg opcua certificate --renew"),
+    ("sources", {"certificate_days_left": -0.1}, "our certificate has expired", "bsfg opcua certificate --renew"),
     ("sources", {**GONE, "tags": 4, "tags_bad": 4}, NO_SOURCE, DEVICE),
     ("brokers", GONE, "not connected", NO_PERSON),
     ("brokers", {**GONE, "trouble": "no\n  route. "}, "not connected: no route", NO_PERSON),
@@ -371,9 +372,9 @@ def test_a_zone_near_its_quota_of_artifacts(healthy: NodeSnapshot, quota: int, h
     ] * is_told
 
 
-@pytest.mark.parametrize("days, text", [(5.4, "ends in 5 days"), (0.0, "has expired"), (-3.0, "has expired")])
+@pytest.mark.parametrize("days, text", [(5.4, "ends in 5 days"), (0.0, "ends within a day"), (-1.0, "has expired")])
 def test_a_certificate_says_what_is_left_of_it(healthy: NodeSnapshot, days: float, text: str) -> None:
-    """Which file, what is left of it, also that nothing is, and the command that renews it."""
+    """Which file, what is left of it (0.0: hours), also that nothing is, and the command that renews it."""
     (reason,) = assess(replace(healthy, certificate_days_left=days, certificate_file="/etc/bsfg/idmz.pem")).reasons
     assert reason.text == f"/etc/bsfg/idmz.pem {text}"
     assert reason.hint.startswith("at the authority: bsfg pki sign idmz")
