@@ -38,7 +38,7 @@ from agent.page import fleet, words
 from agent.page.access import Users
 from agent.page.trend import COLUMNS, HEIGHT
 from agent.page.watch import Watch
-from agent.status_codes import status_name
+from agent.status_codes import TAG_REMOVED, status_name
 
 ROWS_SHOWN = 100
 FEW_ZONES = 20
@@ -258,7 +258,7 @@ class PageAnswers:
 
 
 def _is_not_good(row: Any) -> bool:
-    return row["quality"] is None or row["quality"] >> 30 >= 2
+    return row["quality"] is None or (row["quality"] >> 30 >= 2 and row["quality"] != TAG_REMOVED)
 
 
 def _with_times(text: object) -> Markup:

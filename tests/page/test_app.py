@@ -28,6 +28,7 @@ from agent.page.health_tail import ZoneHealth
 from agent.page.server import BoundedProtocol
 from agent.page.trend import COLUMNS
 from agent.page.watch import own_health
+from agent.status_codes import TAG_REMOVED
 from tests.health.conftest import NOW_MS
 from tests.page.conftest import EVIL, Site, ask
 from tests.page.zones import Zones
@@ -266,6 +267,12 @@ async def test_tags_may_be_too_many(site: Site, healthy: NodeSnapshot, monkeypat
         assert [zone for zone in asked if "Too many tags" in (await site.get(f"/tags?zone={zone}"))[2]] == too_many
         assert ("too many to search here" in (await site.get("/zone/idmz"))[2]) is ("idmz" in too_many)
     assert "bsfg latest --zone idmz" in (await site.get("/tags?zone=idmz"))[2]
+
+
+def test_a_tag_that_was_taken_out_is_not_bad() -> None:
+    """It is nothing that a person must repair. One without a value yet, and one with a bad status, are."""
+    found = (None, 0x8005_0000, TAG_REMOVED, 0x4000_0000, 0)
+    assert [quality for quality in found if app_module._is_not_good({"quality": quality})] == [None, 0x8005_0000]
 
 
 @pytest.mark.virtual_time
