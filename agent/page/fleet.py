@@ -171,6 +171,9 @@ class ZoneRow:
     version: str = ""
     node: str = ""
     gateways: tuple[Gateway, ...] = ()
+    alerts: tuple[tuple[str, str, str], ...] = ()
+    """What a person must see to, the first first: a name that stays, what it is now, and what to do. Without what
+    follows from another one."""
 
     def to_json(self) -> dict[str, object]:
         """The row for programs."""
@@ -183,6 +186,7 @@ def zone_row(health: ZoneHealth, now_unix_ms: int) -> ZoneRow:
     """The row of a node."""
     found, age_s = health.values, max(0.0, (now_unix_ms - health.at_unix_ms) / 1000)
     reasons = words.entries(found.get("reasons"))
+    alerts = _alerts(reasons)
     level = level_of(found.get("verdict")) or Level.BROKEN
     what = told(reasons)
     hint, alert, since = words.text(reasons[0].get("hint")) if reasons else "", found.get("alert") is True, None
@@ -193,9 +197,11 @@ def zone_row(health: ZoneHealth, now_unix_ms: int) -> ZoneRow:
         what, hint = f"silent: no health for {words.age(age_s)}{before}", SILENT_HINT.format(zone=health.zone)
         level = max(level, Level.BROKEN if silent else Level.LATE, key=RANK.__getitem__)
         alert, since = alert or silent, health.at_unix_ms
+        alerts = (("silent", what, hint), *alerts)
     if health.missing:
         what, hint = health.missing, WITHHELD_HINT
         level, alert = Level.BROKEN, True
+        alerts = (("missing", what, hint), *alerts)
     waiting = [words.number(consumer.get("oldest_unconfirmed_age_s")) for _, consumer in folders(found, "consumer")]
     lags = [words.number(peer.get("lag_seconds")) for _, peer in folders(found, "peer")]
     hours = [words.number(stream.get("hours_until_full")) for _, stream in folders(found, "stream")]
@@ -211,6 +217,19 @@ def zone_row(health: ZoneHealth, now_unix_ms: int) -> ZoneRow:
         health_s=age_s,
         version=words.text(found.get("version")),
         node=health.zone,
+        alerts=alerts,
+    )
+
+
+def _alerts(reasons: Sequence[Mapping[str, object]]) -> tuple[tuple[str, str, str], ...]:
+    return tuple(
+        (
+            f"{words.text(reason.get('problem'))} {words.text(reason.get('subject'))}",
+            told([reason]),
+            words.text(reason.get("hint")),
+        )
+        for reason in reasons
+        if reason.get("alert") is True and not reason.get("caused_by")
     )
 
 

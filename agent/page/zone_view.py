@@ -60,7 +60,10 @@ def node_row(health: ZoneHealth, now_unix_ms: int, *, dead_since_ms: int | None 
     if dead_since_ms is not None:
         what = f"{DEAD} for {words.age((now_unix_ms - dead_since_ms) / 1000)}"
         hint = DEAD_HINT.format(zone=health.zone)
-        row = replace(row, level=Level.BROKEN, alert=True, since_unix_ms=dead_since_ms, what=what, hint=hint)
+        alerts = (("dead", what, hint), *row.alerts)
+        row = replace(
+            row, level=Level.BROKEN, alert=True, since_unix_ms=dead_since_ms, what=what, hint=hint, alerts=alerts
+        )
     return row
 
 

@@ -30,9 +30,12 @@ S, H = 1_000, 3_600_000
 EVIL = '"}, "x": "${hint}\r\nBcc: all@example'
 
 
-def row(zone: str, *, alert: bool = True, what: str = "source press: lost") -> ZoneRow:
-    """A zone."""
-    return ZoneRow(zone, Level.BROKEN if alert else Level.GOOD, alert, 0, what, "look", None, None, 1.0)
+def row(zone: str, *names: str, alert: bool = True, what: str = "source press: lost") -> ZoneRow:
+    """A zone. `names`: of its alerts."""
+    level = Level.BROKEN if alert else Level.GOOD
+    return ZoneRow(
+        zone, level, alert, 0, what, "look", None, None, 1.0, alerts=tuple((name, name, name) for name in names)
+    )
 
 
 def told(core: NoticeCore, now_ms: int, *rows: ZoneRow) -> list[tuple[str, str]]:
@@ -55,8 +58,25 @@ def test_raised_repeated_and_cleared() -> None:
     assert told(core, 5 * H, row("b", alert=False)) == [("cleared", "b")]
 
 
+def test_a_further_alert_is_told_while_one_lasts() -> None:
+    """A device that is lost while a certificate ends is told about like the first one, under its own name; one that
+    was there when the zone was told about is only counted. The last notice says what is over, and since when."""
+    core, began = NoticeCore(60, 24), 24 * H
+    core.decide([row("a", "certificate ends", "press lost")], began)
+    (first,) = core.decide([row("a", "certificate ends", "press lost")], began + 60 * S)
+    assert first.subject == "a: broken: source press: lost (and 1 more)"
+    both = row("a", "certificate ends", "boiler lost")
+    assert core.decide([both], began + 61 * S) == core.decide([both], began + 120 * S) == []
+    (further,) = core.decide([both], began + 121 * S)
+    assert (further.event, further.subject) == (NoticeKind.RAISED, "a: broken: boiler lost")
+    assert (further.hint, further.since_unix_ms) == ("boiler lost", began + 61 * S)
+    assert core.decide([both], began + 122 * S) == []
+    (over,) = core.decide([row("a", alert=False)], began + 200 * S)
+    assert (over.hint, over.since_unix_ms) == ("it was, from 1970-01-02 00:00:00Z: source press: lost", began + 200 * S)
+
+
 def test_what_gets_worse_is_told_again() -> None:
-    """A zone that was late and is broken; not the way back, and not another problem of the same level."""
+    """A zone that was late and is broken; not the way back, and not another text of the same level."""
     core, late = NoticeCore(0, 0), replace(row("a"), level=Level.LATE)
     assert told(core, 0, late) == told(core, 1, row("a")) == [("raised", "a")]
     assert told(core, 2, row("a", what="other")) == told(core, 3, late) == told(core, 4, row("a")) == []
