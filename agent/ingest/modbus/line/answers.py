@@ -176,12 +176,6 @@ class AnswerMatcher:
                 answer = frame
         return answer
 
-    def withdraw(self) -> None:
-        """The connection ended before an answer. With right numbers the request needs no attention any more."""
-        waiting, self._waiting = self._waiting, None
-        if waiting is not None and self.numbering is Numbering.RIGHT:
-            self._open[waiting.shape.unit_id].remove(waiting)
-
     def _frames(self) -> Iterator[AnswerFrame]:
         """The frames that are complete, in their order."""
         if not self.is_rtu:

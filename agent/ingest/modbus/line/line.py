@@ -224,7 +224,6 @@ class Line:
         try:
             frame = await connection.exchange(request, timeout_ms / 1000)
         except ConnectionEnded:
-            self._answers.withdraw()
             self._endpoint.note_end(is_idle=False)
             raise
         finally:

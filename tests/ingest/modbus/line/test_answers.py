@@ -223,7 +223,7 @@ class RandomDevice:
     def _number(self, asked: int) -> int | None:
         return {"rtu": None, "right": asked, "zero": 0, "one more": asked % 0xFFFF + 1}[self.numbers]
 
-    def exchange(self, request: bytes) -> AnswerFrame | None:
+    def exchange(self, request: bytes, fate: str = "") -> AnswerFrame | None:
         asked = 0
         if self.numbers != "rtu":
             asked, request = sent_number(request), request[6:]
@@ -231,7 +231,7 @@ class RandomDevice:
         is_right = function == 3 and address + count <= 400
         data = struct.pack(f">BB{count}H", function, 2 * count, *range(address, address + count))
         pdu = data if is_right else bytes([function | 0x80, 2])
-        fate = self.random.choices(["now", "late", "never"], [6, 2, 1])[0]
+        fate = fate or self.random.choices(["now", "late", "never"], [6, 2, 1])[0]
         answers = self.due(unit_id, asked, is_all=fate == "now")
         if fate == "now":
             answers.append(framed(unit_id, pdu, self._number(asked)))
@@ -265,7 +265,7 @@ class RandomDevice:
 
 
 class RandomConnection(PlayedConnection):
-    """A connection to it, which ends now and then."""
+    """A connection to it, which ends now and then: the unit has been asked, and may answer over the next one."""
 
     def __init__(self, device: RandomDevice) -> None:
         super().__init__()
@@ -274,6 +274,7 @@ class RandomConnection(PlayedConnection):
     async def exchange(self, request: bytes, _: float) -> AnswerFrame | None:
         if self.device.random.random() < 0.02:
             self.is_open = False
+            self.device.exchange(request, "late")
             raise ConnectionEnded("closed by the device")
         frame = self.device.exchange(request)
         self.answers_total += frame is not None

@@ -151,14 +151,14 @@ async def test_a_serial_port_that_opens_when_nobody_waits_is_closed(monkeypatch:
 
 
 async def test_a_connection_that_ends_between_two_polls_is_no_loss(answering: Any) -> None:
-    """The device closes it when it has been idle, or during the next request: the request is repeated at once over a
-    new connection."""
+    """The device closes it when it has been idle, or during the next request: that is repeated at once over a new
+    connection, after another one that ends the doubt which answer may come."""
     device, line = answering(values(1, 2), HANG_UP, values(1), values(3, 4))
     assert list(await line.read(READ)) == [1, 2]
     device.connections[0].is_open = False
     device.answers = [values(3, 4)]
     assert list(await line.read(READ)) == [3, 4]
-    device.answers = [HANG_UP, values(5, 6)]
+    device.answers = [HANG_UP, values(5), values(5, 6)]
     assert list(await line.read(READ)) == [5, 6]
     assert len(device.connections) == 3
 
