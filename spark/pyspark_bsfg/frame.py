@@ -103,6 +103,18 @@ class Facts(ClassicDataFrame):
                 return Facts(replace(self._reading, columns=tuple(chosen)))
         return super().select(*columns)
 
+    def sort(self, *columns: Any, **how: Any) -> DataFrame:
+        """Rows in an order, which may be that of columns that were not selected, as in any DataFrame."""
+        if self.is_cached:
+            return super().sort(*columns, **how)
+        chosen = self._reading.columns
+        by = _names(_analyzed(self._reading.whole.sort(*columns, **how)).references().toSeq())
+        rows = Facts(replace(self._reading, columns=tuple(dict.fromkeys([*chosen, *by]))))
+        ordered = ClassicDataFrame.sort(rows, *columns, **how)
+        return ordered.select(*chosen) if len(rows.columns) > len(chosen) else ordered
+
+    orderBy = sort  # noqa: N815  Spark's
+
     def count(self) -> int:
         """How many facts; without a filter, from column `facts`."""
         if self.is_cached:

@@ -132,6 +132,10 @@ def test_a_dataframe_of_facts_reads_what_it_needs(spark: SparkSession, tmp_path:
     )
     assert relation(names) == {"offset", "value", "ts", "tag", "unit"}
     assert relation(late.select(["offset"])) == {"offset", "ts", "tag"}
+    values, newest_first = late.select("value"), F.desc("offset")
+    for ordered in (values.sort(newest_first), values.orderBy(rows.source_time_ns.desc(), "value")):
+        assert ordered.collect() == late.sort(newest_first).select("value").collect() != values.collect()
+    assert relation(values.sort("value")) == {"value", "ts", "tag"}
     assert facts(spark, path, columns="zone tag").where("offset > 50").columns == ["zone", "tag"]
     doubled = rows.where("offset > 50").select((F.col("offset") * 2).alias("twice"), "offset")
     assert doubled.agg(F.min("twice")).collect() == [(102,)]
