@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -119,7 +119,7 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with self.place.opened() as source:
             held = source.bounds(self.options.read.stream)
             self._start = self._bound(source, held) or self._start or first_offset(self.options.start, held)
-        return self._start.to_json()
+        return self.logged(self._start)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         return ReadMaxRows(self.options.offsets_max)
@@ -129,12 +129,12 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The end of the next batch; `start` itself if nothing arrives for a moment, or the store cannot be reached.
         Raises FactsGone if facts are lost and the options do not allow that; with AvailableNow also if the store cannot
         be reached."""
-        after = StreamOffset.of(start)
+        after = self.offset_of(start)
         deadline, pause = time.monotonic() + IDLE_WAIT_S, threading.Event()
         while True:
             end = self.step(after, limit)
             if end not in {None, after} or self._target is not None or time.monotonic() >= deadline:
-                return (end or after).to_json()
+                return self.logged(end or after)
             pause.wait(POLL_S if isinstance(self.place, StoreFile) else POLL_NODE_S)
 
     def step(self, after: StreamOffset, limit: ReadLimit) -> StreamOffset | None:
@@ -165,7 +165,7 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         silent = {"unreachable_since": self._silent_since} if self._silent_since else {}
         if (held := self._held) is None:
             return silent or None
-        seen = StreamOffset(held.life, held.end_offset).to_json()
+        seen = self.logged(StreamOffset(held.life, held.end_offset))
         if self._planned is not None:
             seen["behind_facts"] = behind = max(held.end_offset - self._planned.offset, 0)
             if held.bytes_per_fact:
@@ -176,7 +176,7 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @briefly
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Offset ranges, one for each task. They depend on the offsets only, not on what the store holds now."""
-        begin, until = StreamOffset.of(start), StreamOffset.of(end)
+        begin, until = self.offset_of(start), self.offset_of(end)
         options = self.options
         # A batch that is repeated after a start: facts of it may be gone, and another query may have taken over.
         if self._held is None and (held := self._reached(begin)) is not None:
@@ -228,6 +228,17 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if isinstance(error, ConsumerRefused) and error.code == "fenced":
                 raise _fenced(error) from error
             log.warning("consumer %s is not confirmed up to %s: %s", self.options.consumer, end, error)
+
+    def logged(self, offset: StreamOffset) -> dict[str, Any]:
+        """An offset for Spark's log, with the stream in which it is."""
+        return offset.to_json() | {"stream": self.options.read.stream}
+
+    def offset_of(self, logged: Mapping[str, Any]) -> StreamOffset:
+        """The offset that Spark has logged. Raises OptionError if it is of another stream: facts would be left out."""
+        theirs, ours = logged.get("stream"), self.options.read.stream
+        if theirs not in {None, ours}:
+            raise OptionError(f"the checkpoint belongs to stream {theirs}, this query reads {ours}", "use a new one")
+        return StreamOffset.of(logged)
 
     def _on_lost(self, lost: OffsetRange) -> None:
         """Count facts that retention has released before they were read. Raises FactsGone unless the options allow

@@ -17,7 +17,6 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from pyspark_bsfg.errors import briefly
-from pyspark_bsfg.streaming.offsets import StreamOffset
 from pyspark_bsfg.streaming.reader import IDLE_WAIT_S, POLL_NODE_S, UNREACHABLE, BsfgStreamReader
 
 ASK_AGAIN_S = 10.0  # a node that does not answer; each attempt may take some seconds
@@ -95,7 +94,7 @@ class SeveralReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         try:
             if name not in start:  # its first batch begins there, whatever it has by then
                 return reader.initialOffset()
-            end = reader.step(StreamOffset.of(start[name]), limit)
+            end = reader.step(reader.offset_of(start[name]), limit)
         except UNREACHABLE as error:
             if self._ends:
                 raise
@@ -104,4 +103,4 @@ class SeveralReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if end is None:
             self._asked_again_s[name] = time.monotonic() + ASK_AGAIN_S
             return start.get(name)
-        return end.to_json()
+        return reader.logged(end)

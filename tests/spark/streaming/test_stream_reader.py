@@ -19,7 +19,7 @@ from agent.fact_store import FactStore, StoreReader
 from agent.local_socket.serving import RequestHandler, serve
 from agent.message import Sample
 from agent.settings.store import StreamSettings
-from pyspark_bsfg.errors import ConsumerRefused, FactsGone, JobRefused, StoreUnreadable
+from pyspark_bsfg.errors import ConsumerRefused, FactsGone, JobRefused, OptionError, StoreUnreadable
 from pyspark_bsfg.options import NODE_PARTITIONS
 from pyspark_bsfg.ranges import OffsetRange
 from pyspark_bsfg.schema import FACTS, projection
@@ -30,7 +30,7 @@ from pyspark_bsfg.transports import StoreFile, record_batches
 from pyspark_bsfg.transports.store_file import StoreFileSource
 from tests.fact_store.making import damage
 from tests.spark import making
-from tests.spark.making import AT_ONCE, DEFINITIONS, NOON_NS, SECOND_NS, TELEMETRY
+from tests.spark.making import AT_ONCE, DEFINITIONS, NOON_NS, OPERATIONAL, SECOND_NS, TELEMETRY
 from tests.waiting import wait_until
 
 CONSUMER = "local.lake"
@@ -114,6 +114,23 @@ def test_batches_cover_the_log_and_are_repeatable(tmp_path: Path) -> None:
         append(store, 50)
     assert values(stream(tmp_path), start, at) == found
     assert reader.latestOffset(at, ReadAllAvailable())["offset"] == 150
+
+
+def test_an_offset_of_another_stream_is_refused(tmp_path: Path) -> None:
+    """A checkpoint goes on with another value of `stream`: that log has the offset, too, and its first facts would be
+    left out. An offset that names no stream is of this one."""
+    with FactStore.open(tmp_path / "facts.db", "enterprise", settings=AT_ONCE) as store:
+        store.appends.append_messages(OPERATIONAL, [making.message(n) for n in range(3)]).result()
+        store.appends.define(DEFINITIONS).result()
+        append(store, 5)
+    before = stream(tmp_path, stream=OPERATIONAL)
+    start = before.initialOffset()
+    end, reader = before.latestOffset(start, ReadAllAvailable()), stream(tmp_path)
+    for planned in (lambda: reader.latestOffset(end, ReadAllAvailable()), lambda: reader.partitions(start, end)):
+        with pytest.raises(OptionError, match=f"belongs to stream {OPERATIONAL}, this query reads {TELEMETRY}"):
+            planned()
+    assert end.pop("stream") == OPERATIONAL
+    assert reader.latestOffset(end, ReadAllAvailable()) == end | {"offset": 5, "stream": TELEMETRY}
 
 
 def test_a_backlog_of_a_node_is_shared_by_as_many_tasks_as_it_gives_connections() -> None:
