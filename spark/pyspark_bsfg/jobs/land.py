@@ -26,7 +26,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_bsfg.errors import JobRefused
-from pyspark_bsfg.jobs.settings import Settings, stream_options
+from pyspark_bsfg.jobs.settings import DECLARED, Settings, stream_options
 from pyspark_bsfg.landing.files import FilesSink
 from pyspark_bsfg.landing.lander import Lander, Totals
 from pyspark_bsfg.landing.manifest import Format
@@ -74,7 +74,7 @@ class Order:
         options |= {"stream": stream, "startingoffsets": "earliest"}
         if consumer := options.get("consumer"):
             # Only the land job of this table uses it, and that holds the lease of `consumer`.
-            options |= {"consumer": f"{consumer}.declared", "startingoffsets": "cursor", "takeover": "true"}
+            options |= {"consumer": consumer + DECLARED, "startingoffsets": "cursor", "takeover": "true"}
         checkpoint = self.checkpoint.with_name(f"{self.checkpoint.name}_declared")
         return replace(
             self, options=options, folder=declared_of(self.folder), checkpoint=checkpoint, is_available_now=True

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from agent.message import CONSUMER
 from pyspark_bsfg.errors import OptionError, SettingsError
 from pyspark_bsfg.landing.manifest import Format
 from pyspark_bsfg.options import local_path
@@ -22,6 +23,8 @@ from pyspark_bsfg.streaming.options import StreamOptions
 
 DAY_S = 86_400
 MODULUS_MAX = 2**53  # a double counts exactly up to here
+DECLARED = ".declared"
+"""End of the name of the consumer of declarations; the job gaps adds it to that of `[source]`."""
 
 
 def _within(least: float, most: float, default: Any = MISSING) -> Any:
@@ -90,7 +93,7 @@ class Gaps:
     stream in which nodes declare the losses of their sources; if empty, none is read."""
 
     table: Path
-    declarations: str = "facts.operational"
+    declarations: str = field(default="facts.operational", metadata={"may_be_empty": True})
     expected_s: float = _within(0.001, 366 * DAY_S, 60.0)
     tag: tuple[Expected, ...] = ()
 
@@ -145,6 +148,10 @@ def _contradictions(made: Settings) -> list[str]:
         StreamOptions.of(stream_options(made.source, made.land.checkpoint))
     except OptionError as error:
         found.append(f"source: {error}")
+    consumer = {name.lower(): text for name, text in made.source.items()}.get("consumer", "")
+    is_declared = CONSUMER.fullmatch(consumer) and made.gaps is not None and made.gaps.declarations
+    if is_declared and not CONSUMER.fullmatch(consumer + DECLARED):
+        found.append(f"source.consumer = {consumer!r}: [gaps] adds {DECLARED} to it, which is too long; shorten it")
     found += [
         f"{name}: it reads the table of [clean]; add that section"
         for name in ("rollup", "gaps", "export")
@@ -218,9 +225,9 @@ def _plain(kind: type, value: Any, path: str, problems: list[str], limits: Mappi
     """A text, a number, a boolean or a path."""
     takes = {float: (int, float), Path: (str,)}.get(kind, (kind,))
     names = {float: "a number", int: "a whole number", str: "a text", bool: "true or false", Path: "a path"}
-    if type(value) not in takes or value == "":
+    if type(value) not in takes or (value == "" and "may_be_empty" not in limits):
         problems.append(f"{path} = {value!r}: it is {names[kind]}")
-    elif limits and not limits["least"] <= value <= limits["most"]:
+    elif "least" in limits and not limits["least"] <= value <= limits["most"]:
         problems.append(f"{path} = {value!r}: from {limits['least']} to {limits['most']}")
     elif kind is Path:
         if (folder := local_path(value)) is not None:

@@ -57,7 +57,7 @@ def test_defaults_and_options() -> None:
 
 def test_declarations_are_landed_by_the_side() -> None:
     """Their stream has a table, a checkpoint and a consumer of its own, starts at its oldest fact, and is of the same
-    store with the same options."""
+    store with the same options. A consumer's name has room for theirs."""
     text = LEAST.replace("[land]", 'Consumer = "local.lake"\nstartingTimestamp = 5\nminPartitions = 3\n[land]')
     (landed,) = Order.all_of(Settings.of(text), is_available_now=False)
     order = landed.declarations("facts.operational")
@@ -66,6 +66,12 @@ def test_declarations_are_landed_by_the_side() -> None:
     assert (asked.consumer, asked.start, asked.since_unix_ms) == ("local.lake.declared", "cursor", None)
     assert (asked.checkpoint, asked.partitions_min) == ("/data/checkpoint_declared", 3)
     assert (order.folder, order.is_available_now) == (Path("/data/facts_declared"), True)
+    jobs = '[clean]\ntable = "/c"\n[gaps]\ntable = "/g"\n'
+    longest = text.replace("local.lake", "local." + 49 * "x")
+    assert Settings.of(longest + jobs).gaps == Gaps(Path("/g"))
+    with pytest.raises(SettingsError, match=r"^source.consumer = '.*': \[gaps\] adds .declared to it.*; shorten it$"):
+        Settings.of(longest.replace("local.", "local.y") + jobs)
+    assert Settings.of(longest.replace("local.", "local.y") + jobs + 'declarations = ""\n').gaps
 
 
 def test_declarations_that_did_not_land_are_landed_at_the_next_refresh(monkeypatch: pytest.MonkeyPatch) -> None:
