@@ -142,6 +142,12 @@ async def test_a_number_is_read_in_parts() -> None:
     assert line.asked == [10, 11, 10]
 
 
+async def test_numbers_that_overlap_are_read_in_parts_together() -> None:
+    """As a search reads them: all registers, not only those of the first number."""
+    read = read_of([register(SINGLE, type="uint16"), register(SINGLE, type="uint32")])
+    assert await Counting(0x0001_0002).read_bytes(read) == b"\0\1\0\2"
+
+
 @pytest.mark.parametrize("order", ["ABCD", "CDAB"])
 async def test_parts_that_do_not_belong_together_are_read_again(order: str) -> None:
     """Between both requests 0x0001FFFF becomes 0x00020000: 0x00010000 and 0x0002FFFF never were the value."""

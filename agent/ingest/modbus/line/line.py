@@ -184,7 +184,9 @@ class Line:
         """Read a number that is longer than the device's longest read: its parts from the highest digits to the lowest,
         then all but the lowest again. If one of them has changed meanwhile, they do not belong together."""
         size = self._settings.registers_per_read_max
-        order = read.registers[0].kind.order if read.registers else tuple(range(2 * read.count))
+        # A search may read several overlapping numbers at once.
+        numbers = (register.kind.order for register in read.registers if register.count == read.count)
+        order = next(numbers, tuple(range(2 * read.count)))
         firsts = list(dict.fromkeys(place // 2 // size * size for place in order))
         parts = [
             Read(read.unit_id, read.table, read.address + first, min(size, read.count - first), ()) for first in firsts
