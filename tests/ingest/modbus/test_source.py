@@ -302,6 +302,30 @@ async def test_a_source_that_is_lost_in_a_poll_is_complete_up_to_the_beginning_o
     assert source.complete.time_ns <= began_ns[0]
 
 
+async def test_a_tag_that_moves_to_a_silent_unit_loses_its_value() -> None:
+    """Otherwise its last value, of the unit before, would look current for as long as the new one does not answer."""
+    source, store = await made(THREE_UNITS)
+    device = Device(silent=lambda read: read.unit_id == 2)
+    await poll(source, device)
+    first, *others = THREE_UNITS
+    moved = replace(
+        first, definition=TagDefinition("tag:a/1", address="unit 2"), point=replace(TAGS[1].point, unit_id=2)
+    )
+    numbers = await source._delivery.recorder.define([tag.definition for tag in (moved, *others)])
+    source._delivery.offer_map([moved, *others], numbers)
+    slots = [Slot(frozenset(), 0, ())]
+
+    def take_slot(_: int) -> Slot:
+        if not slots:
+            raise SourceLost("enough")
+        return slots.pop()
+
+    grid = SimpleNamespace(next_ns=lambda: 0, take_slot=take_slot, keep=lambda *_: None)
+    with pytest.raises(SourceLost, match="enough"):
+        await source._poll(device, grid)  # type: ignore[arg-type]
+    assert qualities(store)["1"] == [0, BAD_TIMEOUT]
+
+
 async def test_a_poll_reads_the_intervals_that_are_due() -> None:
     """A tag with an interval of its own is left out of the others' polls, and read along when both are due."""
     source, _ = await made(tags_at(FIRST, replace(FIRST, address=2, poll_interval_ms=5_000)))
