@@ -561,7 +561,7 @@ def _consumer_reasons(
     if age is not None:
         text = f"{duration(age)} behind ({consumer.behind_facts:,} facts of {consumer.stream}), {consumer.state}"
         kept = "(unconfirmed facts are kept for it)"
-        remedy = f"is its process running? {kept}"
+        remedy = f"is its process running? If it will not return: bsfg consumer remove {kept}"
         if consumer.facts_per_s is not None or consumer.state.startswith("online"):
             remedy = f"it reads, and fetches the missing facts page by page {kept}"
         if catches_up:

@@ -312,7 +312,7 @@ TEXTS = [
     ("peers", {**LATE, "pacing": PACED}, LAG, "bytes_per_second_max = 1000 of this peer"),
     ("peers", {**LATE, "pacing": replace(PACED, waits=False)}, LAG, CATCHES_UP),
     ("peers", {**LATE, "end_offset": 5}, LAG, "it catches up"),
-    ("consumers", {**UNREAD, "state": "offline"}, f"{UNREAD_TEXT}, offline", "is its process running?"),
+    ("consumers", {**UNREAD, "state": "offline"}, f"{UNREAD_TEXT}, offline", "is its process running? If it"),
     ("consumers", {**UNREAD, "state": "online"}, f"{UNREAD_TEXT}, online", "it reads, and fetches"),
     ("consumers", {**UNREAD, "state": "idle", "facts_per_s": 9.0}, f"{UNREAD_TEXT}, idle", "it reads, and fetches"),
     (
