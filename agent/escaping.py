@@ -2,12 +2,14 @@
 
 Control characters, bidirectional overrides and the like become JSON escapes (a backslash and u202e), so printed JSON
 keeps its meaning. A cell that a spreadsheet would calculate gets an apostrophe in front, which `cell_text` removes.
+A password from a file of any editor is read as it was typed.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
+from pathlib import Path
 
 _FIRST = frozenset("=+-@\t\r'")
 _FORMULA = re.compile(r"'*[=+\-@\t\r]")
@@ -44,3 +46,12 @@ def cell_text(cell: str) -> str:
 def _escaped(character: str) -> str:
     utf16 = character.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{utf16[at : at + 2].hex()}" for at in range(0, len(utf16), 2))
+
+
+def password_text(data: bytes, file: Path) -> str:
+    """The password in the content of a file: UTF-8, with or without a byte order mark or a line end. Raises
+    ValueError, which names the file."""
+    try:
+        return data.decode("utf-8-sig").rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not text in UTF-8; save the password so") from error

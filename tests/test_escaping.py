@@ -4,6 +4,7 @@ import json
 import logging
 import sys
 import unicodedata
+from pathlib import Path
 
 import click
 import pytest
@@ -15,7 +16,7 @@ from agent.cli import LazyGroup, main
 from agent.cli.run import LINES_MAX, EventFormatter, LineLimit
 from agent.cli.table import lines
 from agent.errors import BsfgError
-from agent.escaping import cell_text, csv_cell, printable, printable_lines
+from agent.escaping import cell_text, csv_cell, password_text, printable, printable_lines
 from agent.replication.protocol.codec import decode_answer, encode_error
 from agent.replication.protocol.messages import ErrorAnswer
 
@@ -135,3 +136,13 @@ def test_a_peers_error_is_one_harmless_line() -> None:
     assert isinstance(answer, ErrorAnswer)
     assert does_something(answer.error.message + answer.error.hint) == []
     assert "gpj.exe" in answer.error.message
+
+
+def test_a_password_from_any_editor() -> None:
+    """A byte order mark and a line end are no part of it, blanks are; another encoding is refused by the file's
+    name."""
+    for data in (b"\xef\xbb\xbf p\xc3\xa4ss \r\n", b" p\xc3\xa4ss \n", b" p\xc3\xa4ss "):
+        assert password_text(data, Path("secret")) == " p\u00e4ss "
+    for encoding in ("utf-16", "latin-1"):
+        with pytest.raises(ValueError, match=r"secret is not text in UTF-8"):
+            password_text("p\u00e4ss".encode(encoding), Path("secret"))

@@ -19,6 +19,7 @@ from http.client import HTTPException
 from string import Template
 from typing import Any
 
+from agent.escaping import password_text
 from agent.page.notify import Notice, NoticeCore
 from agent.page.watch import LOOK_S, Watch
 from agent.page.words import moment
@@ -100,7 +101,8 @@ class Sender:
             )
             with urllib.request.build_opener(_NoRedirect).open(request, timeout=SEND_S):
                 return
-        password = settings.smtp_password_file.read_text("utf-8").strip() if settings.smtp_password_file else ""
+        file = settings.smtp_password_file
+        password = "" if file is None else password_text(file.read_bytes(), file)
         smtp: Any = smtplib.SMTP_SSL if settings.smtp_security == "tls" else smtplib.SMTP
         context = {"context": ssl.create_default_context()} if settings.smtp_security == "tls" else {}
         with smtp(settings.smtp_host, settings.smtp_port, timeout=SEND_S, **context) as server:

@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from agent.escaping import password_text
 from agent.file_replace import sync_folder, write_file
 from agent.ingest.clock import BUILT_NS
 from agent.ingest.errors import SourceRefused
@@ -191,9 +192,9 @@ def read_secret(file: Path) -> bytes:
 def read_password(file: Path) -> str:
     """Read a password in UTF-8, with or without a byte order mark. Raises SourceRefused as `read_secret`."""
     try:
-        return read_secret(file).decode("utf-8-sig").rstrip("\r\n")
-    except UnicodeDecodeError as error:
-        raise SourceRefused(f"{file} is not text in UTF-8; save the password so") from error
+        return password_text(read_secret(file), file)
+    except ValueError as error:
+        raise SourceRefused(str(error)) from error
 
 
 def read_key(file: Path) -> PrivateKeyTypes:
