@@ -177,11 +177,13 @@ class ConfigFile:
 
     def __init__(self, file: Path) -> None:
         self.file = file
+        self._awaited: tuple[Path, ...] = ()
         self._digest = self._digest_read = b""
 
     def load(self) -> NodeSettings:
         """The settings in the file. A file that is refused counts as not used. Raises ConfigError."""
-        digest = self._digest_read = self._present_digest()  # before it is read, so that no later change is missed
+        digest = self._present_digest()  # before it is read, so that no later change is missed
+        self._digest_read = self._awaited_digest()
         settings = load(self.file)
         self._digest = digest
         return settings
@@ -193,19 +195,31 @@ class ConfigFile:
         self._digest = digest
         return sections
 
+    def await_files(self, files: Iterable[Path]) -> None:
+        """Count this file as unread also when one of these changes: without them a part of it is not in force."""
+        self._awaited = tuple(files)
+        self._digest_read = self._awaited_digest()
+
     def is_changed(self) -> bool:
         """Whether the content of the file differs from the content that was last used."""
         return self._present_digest() != self._digest
 
     def is_unread(self) -> bool:
-        """Whether the content of the file differs from the content that was last read, used or refused."""
-        return self._present_digest() != self._digest_read
+        """Whether the content of the file, or of an awaited one, differs from what was last read, used or refused."""
+        return self._awaited_digest() != self._digest_read
 
     def _present_digest(self) -> bytes:
-        try:
-            return hashlib.blake2b(self.file.read_bytes()).digest()
-        except OSError:
-            return b""
+        return _digest_of(self.file)
+
+    def _awaited_digest(self) -> bytes:
+        return b"".join(map(_digest_of, (self.file, *self._awaited)))
+
+
+def _digest_of(file: Path) -> bytes:
+    try:
+        return hashlib.blake2b(file.read_bytes()).digest()
+    except OSError:
+        return b""
 
 
 def load_sections(file: Path) -> Sections:

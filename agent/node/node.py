@@ -125,6 +125,7 @@ class Node:
                 doubted=self._clock.doubted,
             ),
             problems=start.tag_problems,
+            stale=start.stale,
             is_recording=not settings.pair.partner,
         )
         self._reloader = Reloader(
@@ -269,8 +270,8 @@ class Node:
         self._shared.lead_desk.claimants = settings.lead_claimants
         if plan.has_new_trust:
             self._trust.reconfigure(settings)
-        if plan.sources:
-            await self._ingest.change(settings.sources, {name: found.map for name, found in tag_files.items()})
+        # Also if no source changes: what was not in force kept tag files unread, and removed tags unrecorded.
+        await self._ingest.change(settings.sources, {name: found.map for name, found in tag_files.items()})
         ending = [self._runtimes.pop(name).stop() for name in plan.brokers & self._runtimes.keys()]
         await _ended(ending)
         for broker in settings.broker:

@@ -24,13 +24,15 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class Start:
     """What a node starts with. `tag_files` are the bytes of the maps. `not_in_force` is of node.toml, `tag_problems` of
-    the tag files, by source."""
+    the tag files, by source. `stale`: the sources whose section is the one last in force, because their tag file is
+    wrong and node.toml has another section."""
 
     settings: NodeSettings
     tag_maps: Mapping[str, TagMap] = field(default_factory=dict)
     tag_files: Mapping[str, bytes] = field(default_factory=dict)
     tag_problems: Mapping[str, tuple[TagFileProblem, ...]] = field(default_factory=dict)
     not_in_force: tuple[NotInForce, ...] = ()
+    stale: frozenset[str] = frozenset()
 
     def report(self, store: FactStore) -> None:
         """Log and record what is not in force."""
@@ -60,7 +62,19 @@ def read_start(file: ConfigFile) -> Start:
     if kept is not None:
         running = {name for name in sources.problems if sources.maps[name].tags}
         files |= {name: kept.tag_files[name] for name in running}
-    return Start(settings.with_sources(sources.sources), sources.maps, files, sources.problems, plan.not_in_force)
+    stale = [present for present in settings.sources if present not in sources.sources]
+    if stale:
+        file.await_files(present.tags_file for present in stale)
+    why = "its tag file is wrong, and belongs to this section"
+    not_in_force = [NotInForce(f"source {present.name}", why, is_kept=True) for present in stale]
+    return Start(
+        settings.with_sources(sources.sources),
+        sources.maps,
+        files,
+        sources.problems,
+        (*plan.not_in_force, *not_in_force),
+        frozenset(present.name for present in stale),
+    )
 
 
 def _maps_of(kept: KeptSettings) -> dict[str, tuple[SourceSettings, TagMap]]:

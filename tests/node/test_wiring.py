@@ -264,7 +264,9 @@ async def test_the_certificates_of_each_broker_are_watched_after_each_reload(tmp
     watcher = IdentityWatcher(node._identities)
     async with TaskGroup() as group:
         node._group = group
+        ingest = group.create_task(node._ingest.run(), name="ingest")
         node._runtimes["first"].start(group)
+        await asyncio.sleep(0)  # the sources run
         for before, after in pairwise(lists):
             await node._carry_out(plan_reload(before, after), {})
             assert [identity.files[1] for identity in watcher._identities] == [
@@ -278,6 +280,8 @@ async def test_the_certificates_of_each_broker_are_watched_after_each_reload(tmp
         assert node._readiness is not None
         node._readiness.cancel()
         node._runtimes["second"].stop()
+        node._ingest.stop()
+        await ingest
 
 
 async def test_a_wait_for_brokers_that_are_gone_ends(store: FactStore) -> None:

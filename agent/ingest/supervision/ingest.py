@@ -41,15 +41,17 @@ class Ingest:
         ports: IngestPorts,
         *,
         problems: Mapping[str, Sequence[TagFileProblem]] = MappingProxyType({}),
+        stale: Collection[str] = (),
         watch_times: WatchTimes = PATIENT,
         is_recording: bool = True,
     ) -> None:
         """`problems` are those of the tag files that are not in force; the map of such a source is an earlier one, or
-        empty. `is_recording`: otherwise the sources stand by until `begin_recording`."""
+        empty. `stale`: sources whose section is an earlier one, so that their tag file is not read before `change`.
+        `is_recording`: otherwise the sources stand by until `begin_recording`."""
         self._recorder_of = partial(Recorder, zone=zone, store=ports.store, doubted=ports.doubted)
         self._ports, self._watch_times = ports, watch_times
         self._search = None if ports.stored is None else JointSearch(ports.stored)
-        self._is_recording = is_recording
+        self._is_recording, self._stale = is_recording, frozenset(stale)
         self._earlier_lead = None if is_recording else EarlierLead()
         self._by_name = dict[str, SourceSupervisor]()
         self._by_name |= {s.name: self._supervisor(s, tag_maps[s.name]) for s in sources}
@@ -96,6 +98,7 @@ class Ingest:
             for name, supervisor in self._by_name.items():
                 if name not in kept:
                     supervisor.start(self._group)
+            self._stale = frozenset()
             self._end_background()
             self._run_background(self._group)
 
@@ -142,7 +145,7 @@ class Ingest:
         supervisors = list(self._by_name.values())
         maps = {source.settings.name: source.tags for source in supervisors}
         if supervisors:
-            settings = [source.settings for source in supervisors]
+            settings = [source.settings for source in supervisors if source.settings.name not in self._stale]
             problems = {source.settings.name: source.file_problems for source in supervisors if source.file_problems}
             watch = TagWatch(
                 settings,

@@ -40,8 +40,8 @@ class _Content:
 
 
 class TagWatch:
-    """The tag files of all sources. `maps` are the tag maps in force, `problems` why a file is not in force. `keep` is
-    called in a thread with the bytes of the files that come into force."""
+    """The tag files of sources. `maps` are the tag maps in force, also of sources that are not watched, `problems` why
+    a file is not in force. `keep` is called in a thread with the bytes of the files that come into force."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class TagWatch:
         keep: KeepFiles = lambda _: None,
     ) -> None:
         self._sources = sources
-        self._maps = {source.name: maps[source.name] for source in sources}
+        self._maps = dict(maps)
         # An unchanged file needs no second copy of its tags.
         self._contents = {
             name: _Content(b"", None, problems[name]) if name in problems else _Content(found.digest, found)
