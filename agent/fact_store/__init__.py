@@ -24,6 +24,6 @@ from agent.fact_store.core import (
 )
 from agent.fact_store.divergence import migrate_store
 from agent.fact_store.integrity import Damage, VerifyCounts, verify_store
-from agent.fact_store.read import INCIDENTS_MAX, ConsumerSpace, StoreReader, StoreSpace, Verified
+from agent.fact_store.read import INCIDENTS_MAX, ConsumerSpace, StoreReader, StoreSpace, Verified, open_copy
 from agent.fact_store.sqlite import FILES, check_known, connect_reader, named_statements, private_files
 from agent.fact_store.store import FactStore

@@ -10,7 +10,7 @@ import click
 
 from agent.cli import FILE
 from agent.cli.local_node import load_settings
-from agent.fact_store import StoreReader
+from agent.fact_store import StoreReader, open_copy
 from agent.query.scan import ScanCounters
 
 file_option = click.option(
@@ -24,14 +24,18 @@ file_option = click.option(
 @contextlib.contextmanager
 def open_reader(config_file: Path, store_file: Path | None) -> Iterator[StoreReader]:
     """A reader of `store_file`, or of the node's store where that is None."""
-    with contextlib.closing(StoreReader(store_file or load_settings(config_file).node.store_file)) as reader:
+    opened = open_copy(store_file) if store_file else StoreReader(load_settings(config_file).node.store_file)
+    with contextlib.closing(opened) as reader:
         yield reader
 
 
 def report_holes(counters: ScanCounters) -> int:
-    """Print to standard error which offsets could not be read. Returns the exit status: 1 if data are damaged."""
+    """Print to standard error which offsets and definitions could not be read. Returns the exit status: 1 if data are
+    damaged."""
     for stream, hole in counters.holes:
         click.echo(f"bsfg: {stream}: offsets {hole.first_offset} to {hole.last_offset} are {hole.reason}", err=True)
     if counters.holes_total > len(counters.holes):
         click.echo(f"bsfg: {counters.holes_total - len(counters.holes)} more holes", err=True)
+    for what in counters.unreadable:
+        click.echo(f"bsfg: {what}", err=True)
     return int(counters.is_damaged)

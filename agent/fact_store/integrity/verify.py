@@ -21,7 +21,16 @@ from typing import Any
 from agent.batch import Definitions, Origin
 from agent.fact_store.core import StoreDamaged, parse_row
 from agent.fact_store.integrity.row_checks import BatchRow, Damage, StreamCheck, definitions_damage
-from agent.fact_store.sqlite import QUERIES, check_known, connect_reader, identity, is_damage, one_state, reading_tables
+from agent.fact_store.sqlite import (
+    QUERIES,
+    check_known,
+    connect_reader,
+    connect_to_copy,
+    identity,
+    is_damage,
+    one_state,
+    reading_tables,
+)
 from agent.pages import HeldRange
 
 OFFSET_BEYOND = 2**62
@@ -48,7 +57,7 @@ def verify_store(path: Path, done: VerifyCounts, progress: Progress, *, is_quick
     `is_quick` checks digests, chains and tables; otherwise each batch is also opened, and SQLite checks its pages.
     Raises StoreUnusable if the file is not a store, or is too damaged to be read at all.
     """
-    with reading_tables(path), closing(connect_reader(path)) as connection:
+    with reading_tables(path), closing(connect_reader(path, connect_to_copy(path))) as connection:
         check_known(connection)
         walk = _Walk(connection, done, progress, is_opened=not is_quick)
         yield from walk.identity(path)

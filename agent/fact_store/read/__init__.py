@@ -3,5 +3,5 @@ forecasts."""
 
 from agent.fact_store.read.forecast import ConsumerSpace, StoreSpace
 from agent.fact_store.read.proofs import Verified
-from agent.fact_store.read.reader import INCIDENTS_MAX, StoreReader
+from agent.fact_store.read.reader import INCIDENTS_MAX, StoreReader, open_copy
 from agent.fact_store.read.space import bytes_up_to

@@ -45,6 +45,7 @@ from agent.fact_store.sqlite import (
     check_known,
     check_names,
     connect,
+    connect_to_copy,
     file_bytes,
     held_of,
     holds_other,
@@ -642,3 +643,8 @@ class _MomentReader(StoreReader):
 
     def close(self) -> None:
         """Its maker closes the connection."""
+
+
+def open_copy(path: Path) -> StoreReader:
+    """A reader of a file that a command names, also on a read-only disk. Raises StoreUnusable."""
+    return StoreReader(path, connect_to=connect_to_copy(path))

@@ -11,6 +11,7 @@ from agent.fact_store.sqlite.connection import (
     close_and_keep_log,
     connect,
     connect_reader,
+    connect_to_copy,
     connect_writer,
     disk_free,
     file_bytes,

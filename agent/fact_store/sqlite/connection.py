@@ -79,6 +79,17 @@ def connect(uri: str) -> sqlite3.Connection:
     return found
 
 
+def connect_to_copy(path: Path) -> Connect:
+    """How a command connects to a file that it names. On a read-only disk SQLite cannot make its shared memory, so it
+    is told that the file does not change; with a log beside it, facts would be missing, and SQLite refuses."""
+    try:
+        is_read_only = bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+    except OSError:  # the connection says why
+        is_read_only = False
+    is_whole = is_read_only and not wal_path(path).exists()
+    return (lambda uri: connect(f"{uri}&immutable=1")) if is_whole else connect
+
+
 def connect_writer(path: Path, connect_to: Connect = connect) -> sqlite3.Connection:
     """The only connection that writes `path`, which is created if it does not exist. The caller holds the lock. Raises
     StoreUnusable."""
@@ -216,7 +227,9 @@ def opening_error(path: Path, error: sqlite3.Error) -> StoreUnusable:
         return StoreUnusable(f"{path}: {error} ({name})", f"the disk is full; {room_hint()}")
     if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN")):
         return StoreUnusable(
-            f"{path}: {error}", "check owner and mode of the file and its folder, and that the disk is writable"
+            f"{path}: {error}",
+            "check owner and mode of the file and its folder, and that the disk is writable; "
+            "on a read-only disk a copy can be read if no -wal is beside it: otherwise copy both to another",
         )
     return StoreUnusable(f"{path}: {error} ({name or type(error).__name__})", "check the disk")
 

@@ -38,6 +38,8 @@ class ScanCounters:
     holes: list[tuple[str, Hole]] = field(default_factory=list)
     holes_total: int = 0
     is_damaged: bool = False
+    unreadable: list[str] = field(default_factory=list)
+    """Definitions that could not be read, one text for each zone."""
 
     def add_hole(self, stream: str, hole: Hole) -> None:
         """Record a hole."""
@@ -47,6 +49,12 @@ class ScanCounters:
         self.is_damaged |= hole.reason == "damaged"
         if len(self.holes) < HOLES_MAX:
             self.holes.append((stream, hole))
+
+    def note_unreadable(self, what: str) -> None:
+        """Record definitions that cannot be read."""
+        self.is_damaged = True
+        if what not in self.unreadable:
+            self.unreadable.append(what)
 
 
 class Scanner:

@@ -19,7 +19,8 @@ from itertools import chain, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent.fact_store import INCIDENTS_MAX, StoreReader, named_statements
+from agent.columns import BatchError
+from agent.fact_store import INCIDENTS_MAX, StoreDamaged, StoreReader, named_statements
 from agent.message import INT64_MIN, time_text
 from agent.query.latest import find_latest
 from agent.query.scan import (
@@ -164,7 +165,12 @@ class SqlSession:
 
     def _definitions(self) -> Iterable[tuple[Any, ...]]:
         for zone, end in self._reader.definition_ends():
-            for number, tag in enumerate(self.scanner.dictionary.of(zone, end).tags, 1):
+            try:
+                tags = self.scanner.dictionary.of(zone, end).tags
+            except (StoreDamaged, BatchError) as error:
+                self.scanner.counters.note_unreadable(f"definitions of {zone}: {error}")
+                continue
+            for number, tag in enumerate(tags, 1):
                 yield (
                     zone, end.digest.hex(), number, tag.subject, tag.predicate, tag.unit, tag.source, tag.address,
                     tag.data_type, tag.description, tag.enumeration, tag.acquisition,

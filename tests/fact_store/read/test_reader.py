@@ -1,18 +1,21 @@
 """Reading: pages of whole batches, limits, other processes, and no effect on the writer."""
 
+import os
 import sqlite3
 import threading
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from agent.fact_store import StoreReader
+from agent.fact_store import StoreReader, open_copy
 from agent.fact_store.core import catalog, page_assembly
 from agent.fact_store.core.errors import StoreClosed, StoreDamaged, StoreForeign, StoreMissing, StoreUnusable
 from agent.fact_store.core.records import StreamInfo
+from agent.fact_store.sqlite import wal_path
 from agent.fact_store.writer import committer
 from agent.pages import HeldSum, Hole
 from agent.positions import Position
@@ -265,3 +268,20 @@ def test_a_sum_is_of_one_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
         monkeypatch.setattr(StoreReader, "earlier_lives", put_first)
         assert store.reader.held_below(TELEMETRY, "north", old.origin.life) == before == (HeldSum(), 0)
+
+
+def test_a_copy_on_a_read_only_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is read without the shared memory that SQLite would make beside it, if the store was closed; with a log beside
+    it, facts could be missing, and SQLite decides."""
+    with plant(tmp_path) as store:
+        done(store.appends.append_samples(TELEMETRY, samples(1)))
+        path = store.path
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_RDONLY))
+    before = {*tmp_path.iterdir()}
+    with closing(open_copy(path)) as reader:
+        assert offsets(reader, 0) == [1]
+        assert {*tmp_path.iterdir()} == before
+    wal_path(path).touch()
+    with closing(open_copy(path)) as reader:
+        assert offsets(reader, 0) == [1]
+        assert {*tmp_path.iterdir()} > before

@@ -2,6 +2,7 @@
 writer."""
 
 import random
+import sqlite3
 import struct
 import subprocess
 import sys
@@ -246,6 +247,20 @@ def test_definitions_streams_consumers_and_incidents_are_tables(tmp_path: Path) 
             "select distinct d.source from facts f join definitions d using (zone, tag) where f.value = 7.25",
         )
         assert joined == [("plc1",)]
+
+
+def test_definitions_of_other_zones_are_found_beside_damaged_ones(tmp_path: Path) -> None:
+    """The zone whose definitions are damaged is named, and counts as damage; the others are answered."""
+    file = everything(tmp_path)
+    with closing(sqlite3.connect(file)) as connection, connection:
+        for (name,) in connection.execute("select name from sqlite_schema where type = 'trigger'").fetchall():
+            connection.execute(f"drop trigger {name}")
+        connection.execute("update definition set body = x'00' where zone = 'north'")
+    with closing(StoreReader(file)) as reader, closing(SqlSession(reader, NOW_NS)) as session:
+        assert ask(session, "select distinct zone from definitions order by zone") == [("plant",)]
+        counters = session.scanner.counters
+        assert counters.is_damaged
+        assert [what.split(":")[0] for what in counters.unreadable] == ["definitions of north"]
 
 
 @pytest.mark.parametrize(
