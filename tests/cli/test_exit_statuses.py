@@ -242,3 +242,10 @@ def test_a_tag_of_another_source(place: int | None) -> None:
     Path("m3.csv").write_text(head + "a/new,holding,7,int16\n")
     found = run("tags", "check", "m3.csv")
     assert found.exit_code == (place is not None), found.output
+
+
+@pytest.mark.parametrize("name", ["", "none.log"])
+def test_a_log_that_is_not_there(name: str, tmp_path: Path) -> None:
+    """A folder in the place of the broker's log, and a missing file, are wrong usage, before anything is looked at."""
+    result = run("broker", "sessions", "--log", str(tmp_path / name))
+    assert (result.exit_code, "Invalid value for '--log'" in result.output) == (2, True), result.output
