@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import math
 import sys
 from collections.abc import Iterator, Mapping
 from datetime import datetime
@@ -131,6 +132,19 @@ config_option = click.option(
     callback=node_choice.chosen_node,
     help="The node: its file, or its name in /etc/bsfg.",
 )
+
+
+class NumberRange(click.FloatRange):
+    """A number in a range, which infinity and nan never are."""
+
+    name = "number range"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number. Anything else is wrong usage."""
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
 
 
 PATH = click.Path(path_type=Path)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from agent.cli import WRITABLE_FOLDER, json_option, print_json
+from agent.cli import WRITABLE_FOLDER, NumberRange, json_option, print_json
 
 if TYPE_CHECKING:
     from bench.common.measuring import Report
@@ -36,7 +36,7 @@ def _facts(default: int) -> _Option:
 
 
 def _seconds(default: float) -> _Option:
-    return _option("--seconds", click.FloatRange(min=0.1), default, "Length of each part of the run.")
+    return _option("--seconds", NumberRange(min=0.1), default, "Length of each part of the run.")
 
 
 def _repeats(default: int) -> _Option:
@@ -139,7 +139,7 @@ _benchmark(
         _option("--target", click.IntRange(0, 16_384), 0, "batch_facts_target; 0: the default."),
         _option(
             "--keep-hours",
-            click.FloatRange(0, 168),
+            NumberRange(0, 168),
             24.0,
             "keep_hours of the stream; with 0 as many facts are deleted as are appended.",
         ),
@@ -155,7 +155,7 @@ _benchmark(
     "A growing store: the append rate at its end compared with its start; then kill -9, and the time to open it.",
     [
         _facts(5_000_000),
-        _option("--gigabytes", click.FloatRange(min=0), 0, "Fill the store up to this size before opening it."),
+        _option("--gigabytes", NumberRange(min=0), 0, "Fill the store up to this size before opening it."),
         _option("--lives", click.IntRange(min=0), 0, "Instead: what so many lives of a thousand zones cost."),
         _SEED,
     ],
@@ -197,7 +197,7 @@ _benchmark(
 @_seconds(5.0)
 @click.option(
     "--minutes",
-    type=click.FloatRange(min=0),
+    type=NumberRange(min=0),
     default=0,
     help="Then run for so many minutes at a steady rate, to measure memory.",
 )

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import click
 
-from agent.cli import FILE, FOLDER, INPUT, PATH, json_option, print_json
+from agent.cli import FILE, FOLDER, INPUT, PATH, NumberRange, json_option, print_json
 from agent.cli.pki.options import broker_pki_option, pki_option
 from agent.replication.broker import (
     PORT,
@@ -209,7 +209,7 @@ def _files(config_file: Path, pid: int | None) -> list[Path]:
 @broker.command()
 @_config_file_option
 @click.option("--log", "log_file", type=INPUT, help="The broker's log; by default the journal.")
-@click.option("--seconds", type=click.FloatRange(0.1, 3600), default=5.0, show_default=True, help="How long to look.")
+@click.option("--seconds", type=NumberRange(0.1, 3600), default=5.0, show_default=True, help="How long to look.")
 @click.option(
     "--watch",
     "watch_file",

@@ -17,6 +17,7 @@ import click
 import msgspec
 
 from agent import local_socket
+from agent.cli import NumberRange
 from agent.client import Client
 from agent.config import load_sections, load_usable
 from agent.pages import Start
@@ -61,7 +62,7 @@ to_option = click.option(
 )
 answer_s_option = click.option(
     "--answer-s",
-    type=click.FloatRange(0.1, 3600),
+    type=NumberRange(0.1, 3600),
     default=ANSWER_S,
     show_default=True,
     help="How long to wait for a peer's answer before asking again.",

@@ -40,8 +40,11 @@ def test_init_overwrites_a_file_only_with_force(node: Bsfg, tmp_path: Path) -> N
 
 
 def test_bad_usage_exits_with_status_2(bsfg: Bsfg) -> None:
-    """An unknown command, a bad zone and a missing argument are usage errors, told on standard error."""
-    for arguments in (("fetsh",), ("init", "--zone", "Plant A"), ("confirm", "--consumer", "x")):
+    """An unknown command, a bad zone, a missing argument and a number that is none are usage errors, told on standard
+    error."""
+    wrong = (("fetsh",), ("init", "--zone", "Plant A"), ("confirm", "--consumer", "x"), ("latest", "--fresh-s", "nan"),
+             ("broker", "sessions", "--seconds", "1e400"))  # fmt: skip
+    for arguments in wrong:
         done = bsfg(*arguments)
         assert done.returncode == 2, arguments
         assert "Error" in done.stderr

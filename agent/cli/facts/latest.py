@@ -18,7 +18,7 @@ from typing import Any
 
 import click
 
-from agent.cli import config_option, json_option, print_json
+from agent.cli import NumberRange, config_option, json_option, print_json
 from agent.cli.local_node import answer_s_option, load_settings
 from agent.cli.store.store_file import file_option, open_reader, report_holes
 from agent.cli.table import lines
@@ -71,7 +71,7 @@ SUMMARY_NAMED = 20  # tags that are bad, and as many that are silent
 @answer_s_option
 @click.option(
     "--fresh-s",
-    type=click.FloatRange(0),
+    type=NumberRange(0),
     default=FRESH_MS / 1000,
     show_default=True,
     help="Seconds without a value after which a source's values are degraded.",

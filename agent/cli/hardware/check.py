@@ -15,13 +15,13 @@ from pathlib import Path
 
 import click
 
-from agent.cli import WRITABLE_FOLDER, json_option, print_json
+from agent.cli import WRITABLE_FOLDER, NumberRange, json_option, print_json
 from agent.errors import BsfgError
 from agent.hardware.fit import Disk, Fit, Load, assess
 from agent.hardware.machine import Machine, MeasuredDisk, measure_disk, read_machine
 from agent.hardware.profile import ARCHITECTURES, Profile, choose, parse_profile, parse_profiles
 
-_POSITIVE = click.FloatRange(min=0, min_open=True)
+_POSITIVE = NumberRange(min=0, min_open=True)
 
 
 class UnknownProfile(BsfgError):
@@ -57,7 +57,7 @@ def list_() -> None:
     help="The setting of node.toml.",
 )
 @click.option("--erase-cycles", type=click.IntRange(min=1), help="Erase cycles of the flash, from its data sheet.")
-@click.option("--write-amplification", type=click.FloatRange(min=1), help="Bytes worn per byte written.")
+@click.option("--write-amplification", type=NumberRange(min=1), help="Bytes worn per byte written.")
 @click.option(
     "--folder",
     type=WRITABLE_FOLDER,

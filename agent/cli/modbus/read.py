@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from agent.cli import json_option
+from agent.cli import NumberRange, json_option
 from agent.cli.modbus.options import ModbusTarget, device_options, target_of
 from agent.cli.table import lines
 from agent.cli.terminal import value_text
@@ -31,7 +31,7 @@ COLUMNS = ("register", "type", "byte_order", "value", "words")
 @device_options
 @click.argument("points", nargs=-1, required=True, metavar="[TABLE:]REGISTER[-LAST][:TYPE[:ORDER]]...")
 @click.option("--watch", is_flag=True, help="Read repeatedly and print the changes, until Ctrl-C.")
-@click.option("--interval-s", type=click.FloatRange(0.01, 3600), default=1.0, show_default=True, help="For --watch.")
+@click.option("--interval-s", type=NumberRange(0.01, 3600), default=1.0, show_default=True, help="For --watch.")
 @json_option
 def read(points: tuple[str, ...], watch: bool, interval_s: float, as_json: bool, **options: Any) -> None:
     """Read registers of DEVICE: holding:100, holding:100-109, input:16:float32:CDAB, coil:0-7.

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from agent.cli import json_option, print_json
+from agent.cli import NumberRange, json_option, print_json
 from agent.cli.modbus.options import ModbusTarget, device_options, target_of
 from agent.cli.table import lines
 from agent.cli.terminal import Progress, value_text
@@ -54,7 +54,7 @@ class _Look:
 @click.option(
     "--again", type=click.IntRange(0, 1000), default=0, help="Read so many more times, and report what changed."
 )
-@click.option("--interval-s", type=click.FloatRange(0.01, 3600), default=1.0, show_default=True, help="For --again.")
+@click.option("--interval-s", type=NumberRange(0.01, 3600), default=1.0, show_default=True, help="For --again.")
 @json_option
 def probe(
     register: str, text: str | None, tolerance: str, again: int, interval_s: float, as_json: bool, **options: Any
