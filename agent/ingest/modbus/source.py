@@ -69,7 +69,7 @@ class ModbusSource:
         self._settings, self._delivery = settings, delivery
         self.clock = SourceClock()  # never read: a device has none, and its samples have our time
         self._line = Line(settings, endpoints.of(settings))
-        self._asked_silent_ns = 0  # when a silent unit was last asked over the main connection
+        self._asked_silent_ns = 0  # when a unit that holds the line was last asked
         self._holders_logged: frozenset[int] = frozenset()
         self._missing_logged = set[int]()  # units that missed a request in this life
         self._points: Mapping[int, Register] = delivery.points  # those of the units
@@ -383,17 +383,21 @@ class ModbusSource:
         if not self._has_one_line(line):
             self._silence.set()  # what held the line may have answered: `_probe` goes on
             return
-        due = [unit for unit in self._units if unit.is_silent and (unit.probe_at_ns() or 0) <= now_ns]
+        longest_ns = max(line.hold_ms.values(), default=0) * MS
+        may_hold = now_ns - self._asked_silent_ns >= HOLD_PART * longest_ns
+        due = [
+            unit
+            for unit in self._units
+            if unit.is_silent and (unit.probe_at_ns() or 0) <= now_ns and (may_hold or unit.unit_id not in line.hold_ms)
+        ]
         if not due:
             return
-        longest_ns = max(line.hold_ms.values(), default=0) * MS
-        if now_ns - self._asked_silent_ns < HOLD_PART * longest_ns:
-            return
-        self._asked_silent_ns = now_ns
         unit = min(due, key=lambda u: u.probe_at_ns() or 0)
         if not await self._answers(line, unit):
             unit.fell_silent(time.monotonic_ns(), self._pause_min_ns(line, unit))
             self._log_hold(line, unit)
+        if unit.unit_id in line.hold_ms:
+            self._asked_silent_ns = now_ns
 
     def _pause_min_ns(self, line: Line, unit: Unit) -> int:
         """The shortest pause before a silent unit is asked again: what its silence costs the others stays a small part

@@ -395,6 +395,20 @@ async def test_a_unit_that_holds_the_line_is_asked_rarely_and_last(
     assert all(gateway.units[place - 1] == 3 and gateway.units[place + 1] == 1 for place in asked[1:]), "after a poll"
 
 
+async def test_a_unit_that_returns_does_not_wait_for_one_that_holds_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own silence costs little, so it is asked after its own pause."""
+    source, _ = await made(THREE_UNITS)
+    gateway, now_ns = Gateway(), [100 * S]
+    monkeypatch.setattr("agent.ingest.modbus.source.time.monotonic_ns", lambda: now_ns[0])
+    await poll(source, gateway)
+    now_ns[0] += 61 * S
+    await source._ask_silent(gateway)  # type: ignore[arg-type]
+    source._units[2].fell_silent(now_ns[0])
+    now_ns[0] += 5 * S
+    await source._ask_silent(gateway)  # type: ignore[arg-type]
+    assert [unit.is_silent for unit in source._units] == [False, True, False]
+
+
 async def test_a_unit_that_leaves_the_tag_file_is_forgotten() -> None:
     """It was dead and is not asked any more: nothing says that it holds the line, and the others need not wait."""
     source, _ = await made(THREE_UNITS)
