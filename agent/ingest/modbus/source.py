@@ -206,10 +206,9 @@ class ModbusSource:
             refused_before = self._delivery.recorder.refused_total
             if await self._take_over_map():
                 grid.keep(self._intervals(), now_ns)
+                # Some of these had a value at another unit.
                 silent = [tag for unit in self._units if unit.is_silent for tag in unit.all_tags()]
-                await self._delivery.lose(
-                    quality.BAD_TIMEOUT, self.clock.now_ns(), silent
-                )  # some had a value elsewhere
+                await self._delivery.lose(quality.BAD_TIMEOUT, self.clock.now_ns(), silent)
             if slot.due:
                 await self._poll_all(line, slot.due, grid.next_ns())
             if all(unit.is_silent for unit in self._units):
