@@ -123,10 +123,10 @@ class ModbusSource:
                 none = f"{settings.where} accepts connections but none of its units"
                 raise SourceLost(self._silence_text(line, none, ""))
             self.read_tags = partial(read_tags_over, line, settings)
+            grid = PollGrid(self._intervals(), time.monotonic_ns())  # before the store may make us wait
             on_up()
             await self._delivery.deliver_due(self.clock.now_ns())  # the gap that ends now, not with the next poll
             async with TaskGroup() as group:
-                grid = PollGrid(self._intervals(), time.monotonic_ns())
                 group.create_permanent(self._poll(line, grid), name=f"{settings.name} poll")
                 group.create_permanent(self._probe(line), name=f"{settings.name} probe")
 

@@ -223,6 +223,27 @@ async def test_a_life_begins_with_what_the_device_can_now() -> None:
     assert source.alive_s >= began_s
 
 
+async def test_slots_that_pass_while_the_store_refuses_the_first_gap_are_missed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The outage has ended with the first values, and its gap does not cover them."""
+    source, _ = await made()
+    source._line = contextlib.nullcontext(Device())  # type: ignore[assignment]
+    now_ns = [100 * S]
+    monkeypatch.setattr("agent.ingest.modbus.source.time.monotonic_ns", lambda: now_ns[0])
+
+    async def wait_for_store(_: int) -> None:
+        now_ns[0] += 60 * S
+
+    def end(missed: Sequence[Missed], *_: object) -> None:
+        raise SourceLost(f"{missed[0].count} missed")
+
+    monkeypatch.setattr(source, "_note_missed", end)
+    with pytest.raises(ExceptionGroup) as lost:
+        await source.run(lambda: monkeypatch.setattr(source._delivery, "deliver_due", wait_for_store))
+    assert str(lost.value.exceptions[0]) == "59 missed"
+
+
 async def test_a_refusal_replaces_the_loss_before() -> None:
     """After an outage, which is presumed of all tags, a parked tag gets its own reason again with the first poll over a
     new connection."""
