@@ -8,8 +8,8 @@ answers in order. When it answers that request, the open ones before it are sett
 be. This holds over a new connection to a gateway, too, whose serial side is a queue; and it is done with numbers as
 well, because a gateway may take a late answer on its serial side for the next one, and give it our number.
 
-An exception may answer every open request of its function. It is taken as the answer to the oldest. Core: bytes and
-times in, answers out.
+An exception may answer every open request of its function, whatever its number. It is taken as the answer to the
+oldest; the unit is then asked for another function, whose answer is certain. Core: bytes and times in, answers out.
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ class AnswerMatcher:
         self._rest = b""  # not yet a whole frame
         self._is_broken = False  # the stream of frames is broken, or an open request may be answered by order
         self._good: dict[int, dict[AnswerShape, Read]] = {}
+        self._refusing: set[int] = set()  # units that answered with an exception in doubt
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
@@ -128,9 +129,10 @@ class AnswerMatcher:
         what is wanted next."""
         requests = self._open.get(read.unit_id, [])
         taken = {request.shape for request in requests}
-        for candidate in self._candidates(read):
-            if shape_of(candidate) not in taken:
-                return candidate
+        refused = {shape.function for shape in taken if read.unit_id in self._refusing}
+        candidates = (candidate for candidate in self._candidates(read) if shape_of(candidate) not in taken)
+        if found := min(candidates, key=lambda candidate: shape_of(candidate).function in refused, default=None):
+            return found
         if requests and now_ns - requests[-1].sent_ns > FORGET_NS:
             del self._open[read.unit_id]
             return replace(read, registers=())
@@ -195,31 +197,40 @@ class AnswerMatcher:
         """Settle the open request that a frame answers. True if it is the one that waits."""
         waiting = self._waiting
         if waiting is not None and frame.number == waiting.number and self.numbering is not Numbering.WRONG:
-            if frame.fits(waiting.shape) and (frame.data is not None or self._is_certain(waiting)):
+            if frame.fits(waiting.shape) and (frame.data is not None or self._is_certain(frame)):
                 self.numbering = Numbering.RIGHT
                 return self._settle(waiting, frame, now_ns)
             if self.numbering is Numbering.RIGHT:  # it is meant for this request and is no answer to it
                 self._waiting = None
+                self._note_refusal(frame)
                 return True
         found = self._open_request(frame)
         return found is not None and self._settle(found, frame, now_ns)
 
-    def _is_certain(self, waiting: OpenRequest) -> bool:
-        """Whether an exception with the number of this request is that of this request."""
-        return self.numbering is Numbering.RIGHT or len(self._open[waiting.shape.unit_id]) == 1
+    def _may_answer(self, frame: AnswerFrame) -> list[OpenRequest]:
+        """The open requests that a frame fits, the oldest first."""
+        return [request for requests in self._open.values() for request in requests if frame.fits(request.shape)]
+
+    def _is_certain(self, frame: AnswerFrame) -> bool:
+        """Whether an exception with the number of the request that waits is that of this request."""
+        return len(self._may_answer(frame)) == 1
+
+    def _note_refusal(self, frame: AnswerFrame) -> None:
+        """An exception has the right number, and may be a late one to which a gateway gave it."""
+        if frame.exception and frame.exception not in GATEWAY_CODES and (found := self._may_answer(frame)):
+            self._open[found[0].shape.unit_id].remove(found[0])
+            self._refusing.add(found[0].shape.unit_id)
 
     def _open_request(self, frame: AnswerFrame) -> OpenRequest | None:
         """The oldest open request that a frame may answer; with right numbers, the one with its number."""
         has_number = self.numbering is Numbering.RIGHT
-        for requests in self._open.values():
-            for request in requests:
-                if frame.fits(request.shape) and (not has_number or request.number == frame.number):
-                    return request
-        return None
+        found = (each for each in self._may_answer(frame) if not has_number or each.number == frame.number)
+        return next(found, None)
 
     def _settle(self, request: OpenRequest, frame: AnswerFrame, now_ns: int) -> bool:
         unit_id = request.shape.unit_id
         requests = self._open[unit_id]
+        self._refusing.discard(unit_id)
         is_waited_for = request is self._waiting
         if is_waited_for:
             if self.numbering is Numbering.UNKNOWN:

@@ -17,7 +17,7 @@ from agent.ingest.modbus.line import Line, ReadRefused, UnitSilent
 from agent.ingest.modbus.line import line as line_module
 from agent.ingest.modbus.line.answers import FORGET_NS, AnswerMatcher, Numbering
 from agent.ingest.modbus.line.connection import ConnectionEnded
-from agent.ingest.modbus.line.frames import AnswerFrame, checksum
+from agent.ingest.modbus.line.frames import FUNCTIONS, AnswerFrame, checksum
 from agent.ingest.modbus.read_plan import Read
 from agent.settings.sources import ModbusSourceSettings
 from tests.ingest.modbus.devices import PlayedConnection
@@ -146,6 +146,24 @@ def test_an_exception_is_taken_for_that_of_the_oldest_request() -> None:
     matcher.ask(other, S)
     assert matcher.receive(framed(1, b"\x83\2", None), 2 * S) is None
     assert matcher.receive(answer(other, 1), 2 * S) is not None
+    assert not matcher.is_in_doubt(1)
+
+
+def test_an_exception_with_our_number_in_doubt_leaves_the_requests_behind_it_open() -> None:
+    """A gateway gave its number to the late exception of the request before last. The unit is then asked for another
+    function, and whatever it answers to that ends the doubt."""
+    matcher = AnswerMatcher(is_rtu=False)
+    matcher.receive(answer(A, 1, 2, number=sent_number(matcher.ask(A, 0))), 0)
+    matcher.note_good(A)
+    unanswered(matcher, A)
+    unanswered(matcher, distinct(matcher, A))
+    third = distinct(matcher, A)
+    assert matcher.receive(framed(1, b"\x83\2", sent_number(matcher.ask(third, S))), 2 * S) is not None
+    assert matcher.is_in_doubt(1)
+    other = distinct(matcher, A)
+    assert other.table is not A.table
+    function = 0x80 | FUNCTIONS[other.table]
+    assert matcher.receive(framed(1, bytes([function, 1]), sent_number(matcher.ask(other, S))), 2 * S) is not None
     assert not matcher.is_in_doubt(1)
 
 
