@@ -114,7 +114,9 @@ class ModbusSource:
         async with self._line as line:
             await self._stand_by(line)
             await self._delivery.recorder.begin_complete("", Stored(self.clock.now_ns()))
-            # Before the grid begins there is time for the search: most refusals are found here.
+            # Slots that pass meanwhile are missed: the outage ends with the first values, and the store may make us wait.
+            grid, refused = PollGrid(self._intervals(), time.monotonic_ns()), self._delivery.recorder.refused_total
+            # The first poll has time for the search: most refusals are found here.
             await self._poll_all(line, self._intervals(), time.monotonic_ns() + FIRST_POLL_NS)
             is_alive = not all(unit.is_silent for unit in self._units)
             for unit in self._units[:UNITS_ASKED_AGAIN]:
@@ -123,11 +125,10 @@ class ModbusSource:
                 none = f"{settings.where} accepts connections but none of its units"
                 raise SourceLost(self._silence_text(line, none, ""))
             self.read_tags = partial(read_tags_over, line, settings)
-            grid = PollGrid(self._intervals(), time.monotonic_ns())  # before the store may make us wait
             on_up()
             await self._delivery.deliver_due(self.clock.now_ns())  # the gap that ends now, not with the next poll
             async with TaskGroup() as group:
-                group.create_permanent(self._poll(line, grid), name=f"{settings.name} poll")
+                group.create_permanent(self._poll(line, grid, refused), name=f"{settings.name} poll")
                 group.create_permanent(self._probe(line), name=f"{settings.name} probe")
 
     async def _stand_by(self, line: Line | None) -> None:
@@ -192,9 +193,8 @@ class ModbusSource:
 
     # --- polling ------------------------------------------------------------------------------------------------------
 
-    async def _poll(self, line: Line, grid: PollGrid) -> None:
-        """Poll at each slot of the grid."""
-        refused_before = self._delivery.recorder.refused_total
+    async def _poll(self, line: Line, grid: PollGrid, refused_before: int) -> None:
+        """Poll at each slot of the grid. `refused_before`: how often the store had refused when it began."""
         while True:
             await asyncio.sleep(max(0, grid.next_ns() - time.monotonic_ns()) / 1e9)
             now_ns = time.monotonic_ns()

@@ -133,7 +133,7 @@ async def test_a_device_none_of_whose_units_answers_is_lost() -> None:
     """Otherwise its connection would be kept for ever, where another one may help."""
     source, _ = await made(tags_at(replace(FIRST, poll_interval_ms=1)))
     with pytest.raises(SourceLost, match="none of the units at meter:502 answers any more"):
-        await source._poll(dead(), PollGrid({1}, time.monotonic_ns()))  # type: ignore[arg-type]
+        await source._poll(dead(), PollGrid({1}, time.monotonic_ns()), 0)  # type: ignore[arg-type]
 
 
 async def test_a_device_whose_last_unit_answers_comes_up() -> None:
@@ -223,24 +223,31 @@ async def test_a_life_begins_with_what_the_device_can_now() -> None:
     assert source.alive_s >= began_s
 
 
-async def test_slots_that_pass_while_the_store_refuses_the_first_gap_are_missed(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("refused", ["deliver", "deliver_due"])
+async def test_slots_that_pass_while_the_store_refuses_are_missed_from_the_first_poll_on(
+    refused: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The outage has ended with the first values, and its gap does not cover them."""
+    """The first values and the first gap of a life: the outage has ended with those values, and its gap does not cover
+    the slots."""
     source, _ = await made()
     source._line = contextlib.nullcontext(Device())  # type: ignore[assignment]
     now_ns = [100 * S]
     monkeypatch.setattr("agent.ingest.modbus.source.time.monotonic_ns", lambda: now_ns[0])
 
-    async def wait_for_store(_: int) -> None:
+    async def wait_for_store(*_: object) -> None:
         now_ns[0] += 60 * S
+        monkeypatch.setattr(source._delivery, refused, accept)
+
+    async def accept(*_: object) -> None:
+        """The store has room again."""
 
     def end(missed: Sequence[Missed], *_: object) -> None:
         raise SourceLost(f"{missed[0].count} missed")
 
     monkeypatch.setattr(source, "_note_missed", end)
+    monkeypatch.setattr(source._delivery, refused, wait_for_store)
     with pytest.raises(ExceptionGroup) as lost:
-        await source.run(lambda: monkeypatch.setattr(source._delivery, "deliver_due", wait_for_store))
+        await source.run(lambda: None)
     assert str(lost.value.exceptions[0]) == "59 missed"
 
 
@@ -301,7 +308,7 @@ async def test_each_gap_says_why_its_polls_were_missed() -> None:
 
     grid = SimpleNamespace(next_ns=lambda: 0, take_slot=take_slot)
     with pytest.raises(SourceLost, match="enough"):
-        await source._poll(Device(), grid)  # type: ignore[arg-type]
+        await source._poll(Device(), grid, 0)  # type: ignore[arg-type]
     await source._delivery.recorder.drain()
     assert [content["reason"] for content in store.told()] == ["store_refused", "polls_missed"]
 
@@ -343,7 +350,7 @@ async def test_a_tag_that_moves_to_a_silent_unit_loses_its_value() -> None:
 
     grid = SimpleNamespace(next_ns=lambda: 0, take_slot=take_slot, keep=lambda *_: None)
     with pytest.raises(SourceLost, match="enough"):
-        await source._poll(device, grid)  # type: ignore[arg-type]
+        await source._poll(device, grid, 0)  # type: ignore[arg-type]
     assert qualities(store)["1"] == [0, BAD_TIMEOUT]
 
 
