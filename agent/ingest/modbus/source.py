@@ -114,7 +114,8 @@ class ModbusSource:
         async with self._line as line:
             await self._stand_by(line)
             await self._delivery.recorder.begin_complete("", Stored(self.clock.now_ns()))
-            # Slots that pass meanwhile are missed: the outage ends with the first values, and the store may make us wait.
+            # Slots that pass meanwhile are missed: the outage ends with the first values, and the store may make us
+            # wait.
             grid, refused = PollGrid(self._intervals(), time.monotonic_ns()), self._delivery.recorder.refused_total
             # The first poll has time for the search: most refusals are found here.
             await self._poll_all(line, self._intervals(), time.monotonic_ns() + FIRST_POLL_NS)
