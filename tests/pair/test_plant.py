@@ -115,7 +115,7 @@ def _impatient(patch: pytest.MonkeyPatch) -> None:
         (_loss_forgotten, "hole", ("device away",), 2),
         (_always_level, "hole", ("late and dead",), 3),
         (_credulous, "hole", ("late at begin",), 10),
-        (_boastful, "hole", ("late at begin",), 160),
+        (_boastful, "hole", ("late at begin",), 10),
         (_latest_by_arrival, "latest", ("split brain",), 2),
         (_impatient, "converges", ("one way",), 0),
     ],
