@@ -87,11 +87,12 @@ class Delivery:
         recorder: Recorder,
         standby: Standby | None = None,
         on_turn: Callable[[], None] = lambda: None,
+        on_removed: Callable[[Sequence[int]], None] = lambda _: None,
     ) -> None:
-        """`on_turn`: called before what is due is delivered."""
+        """`on_turn`: called before what is due is delivered. `on_removed`: before these tags are read no more."""
         self.source = source
         self.recorder = recorder
-        self._standby, self._on_turn = standby, on_turn
+        self._standby, self._on_turn, self._on_removed = standby, on_turn, on_removed
         self.sampler = Sampler()
         self.tags: dict[int, Tag] = {}
         self.points: dict[int, Any] = {}
@@ -150,6 +151,7 @@ class Delivery:
         ended = {n: subjects.get(self.tags[n].definition.subject) for n in self.points if n not in wanted}
         gone = [number for number, later in ended.items() if later is None]
         self.renumbered = _with_later(self.renumbered, ended, wanted)
+        self._on_removed(gone)
         ruled = [n for n in self.points if n not in wanted or wanted[n].rule != self.sampler.rule(n)]
         self._hand_in(SampleColumns.of(self.sampler.release(ruled, now_ns)))
         self._hand_in(SampleColumns.of(self.sampler.lose(status.TAG_REMOVED, now_ns, gone, corrects=True)))

@@ -9,6 +9,7 @@ import pytest
 from agent.ingest.completeness import Stored
 from agent.ingest.errors import SourceLost
 from agent.ingest.modbus.source import ModbusSource
+from agent.ingest.tags.file import load_tag_maps
 from tests.ingest.fakes import FakeStore, Program
 from tests.ingest.lives import PlayedSource, before, deliver, gaps, reasons
 from tests.ingest.plant import ingesting, modbus, opcua
@@ -71,6 +72,27 @@ async def test_a_stop_between_the_first_value_and_the_return_declares_the_gap(pl
     async with played.ingesting(store=store, stored=BEFORE):
         await is_first.wait()
     assert reasons(store) == ["agent_stopped"]
+
+
+async def test_a_tag_removed_before_the_return_has_its_gap(played: PlayedSource) -> None:
+    """The fact at the end of the outage does not name it any more."""
+    has_begun = asyncio.Event()
+
+    async def life(source: ModbusSource, _: Callable[[], None]) -> None:
+        has_begun.set()
+        await wait_until_async(lambda: source._delivery.has_pending_map, "the offer")
+        source._delivery.take_over_map(source.clock.now_ns())
+        await source._delivery.recorder.settle()
+        await asyncio.Event().wait()
+
+    played.lives(life)
+    other = played.other()
+    async with played.ingesting(stored=BEFORE) as run:
+        await has_begun.wait()
+        run.ingest._offer("meter", load_tag_maps([other])["other"])
+        await wait_until_async(lambda: run.store.of("plant/x"), "the removal")
+    (gap,) = run.store.told()
+    assert (gap["reason"], gap["tags"]) == ("agent_stopped", ["tag:plant/x", "tag:plant/y"])
 
 
 async def test_a_stop_right_after_the_clock_was_set_declares_the_time_as_it_was(played: PlayedSource) -> None:

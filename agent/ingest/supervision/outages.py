@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from agent.ingest import quality
@@ -115,6 +115,11 @@ class Outages:
         if is_late and self.earlier_lead is not None and self._gap_place is None and self._present is not None:
             self._returned(self._present)
 
+    def note_removed(self, tags: Sequence[int]) -> None:
+        """These tags leave the map. The fact at the end of an outage will not name them."""
+        if self._present is not None and tags:
+            self._declare(self._present, tags)
+
     def end(self) -> bool:
         """End an outage in which values have come, although the source has not returned: no fact would name what is
         missing before them. True if there was one."""
@@ -127,7 +132,7 @@ class Outages:
         """At a stop: the next process does not know how the clock was set since the source was complete."""
         if self._present is None and self._source.complete is not None:
             _, *before = self._source.clock.spans(self._source.complete, self._source.clock.now())
-            self._declare_as_it_was(before)
+            self._declare_as_it_was(before, self._delivery.points)
 
     def _returned(self, outage: Outage) -> None:
         """End the outage: the source is connected, and a value has arrived or is not waited for any longer."""
@@ -135,16 +140,21 @@ class Outages:
         self._present, delivery.has_outage = None, False
         if outage.reason == SOURCE_LOST:
             log.info("source returned", extra={"action": "source_returned", "source": self._source_name})
-        if source.take_missed() and outage.since is not None:
-            span, *before = source.clock.spans(outage.since, source.clock.now())
-            delivery.add_gap(outage.reason, *span, 0, delivery.points, exact=False)
-            self._declare_as_it_was(before)
+        if source.take_missed():
+            self._declare(outage, delivery.points)
         self._note_gap()
 
-    def _declare_as_it_was(self, spans: Sequence[tuple[int, int]]) -> None:
+    def _declare(self, outage: Outage, tags: Collection[int]) -> None:
+        """Declare the values of these tags since the outage began."""
+        if outage.since is not None:
+            span, *before = self._source.clock.spans(outage.since, self._source.clock.now())
+            self._delivery.add_gap(outage.reason, *span, 0, tags, exact=False)
+            self._declare_as_it_was(before, tags)
+
+    def _declare_as_it_was(self, spans: Sequence[tuple[int, int]], tags: Collection[int]) -> None:
         """Declare a gap in the times of the clock as it was before it was set."""
         for span in spans:
-            self._delivery.add_gap(CLOCK_SET_BACK, *span, 0, self._delivery.points, exact=False)
+            self._delivery.add_gap(CLOCK_SET_BACK, *span, 0, tags, exact=False)
 
     def _hold(self) -> None:
         """In an outage, until the source is up and its gap is known. If this gateway dies meanwhile, the other one

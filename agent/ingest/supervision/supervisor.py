@@ -68,7 +68,7 @@ class SourceSupervisor:
         self._tags, self._recorder, self._stored = tags, recorder, stored
         self._search = search
         self._standby = Standby(self._became_warm, self._continue)
-        self._delivery = Delivery(settings.name, (), (), recorder, self._standby, self._end_wait)
+        self._delivery = Delivery(settings.name, (), (), recorder, self._standby, self._end_wait, self._note_removed)
         self._source = make_source(settings, self._delivery, stored, endpoints)
         self._outages = Outages(settings.name, self._source, self._delivery, recorder)
         self._state = State.IDLE
@@ -285,6 +285,9 @@ class SourceSupervisor:
 
     def _end_wait(self) -> None:
         self._outages.end_wait()
+
+    def _note_removed(self, tags: Sequence[int]) -> None:
+        self._outages.note_removed(tags)
 
     def _became_warm(self) -> None:
         """Called again and again while the source stands by."""
