@@ -1,10 +1,8 @@
 """A source and its supervisor at a server with random faults, in virtual time: no value is lost without a gap fact."""
 
 import asyncio
-import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,38 +11,21 @@ import pytest
 
 from agent.concurrency import TaskGroup
 from agent.ingest.delivery import Delivery
-from agent.ingest.errors import SourceError
 from agent.ingest.opcua import source as source_module
 from agent.ingest.opcua.source import OpcuaSource
 from agent.ingest.opcua.subscriptions.losses import Absences
 from agent.ingest.opcua.subscriptions.monitoring import Monitoring
 from agent.ingest.recorder import Recorder
-from agent.ingest.supervision.supervisor import SourceSupervisor
 from agent.ingest.tags.tag_map import Tag, TagMap
 from agent.settings.sources import OpcuaSourceSettings
 from tests.ingest.fakes import FakeStore
 from tests.ingest.opcua.faulty_server import JUDGED, OTHERS, REFUSALS, FaultyServer
 from tests.ingest.opcua.sources import tag
+from tests.ingest.simulated import WatchedSupervisor, fault_of, us
 from tests.sim import first_seed, patient, scaled
-from tests.support.virtual_time import run_virtual
 
 CALM_S = 60
 DEFECT_SEEDS = 60
-
-
-class WatchedSupervisor(SourceSupervisor):
-    """Keeps the errors that a life may not end with."""
-
-    def __init__(self, *given: object) -> None:
-        super().__init__(*given)  # type: ignore[arg-type]
-        self.unexpected: list[BaseException] = []
-
-    async def _error_of(self, part: Awaitable[None]) -> Exception | None:
-        error = await super()._error_of(part)
-        if error is not None:
-            _, rest = ExceptionGroup("", [error]).split(SourceError)
-            self.unexpected += [] if rest is None else [rest]
-        return error
 
 
 class Simulation:
@@ -157,33 +138,16 @@ class Simulation:
         return replace(drawn, definition=replace(drawn.definition, unit=choice(["", "", "", "a", "b", "c"])))
 
 
-def us(text: str) -> int:
-    """A time of a fact, in microseconds."""
-    return round(datetime.fromisoformat(text).timestamp() * 1e6)
+def find_fault(seed: int) -> str:
+    """What is wrong in that simulation; empty: nothing."""
 
-
-def play(seed: int) -> None:
-    """One simulation. Raises AssertionError, whose first words say what is wrong."""
-    random.seed(seed)  # the product's jitter
-
-    async def run() -> None:
+    async def play() -> None:
         simulation = Simulation(seed)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(source_module, "open_session", simulation.server.open_session)
             await simulation.run()
 
-    run_virtual(run())
-
-
-def find_fault(seed: int) -> str:
-    """What is wrong in that simulation; empty: nothing."""
-    try:
-        play(seed)
-    except (AssertionError, ExceptionGroup) as error:
-        while isinstance(error, ExceptionGroup):
-            error = error.exceptions[0]
-        return str(error)
-    return ""
+    return fault_of(play(), seed)
 
 
 @pytest.fixture(autouse=True)
