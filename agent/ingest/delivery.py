@@ -26,7 +26,7 @@ from agent.concurrency import timeout
 from agent.ingest import quality as status
 from agent.ingest.clock import mark_doubted
 from agent.ingest.completeness import Stored
-from agent.ingest.gap import TAGS_NAMED_MAX, Gap, TagGap
+from agent.ingest.gap import AGENT_STOPPED, TAGS_NAMED_MAX, Gap, TagGap
 from agent.ingest.lifecycle import Newest
 from agent.ingest.ports import FindRemoved
 from agent.ingest.recorder import Recorder
@@ -283,22 +283,34 @@ class Delivery:
         self._one_stream = streams.pop() if len(streams) == 1 else None
 
 
-async def record_removed(find: FindRemoved, subjects: Collection[str], recorder: Recorder) -> None:
+async def record_removed(
+    find: FindRemoved, subjects: Collection[str], recorder_of: Callable[[str], Recorder], *, declares: bool = False
+) -> None:
     """Record as out of service each tag whose subject is not in `subjects`: those that were removed from the tag files
-    while no process ran. Otherwise the last value would look current forever. Waits while the store refuses."""
+    while no process ran. Otherwise the last value would look current forever. Waits while the store refuses.
+
+    `declares`: also what is missing of them since the last process, because the gap of their source does not name them.
+    """
     found = await asyncio.to_thread(find, subjects)
     if not found:
         return
     now_ns = time.time_ns()
-    for stream in dict.fromkeys(tag.stream for tag in found):
-        # A fact is never older than the previous one of its tag, which may have come from a clock that is ahead.
-        rows = [
-            Sample(tag.number, max(now_ns, tag.newest_ns + 1), None, status.TAG_REMOVED)
-            for tag in found
-            if tag.stream == stream
-        ]
-        await recorder.record(stream, SampleColumns.of(rows))
-    await recorder.drain()
+    for source in dict.fromkeys(tag.source for tag in found):
+        recorder, removed = recorder_of(source), [tag for tag in found if tag.source == source]
+        first_ns = removed[0].complete_ns
+        if declares and first_ns is not None:
+            names = tuple(tag.subject for tag in removed[:TAGS_NAMED_MAX])
+            recorder.add_gap(Gap(source, AGENT_STOPPED, first_ns, max(first_ns, now_ns), 0, False, names))
+            recorder.hand_in_gaps()
+        for stream in dict.fromkeys(tag.stream for tag in removed):
+            # A fact is never older than the previous one of its tag, which may have come from a clock that is ahead.
+            rows = [
+                Sample(tag.number, max(now_ns, tag.newest_ns + 1), None, status.TAG_REMOVED)
+                for tag in removed
+                if tag.stream == stream
+            ]
+            await recorder.record(stream, SampleColumns.of(rows))
+        await recorder.drain()
     named = [tag.subject.removeprefix("tag:") for tag in found[:TAGS_NAMED_MAX]]
     extra = {"action": "tags_removed_while_stopped", "count": len(found), "tags": named}
     log.info("tags were removed from the tag files while the node was down", extra=extra)

@@ -37,13 +37,15 @@ class StorePort(Protocol):
 
 
 class RemovedTag(NamedTuple):
-    """A tag of this node that is in no tag file any more: the stream of its newest sample, its number and subject, and
-    the source time of that sample."""
+    """A tag of this node that is in no tag file any more: the stream of its newest sample, its number and subject, the
+    source time of that sample, its source, and up to when that was complete before the search; None: not known."""
 
     stream: str
     number: int
     subject: str
     newest_ns: int
+    source: str
+    complete_ns: int | None = None
 
 
 FindRemoved = Callable[[Collection[str]], Sequence[RemovedTag]]

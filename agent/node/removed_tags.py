@@ -28,18 +28,23 @@ def find_removed_tags(
     be read, which is logged."""
     try:
         samples = ZoneSamples(reader)
-        numbers = {
-            number: tag.subject
+        removed = {
+            number: tag
             for number, tag in enumerate(samples.own_tags(), 1)
             if tag.source not in {"", HEALTH_SOURCE} and not tag.acquisition and tag.subject not in subjects
         }
+        # First of all, because sources that are still read go on.
+        complete = {source: reader.completeness(source) for source in {tag.source for tag in removed.values()}}
+        numbers = {number: tag.subject for number, tag in removed.items()}
         asked = samples.asked(numbers, _live_subject)
         newest: dict[str, tuple[RemovedTag, int]] = {}
         for stream in reader.bounds() if numbers else ():
             found = NewestSearch(numbers, is_good_needed=False)
             samples.find_newest(stream, asked, found, depth_facts)
             for number, (sample, _) in found.by_tag().items():
-                tag = RemovedTag(stream, number, numbers[number], sample.source_time_ns)
+                source = removed[number].source
+                complete_ns, _ = complete[source].get("", (None, None))
+                tag = RemovedTag(stream, number, numbers[number], sample.source_time_ns, source, complete_ns)
                 known = newest.setdefault(tag.subject, (tag, sample.quality))
                 if tag.newest_ns > known[0].newest_ns:
                     newest[tag.subject] = tag, sample.quality

@@ -1,4 +1,5 @@
 from collections.abc import Collection, Sequence
+from functools import partial
 
 from agent.columns import SampleColumns
 from agent.ingest.completeness import Stored
@@ -9,7 +10,7 @@ from agent.ingest.quality import BAD_COMMUNICATION_ERROR, BAD_NODE_ID_UNKNOWN, T
 from agent.ingest.recorder import Recorder
 from agent.ingest.sampling import SamplingRule
 from agent.ingest.tags.tag_map import Tag
-from agent.message import Sample, TagDefinition
+from agent.message import Sample, TagDefinition, time_text
 from agent.status_codes import CLOCK_UNCERTAIN
 from tests.ingest.fakes import FakeStore
 from tests.ingest.lives import PlayedSource
@@ -171,15 +172,19 @@ async def test_nothing_is_complete_while_a_source_is_away() -> None:
 
 
 async def test_removed_tags_end_with_a_fact(played: PlayedSource) -> None:
-    """One sample without value, out of service, later than the last one of the tag; each in its stream. The search is
-    asked with what the tag files name, and a store that refuses is waited for."""
+    """One sample without value, out of service, later than the last one of the tag; each in its stream. Before it, the
+    gap since its source was complete. The search is asked with what the tag files name, and a store that refuses is
+    waited for."""
     store, asked, now_ns = FakeStore(), list[Collection[str]](), 4_000_000_000_000_000_000
     store.define([TagDefinition("tag:plant/old"), TagDefinition("tag:plant/older")])
 
     def find(subjects: Collection[str]) -> Sequence[RemovedTag]:
         asked.append(subjects)
         store.refusing = True
-        removed = [("facts.telemetry", 1, "tag:plant/old", now_ns), ("facts.other", 2, "tag:plant/older", 5)]
+        removed = [
+            ("facts.telemetry", 1, "tag:plant/old", now_ns, "plc", 7),
+            ("facts.other", 2, "tag:plant/older", 5, "gone"),
+        ]
         return [RemovedTag(*row) for row in removed]
 
     async with played.ingesting(store=store, find_removed=find):
@@ -191,6 +196,8 @@ async def test_removed_tags_end_with_a_fact(played: PlayedSource) -> None:
     (older,) = store.of("plant/older")
     assert (older.quality, older.value, older.source_time_ns > 5) == (TAG_REMOVED, None, True)
     assert {stream for stream, sample in store.samples if sample.tag == 2} == {"facts.other"}
+    (gap,) = store.told()
+    assert (gap["reason"], gap["first_time"], gap["tags"]) == ("agent_stopped", time_text(7), ["tag:plant/old"])
 
 
 async def test_a_commit_that_fails_is_repeated() -> None:
@@ -198,6 +205,7 @@ async def test_a_commit_that_fails_is_repeated() -> None:
     store = FakeStore()
     store.define([TagDefinition("tag:plant/old")])
     store.failing_futures = 2
-    recorder = Recorder("plc", "plant-a", store)
-    await record_removed(lambda _: [RemovedTag("facts.telemetry", 1, "tag:plant/old", 5)], ["tag:plant/x"], recorder)
+    recorder_of = partial(Recorder, zone="plant-a", store=store)
+    removed = RemovedTag("facts.telemetry", 1, "tag:plant/old", 5, "plc")
+    await record_removed(lambda _: [removed], ["tag:plant/x"], recorder_of)
     assert [sample.quality for sample in store.of("plant/old")] == [TAG_REMOVED]

@@ -38,6 +38,7 @@ def test_tags_that_no_file_names_and_that_are_in_service(store: FactStore) -> No
     (renumbered,) = defined(store, "l/moved", unit="V")
     (late,) = defined(store, "l/gone", acquisition="history")
     (foreign,) = store.appends.define([TagDefinition("tag:l/foreign")]).result()
+    store.appends.set_completeness("plc", {"": (9 * S, None)}).result()
     for stream, rows in (
         (STREAM, [Sample(n, 10 * S, 1.0) for n in (kept, gone, retired, moved, foreign)]),
         (STREAM, [Sample(retired, 20 * S, None, TAG_REMOVED), Sample(late, 15 * S, 0.5)]),
@@ -45,8 +46,8 @@ def test_tags_that_no_file_names_and_that_are_in_service(store: FactStore) -> No
     ):
         store.appends.append_samples(stream, rows).result()
     assert find_removed_tags(store.reader, {"tag:l/kept"}) == [
-        RemovedTag(STREAM, gone, "tag:l/gone", 10 * S),
-        RemovedTag(OTHER, renumbered, "tag:l/moved", 30 * S),
+        RemovedTag(STREAM, gone, "tag:l/gone", 10 * S, "plc", 9 * S),
+        RemovedTag(OTHER, renumbered, "tag:l/moved", 30 * S, "plc", 9 * S),
     ]
     assert find_removed_tags(store.reader, {f"tag:l/{n}" for n in ("kept", "gone", "moved")}) == []
 

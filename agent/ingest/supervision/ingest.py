@@ -70,9 +70,9 @@ class Ingest:
             log.warning("tag file has a note", extra={"action": "tag_file_note", "note": note})
         async with TaskGroup() as group:
             self._group = group
+            self._run_background(group, is_start=True)  # first: it looks up to when the sources were complete
             for supervisor in self._by_name.values():
                 supervisor.start(group)
-            self._run_background(group)
             await self._stop.wait()
             for supervisor in self._by_name.values():
                 supervisor.stop()
@@ -139,7 +139,7 @@ class Ingest:
         """Whether it records, and what each source missed until now is stored."""
         return self._is_recording and all(supervisor.is_gap_stored for supervisor in self._by_name.values())
 
-    def _run_background(self, group: TaskGroup) -> None:
+    def _run_background(self, group: TaskGroup, *, is_start: bool = False) -> None:
         """Watch the tag files of the sources, and record once the tags that are in none of them any more."""
         self._background, self._background_over = [], asyncio.Event()
         supervisors = list(self._by_name.values())
@@ -159,16 +159,17 @@ class Ingest:
             watching = group.create_permanent(watch.run(), name="tag files", until=self._background_over)
             self._background.append(watching)
         if self._is_recording:
-            self._record_removed(group)
+            self._record_removed(group, is_start=is_start)
 
-    def _record_removed(self, group: TaskGroup) -> None:
+    def _record_removed(self, group: TaskGroup, *, is_start: bool = False) -> None:
         """Record once the tags that are in none of the tag files any more."""
         maps = self.tag_maps()
         # The tags of a source without a map are not known to be removed.
         find_removed = self._ports.find_removed
         if find_removed is not None and all(found.tags for found in maps.values()):
             subjects = frozenset(tag.definition.subject for found in maps.values() for tag in found.tags)
-            removal = record_removed(find_removed, subjects, self._recorder_of("removed-tags"))
+            declares = is_start and self._earlier_lead is None  # otherwise another gateway may have recorded
+            removal = record_removed(find_removed, subjects, self._recorder_of, declares=declares)
             self._background.append(group.create_task(removal, name="removed tags"))
 
     def _end_background(self) -> None:
