@@ -153,9 +153,10 @@ class FaultyDevice:
         if code == SILENCE:
             return
         if connection.is_closed:
-            if not self._keeps_late or not self.connections:
+            later = [each for each in self.connections if each.opened_s >= connection.closed_s]
+            if not self._keeps_late or not later:
                 return
-            connection = self.connections[-1]
+            connection = later[-1]
         body = bytes([unit, function | 0x80, code or 0])
         if code is None:
             high, low = place(unit, FUNCTIONS[function], address), epoch(time.monotonic())
@@ -183,6 +184,7 @@ class Connection(asyncio.Transport):
         super().__init__()
         self.device, self.protocol = device, protocol
         self.is_closed = self.is_deaf = False
+        self.opened_s, self.closed_s = time.monotonic(), 0.0
         self.asked_s, self.number = 0.0, 0
 
     def write(self, data: Any) -> None:
@@ -206,7 +208,7 @@ class Connection(asyncio.Transport):
 
     def close(self) -> None:
         if not self.is_closed:
-            self.is_closed = True
+            self.is_closed, self.closed_s = True, time.monotonic()
             self.device.connections.remove(self)
 
     abort = close

@@ -7,6 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, cast
@@ -15,6 +16,7 @@ import pytest
 
 from agent.concurrency import TaskGroup
 from agent.ingest.completeness import Stored
+from agent.ingest.delivery import record_removed
 from agent.ingest.lifecycle import Newest
 from agent.ingest.modbus.address import Register, Table
 from agent.ingest.modbus.decode import value_type
@@ -22,8 +24,8 @@ from agent.ingest.modbus.line import Endpoints
 from agent.ingest.modbus.line.answers import AnswerMatcher
 from agent.ingest.modbus.source import ModbusSource
 from agent.ingest.modbus.units import Unit
-from agent.ingest.ports import StoredFacts
-from agent.ingest.quality import is_bad
+from agent.ingest.ports import RemovedTag, StoredFacts
+from agent.ingest.quality import TAG_REMOVED, is_bad
 from agent.ingest.recorder import Recorder
 from agent.ingest.sampling import SamplingRule
 from agent.ingest.supervision.joint_search import JointSearch
@@ -63,6 +65,15 @@ class Before:
                 good_ns = newest[sample.tag].good_ns if sample.tag in newest else 0
                 newest[sample.tag] = Newest(sample, good_ns if is_bad(sample.quality) else sample.source_time_ns)
         return newest
+
+    def find_removed(self, subjects: Collection[str]) -> list[RemovedTag]:
+        complete, definitions = self.completeness("plc").get(""), self._store.definitions
+        newest = {definitions[sample.tag - 1].subject: (stream, sample) for stream, sample in self._store.samples}
+        return [
+            RemovedTag(stream, sample.tag, subject, sample.source_time_ns, "plc", complete and complete.complete_ns)
+            for subject, (stream, sample) in newest.items()
+            if subject not in subjects and sample.quality != TAG_REMOVED
+        ]
 
 
 class Simulation:
@@ -107,14 +118,17 @@ class Simulation:
         self._judge_times()
 
     async def _run_process(self, acts: int, *, is_killed: bool = False, is_last: bool = False) -> None:
-        tags = self.maps[-1][1] if self.maps else self._draw_map()
+        tags = self._draw_map() if not self.maps or self.random.random() < 0.5 else self.maps[-1][1]
         self.maps.append((time.time_ns(), tags))
-        before = cast(StoredFacts, Before(self.store))
-        recorder = Recorder("plc", "plant-a", self.store)
-        supervisor = WatchedSupervisor(self.settings, tags, recorder, before, Endpoints, JointSearch(before))
+        before, recorder_of = Before(self.store), partial(Recorder, zone="plant-a", store=self.store)
+        stored = cast(StoredFacts, before)
+        supervisor = WatchedSupervisor(self.settings, tags, recorder_of("plc"), stored, Endpoints, JointSearch(stored))
         supervisor.begin_recording(None)
+        subjects = {tag.definition.subject for tag in tags.tags}
         try:
             async with TaskGroup() as group:
+                removal = record_removed(before.find_removed, subjects, recorder_of, declares=True)
+                removing = group.create_task(removal, name="removed")
                 supervisor.start(group)
                 for _ in range(acts):
                     await asyncio.sleep(self.random.choice([0, 0.05, 0.3, 1.0, 3.0]))  # tidy: virtual time
@@ -124,6 +138,7 @@ class Simulation:
                     await self._calm_down(supervisor)
                 if is_killed:
                     raise Killed  # noqa: TRY301 as cancelled as a process
+                removing.cancel()
                 supervisor.stop()
         except* Killed:
             self.device.break_all()
@@ -131,7 +146,7 @@ class Simulation:
     def _disturb(self, supervisor: SourceSupervisor) -> None:
         """An operator edits tags, the store refuses."""
         act = self.random.random()
-        if act < 0.1:
+        if act < 0.1 and supervisor._delivery.tags:  # a map before the first one is numbered replaces it
             self._offer_map(supervisor)
         elif act < 0.12:
             supervisor.retry()
