@@ -86,8 +86,9 @@ def clashes(maps: Mapping[str, TagMap]) -> Iterator[tuple[str, str, TagFileProbl
 def admit(in_force: Mapping[str, TagMap], candidates: Mapping[str, TagMap]) -> Admission:
     """The candidates that can replace the maps in force.
 
-    A candidate with a clash is refused, the later one if both are new. The map in force of that source may then clash
-    with another candidate, so the check is repeated. It ends, because the maps in force do not clash.
+    A candidate with a clash is refused; of two, the one that does not have the tag in force, or the later one. The map
+    in force of that source may then clash with another candidate, so the check is repeated. It ends, because the maps
+    in force do not clash.
     """
     admitted = dict(candidates)
     problems: dict[str, tuple[TagFileProblem, ...]] = {}
@@ -95,7 +96,8 @@ def admit(in_force: Mapping[str, TagMap], candidates: Mapping[str, TagMap]) -> A
         refused: dict[str, list[TagFileProblem]] = {}
         maps = {**in_force, **admitted}
         for (first, second), pairs in _common_tags(maps).items():
-            if second in admitted:
+            is_new_in_first = first in admitted and not _has_any(in_force.get(first), pairs)
+            if second in admitted and not (is_new_in_first and _has_any(in_force.get(second), pairs)):
                 refused.setdefault(second, []).append(
                     _clash(maps, second, first, [(tag, owned) for owned, tag in pairs])
                 )
@@ -106,6 +108,12 @@ def admit(in_force: Mapping[str, TagMap], candidates: Mapping[str, TagMap]) -> A
         for source, found in refused.items():
             del admitted[source]
             problems[source] = tuple(found)
+
+
+def _has_any(found: TagMap | None, pairs: Sequence[tuple[Tag, Tag]]) -> bool:
+    """Whether a map has one of these tags."""
+    subjects = {tag.definition.subject for tag, _ in pairs}
+    return found is not None and any(tag.definition.subject in subjects for tag in found.tags)
 
 
 def _common_tags(maps: Mapping[str, TagMap]) -> dict[tuple[str, str], list[tuple[Tag, Tag]]]:

@@ -44,6 +44,7 @@ A, B = tags("a.csv", "x", "y"), tags("b.csv", "z")
         ({"a": tags("a.csv", "new"), "b": tags("b.csv", "new")}, ["a"], ["b"]),  # both new: the later one
         ({"a": tags("a.csv", "x", "q"), "b": tags("b.csv", "q", "y")}, ["a"], ["b"]),
         ({"a": tags("a.csv", "z"), "b": tags("b.csv", "x", "z")}, [], ["a", "b"]),  # b put back brings z back
+        ({"a": tags("a.csv", "x", "z"), "b": tags("b.csv", "z", "new")}, ["b"], ["a"]),  # b has it, and keeps it
     ],
 )
 def test_maps_that_go_together(candidates: dict[str, TagMap], admitted: list[str], refused: list[str]) -> None:
