@@ -2,8 +2,8 @@
 
 `reload_plan` decides, the node carries out. A file that is not good changes nothing: the settings in force stay, and
 the reason goes to the log, to the status, and to the caller. The same holds for tag files, for facts authorities, for
-the own signing key, and for the certificates of a broker that would restart. Tag files count only of sources that
-begin: a source that goes on has a map.
+the own signing key, and for the certificates of a broker that would restart. A source that goes on keeps its map if its
+tag file is wrong.
 
 A node that started without a part of the file reads it again as soon as it changes: nothing else asks for it.
 """
@@ -108,16 +108,15 @@ class Reloader:
                 outcome.set_exception(error)
 
     async def _planned(self) -> tuple[ReloadPlan, Mapping[str, TagFile]]:
-        """The plan for the present file, and the tag files of the sources that begin. Puts its signing key in force.
-        Raises BsfgError."""
+        """The plan for the present file, and the tag files of the sources that begin or get a new map. Puts its signing
+        key in force. Raises BsfgError."""
         plan = plan_reload(self.settings, await asyncio.to_thread(self._file.load))
         if plan.refused:
             what = ", ".join(plan.refused)
             raise ReloadRefused(f"{self._file.file}: {what} cannot change: this file describes another node")
-        begin = [source for source in plan.settings.sources if source.name in plan.sources]
-        others = {source.name for source in plan.settings.sources} - plan.sources
-        going_on = {name: found for name, found in self._tag_maps().items() if name in others}
-        tag_files = await asyncio.to_thread(load_tag_files, begin, going_on)
+        sources = plan.settings.sources
+        going_on = {source.name for source in sources} - plan.sources
+        tag_files = await asyncio.to_thread(load_tag_files, sources, self._tag_maps(), going_on)
         await asyncio.to_thread(self._check_identities, plan)
         signer = await asyncio.to_thread(self._trust.check, plan.settings)
         # The last step that can fail. Nothing else has been changed yet.

@@ -14,7 +14,7 @@ import pytest
 
 from agent.config import NotInForce
 from agent.errors import BsfgError
-from agent.ingest import parse_tag_file
+from agent.ingest import TagFile, parse_tag_file
 from agent.node.reload import Reloader, ReloadRefused
 from agent.settings.node import IdentitySettings, NodeSettings
 from agent.settings.peers import BrokerSettings
@@ -58,11 +58,15 @@ class File:
 
 
 @asynccontextmanager
-async def reloading(file: File, carried_out: list[NodeSettings], **more: Any) -> AsyncIterator[Reloader]:
-    """A reloader at work for the length of a block."""
+async def reloading(
+    file: File, carried_out: list[NodeSettings], maps: list[dict[str, list[str]]] | None = None, **more: Any
+) -> AsyncIterator[Reloader]:
+    """A reloader at work for the length of a block. `maps`: the tags of the new maps."""
 
-    async def carry_out(plan: Any, _: object) -> None:
+    async def carry_out(plan: Any, tag_files: dict[str, TagFile]) -> None:
         carried_out.append(plan.settings)
+        if maps is not None:
+            maps.append({name: [tag.name for tag in found.map.tags] for name, found in tag_files.items()})
 
     trust: Any = SimpleNamespace(check=lambda _: None, sign_with=AsyncMock(return_value=False))
     reloader = Reloader(BEFORE, file, trust, carry_out, asyncio.Event(), **more)  # type: ignore[arg-type]
@@ -184,20 +188,32 @@ async def test_a_node_that_started_without_a_part_reads_the_file_when_it_changes
         assert carried_out == [AFTER]
 
 
-async def test_only_tag_files_of_sources_that_begin_are_read(tmp_path: Path) -> None:
-    """That of a source that goes on may be wrong at the moment. A new source may not bring a tag that another has."""
-    file, carried_out = File(), list[NodeSettings]()
-    old, new = (ModbusSourceSettings(name, tmp_path / f"{name}.csv", 0, host="h") for name in ("old", "new"))
+async def test_only_tag_files_of_sources_that_begin_have_to_be_right(tmp_path: Path) -> None:
+    """That of a source that goes on may be wrong at the moment. If it is right, it counts as at a start: a new source
+    may have a tag that the file does not have any more, and both files may exchange tags."""
+    file, carried_out, maps, folder = File(), list[NodeSettings](), list[dict[str, list[str]]](), tmp_path
+    old, new = (ModbusSourceSettings(name, folder / f"{name}.csv", 0, host="h") for name in ("old", "new"))
     header = "tag,table,register,type\n"
-    in_force = parse_tag_file(old, f"{header}a/b,holding,1,int16\n".encode())
-    async with reloading(file, carried_out, tag_maps=lambda: {"old": in_force}) as reloader:
+    in_force = {"old": parse_tag_file(old, f"{header}a/b,holding,1,int16\n".encode())}
+    async with reloading(file, carried_out, maps, tag_maps=lambda: in_force) as reloader:
         reloader.settings = replace(BEFORE, modbus=(old,))
+        file.content = replace(BEFORE, modbus=(old, new))
         old.tags_file.write_text("spoiled")
         for content, why in (("spoiled", "new.csv"), (f"{header}a/b,holding,1,int16\n", "is also in old.csv")):
             new.tags_file.write_text(content)
-            file.content = replace(BEFORE, modbus=(old, new))
             with pytest.raises(ReloadRefused, match=why):
                 await reloader.reload()
-        new.tags_file.write_text(f"{header}a/c,holding,1,int16\n")
+        old.tags_file.write_text(f"{header}a/c,holding,1,int16\n")
         assert (await reloader.reload()).sources == {"new"}
-    assert len(carried_out) == 1
+        assert maps == [{"old": ["a/c"], "new": ["a/b"]}]
+        in_force = {"old": parse_tag_file(old, old.tags_file.read_bytes())}
+        in_force["new"] = parse_tag_file(new, new.tags_file.read_bytes())
+        file.content = replace(BEFORE, modbus=(old, replace(new, port=503)))
+        assert (await reloader.reload()).sources == {"new"}
+        assert maps[1:] == [{"new": ["a/b"]}]
+        before, after = old.tags_file.read_bytes(), new.tags_file.read_bytes()
+        new.tags_file.write_bytes(before)
+        old.tags_file.write_bytes(after)
+        file.content = replace(BEFORE, modbus=(old, new))
+        await reloader.reload()
+        assert maps[2:] == [{"old": ["a/b"], "new": ["a/c"]}]

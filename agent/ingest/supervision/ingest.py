@@ -21,7 +21,7 @@ from agent.ingest.supervision.lead_change import EarlierLead
 from agent.ingest.supervision.statistics import SourceStatistics
 from agent.ingest.supervision.supervisor import SourceSupervisor
 from agent.ingest.tags.tag_map import TagMap
-from agent.ingest.tags.watch import TagWatch
+from agent.ingest.tags.watch import TagWatch, log_change
 from agent.settings.sources import SourceSettings
 
 if TYPE_CHECKING:
@@ -83,10 +83,12 @@ class Ingest:
         self._stop.set()
 
     async def change(self, sources: Sequence[SourceSettings], tag_maps: Mapping[str, TagMap]) -> None:
-        """Read these sources from now on. A source with unchanged settings continues undisturbed. Any other stops,
-        delivers what it holds, and restarts if it is among `sources`. Call this while `run` runs."""
+        """Read these sources from now on. A source with unchanged settings continues undisturbed, with its new map if
+        `tag_maps` has one. Any other stops, delivers what it holds, and restarts if it is among `sources`. Call this
+        while `run` runs."""
         assert self._group is not None, "sources are changed while they run"
         async with self._changing:
+            self._end_background()  # the watch does not know the new maps yet
             kept = {s.name for s in sources if s.name in self._by_name and self._by_name[s.name].settings == s}
             ending = [supervisor.stop() for name, supervisor in self._by_name.items() if name not in kept]
             if ending:
@@ -98,8 +100,9 @@ class Ingest:
             for name, supervisor in self._by_name.items():
                 if name not in kept:
                     supervisor.start(self._group)
+                elif name in tag_maps and log_change(name, supervisor.tags, tag_maps[name]):
+                    supervisor.offer(tag_maps[name])
             self._stale = frozenset()
-            self._end_background()
             self._run_background(self._group)
 
     def begin_recording(self, since_ns: int | None) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from agent.ingest.errors import TagFileProblem, TagFileUnreadable, TagMapError, tag_file_problem
 from agent.ingest.modbus import address as modbus_address
 from agent.ingest.opcua import address as opcua_address
-from agent.ingest.tags.change import clashes
+from agent.ingest.tags.change import admit
 from agent.ingest.tags.sheet import FILE_BYTES_MAX
 from agent.ingest.tags.tag_map import Dialect, TagMap, read_tag_map
 from agent.settings.sources import ModbusSourceSettings, SourceSettings
@@ -64,20 +64,24 @@ def find_tag_files(sources: Iterable[SourceSettings]) -> dict[str, TagFile | tup
     return found
 
 
-def load_tag_files(sources: Iterable[SourceSettings], others: Mapping[str, TagMap]) -> dict[str, TagFile]:
-    """The tag files of these sources. Raises one TagMapError with the problems of all of them. `others` are the maps of
-    other sources, which must not have the same tags."""
-    files: dict[str, TagFile] = {}
-    problems: list[TagFileProblem] = []
-    for name, found in find_tag_files(sources).items():
-        if isinstance(found, TagFile):
-            files[name] = found
-        else:
-            problems += found
-    problems += [problem for _, _, problem in clashes({**others, **{name: file.map for name, file in files.items()}})]
+def load_tag_files(
+    sources: Iterable[SourceSettings], in_force: Mapping[str, TagMap], going_on: Collection[str] = ()
+) -> dict[str, TagFile]:
+    """The tag files of these sources. Raises one TagMapError with the problems of all of them, except of those that are
+    `going_on`: they keep their maps in force, or get their files, if these are right and differ."""
+    found = find_tag_files(sources)
+    files = {name: file for name, file in found.items() if isinstance(file, TagFile)}
+    before = {name: tags for name, tags in in_force.items() if name in found}
+    admission = admit(before, {name: file.map for name, file in files.items()})
+    refused = {name: file for name, file in found.items() if not isinstance(file, TagFile)} | dict(admission.problems)
+    problems = [problem for name in found if name not in going_on for problem in refused.get(name, ())]
     if problems:
         raise TagMapError(problems)
-    return files
+    return {
+        name: files[name]
+        for name, tags in admission.maps.items()
+        if name not in going_on or tags.digest != in_force[name].digest
+    }
 
 
 def load_tag_maps(sources: Iterable[SourceSettings]) -> dict[str, TagMap]:

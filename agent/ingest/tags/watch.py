@@ -39,6 +39,19 @@ class _Content:
     data: bytes = b""
 
 
+def log_change(source: str, before: TagMap, found: TagMap) -> bool:
+    """Log that a source gets a new map; False if it reads the same."""
+    change = difference(before, found)
+    if change.is_empty:
+        return False
+    counts = {kind: len(getattr(change, kind)) for kind in ("added", "removed", "changed", "kept")}
+    extra = {"action": "tag_file_changed", "source": source, "file": found.file, **counts}
+    log.info("tag file changed", extra=extra)
+    for note in found.notes:
+        log.warning("tag file has a note", extra={"action": "tag_file_note", "note": note})
+    return True
+
+
 class TagWatch:
     """The tag files of sources. `maps` are the tag maps in force, also of sources that are not watched, `problems` why
     a file is not in force. `keep` is called in a thread with the bytes of the files that come into force."""
@@ -84,16 +97,8 @@ class TagWatch:
             await asyncio.to_thread(self._keep, kept)
         for name, found in admission.maps.items():
             self._contents[name].data = b""
-            change = difference(self._maps[name], found)
-            self._maps[name] = found
-            if not change.is_empty:
-                counts = {kind: len(getattr(change, kind)) for kind in ("added", "removed", "changed", "kept")}
-                log.info(
-                    "tag file changed",
-                    extra={"action": "tag_file_changed", "source": name, "file": found.file, **counts},
-                )
-                for note in found.notes:
-                    log.warning("tag file has a note", extra={"action": "tag_file_note", "note": note})
+            before, self._maps[name] = self._maps[name], found
+            if log_change(name, before, found):
                 self._on_map(name, found)
         for name, content in self._contents.items():
             self._report(name, content.problems or admission.problems.get(name, ()))
