@@ -11,6 +11,7 @@ section, so that the others can be used (`Sections`); `load` wants them all to b
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
 import re
@@ -115,12 +116,14 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Sections:
-    """The sections of a node.toml, each by itself. `settings` is None if there is any problem."""
+    """The sections of a node.toml, each by itself. `settings` is None if there is any problem. `profiles` are the files
+    of the device profiles that it names."""
 
     file: Path
     problems: tuple[SettingProblem, ...]
     settings: NodeSettings | None
     all: tuple[Section, ...]
+    profiles: tuple[Path, ...] = ()
 
     def named(self, kind: str) -> list[Any]:
         """The valid sections of a kind."""
@@ -166,6 +169,11 @@ class Sections:
         """The valid sources of all protocols."""
         return (*self.opcua, *self.modbus)
 
+    @property
+    def named_files(self) -> tuple[Path, ...]:
+        """The tag files and device profiles of all sources."""
+        return (*self.profiles, *(source.tags_file for source in self.sources))
+
 
 def load(file: Path) -> NodeSettings:
     """The settings in `file`. Raises ConfigError with every problem found."""
@@ -177,49 +185,48 @@ class ConfigFile:
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self._awaited: tuple[Path, ...] = ()
+        self._named: tuple[Path, ...] = ()
         self._digest = self._digest_read = b""
 
     def load(self) -> NodeSettings:
         """The settings in the file. A file that is refused counts as not used. Raises ConfigError."""
-        digest = self._present_digest()  # before it is read, so that no later change is missed
-        self._digest_read = self._awaited_digest()
-        settings = load(self.file)
+        digest = _digest_of(self.file)  # before it is read, so that no later change is missed
+        sections = self._read(digest)
+        if sections.settings is None:
+            raise ConfigError(self.file, sections.problems)
         self._digest = digest
-        return settings
+        return sections.settings
 
     def load_sections(self) -> Sections:
         """The sections of the file, for a start. It counts as used, whatever its problems. Raises ConfigError."""
-        digest = self._digest_read = self._present_digest()
-        sections = load_sections(self.file)
+        digest = _digest_of(self.file)
+        sections = self._read(digest)
         self._digest = digest
         return sections
 
-    def await_files(self, files: Iterable[Path]) -> None:
-        """Count this file as unread also when one of these changes: without them a part of it is not in force."""
-        self._awaited = tuple(files)
-        self._digest_read = self._awaited_digest()
-
     def is_changed(self) -> bool:
         """Whether the content of the file differs from the content that was last used."""
-        return self._present_digest() != self._digest
+        return _digest_of(self.file) != self._digest
 
     def is_unread(self) -> bool:
-        """Whether the content of the file, or of an awaited one, differs from what was last read, used or refused."""
-        return self._awaited_digest() != self._digest_read
+        """Whether the content of the file, or of a tag file or device profile that it names, differs from what was
+        last read, used or refused."""
+        return _digest_of(self.file, *self._named) != self._digest_read
 
-    def _present_digest(self) -> bytes:
-        return _digest_of(self.file)
+    def _read(self, digest: bytes) -> Sections:
+        self._digest_read = digest + _digest_of(*self._named)
+        sections = load_sections(self.file)
+        self._named = sections.named_files
+        self._digest_read = digest + _digest_of(*self._named)
+        return sections
 
-    def _awaited_digest(self) -> bytes:
-        return b"".join(map(_digest_of, (self.file, *self._awaited)))
 
-
-def _digest_of(file: Path) -> bytes:
-    try:
-        return hashlib.blake2b(file.read_bytes()).digest()
-    except OSError:
-        return b""
+def _digest_of(*files: Path) -> bytes:
+    found = b""
+    for file in files:
+        with contextlib.suppress(OSError, ValueError):  # ValueError: a name that no file can have
+            found += hashlib.blake2b(file.read_bytes()).digest()
+    return found
 
 
 def load_sections(file: Path) -> Sections:
@@ -273,7 +280,7 @@ def _sections(table: Mapping[str, object], file: Path) -> Sections:
         for problem in reader.problems
     )
     if not problems:
-        return Sections(file, (), settings, tuple(_valid_sections(settings)))
+        return Sections(file, (), settings, tuple(_valid_sections(settings)), tuple(reader.profiles))
     of_section: dict[str, list[SettingProblem]] = {}
     for problem in problems:
         of_section.setdefault(problem.section, []).append(problem)
@@ -301,7 +308,7 @@ def _sections(table: Mapping[str, object], file: Path) -> Sections:
         entries = table[word]
         unknown = entries if isinstance(entries, list) else [entries]
         sections += [Section(kind, word, name_of(entry), None, tuple(of_section[word])) for entry in unknown]
-    return Sections(file, problems, None, tuple(sections))
+    return Sections(file, problems, None, tuple(sections), tuple(reader.profiles))
 
 
 def _valid_sections(settings: NodeSettings) -> Iterator[Section]:
@@ -346,6 +353,7 @@ def _with_profiles(reader: _Reader, table: Mapping[str, object]) -> Mapping[str,
             merged.append(source)
             continue
         file = profile_file(reader.folder, device)
+        reader.profiles.append(file)
         problems_before = len(reader.problems)
         defaults = _read_profile(reader, file, f"modbus[{index}].device", device)
         if len(reader.problems) > problems_before:
@@ -421,6 +429,7 @@ class _Reader:
         self.folder = folder
         self.problems: list[SettingProblem] = []
         self.places: dict[str, str] = {}  # file and name of a value from a profile, by its path in node.toml
+        self.profiles: list[Path] = []
         self.without_profile = set[str]()  # sections whose profile cannot be used
 
     def table(self, kind: type[SettingsT], found: object, path: str) -> SettingsT:

@@ -63,8 +63,6 @@ def read_start(file: ConfigFile) -> Start:
         running = {name for name in sources.problems if sources.maps[name].tags}
         files |= {name: kept.tag_files[name] for name in running}
     stale = [present for present in settings.sources if present not in sources.sources]
-    if stale:
-        file.await_files(present.tags_file for present in stale)
     why = "its tag file is wrong, and belongs to this section"
     not_in_force = [NotInForce(f"source {present.name}", why, is_kept=True) for present in stale]
     return Start(

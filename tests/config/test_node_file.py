@@ -380,6 +380,28 @@ def test_a_file_that_was_refused_is_not_read_again_until_it_changes(tmp_path: Pa
     assert (file.is_changed(), file.is_unread()) == (False, False)
 
 
+def test_a_file_counts_as_unread_when_a_file_that_it_names_has_changed(tmp_path: Path) -> None:
+    """A node that started without a part, because of a device profile or a tag file, needs no edit of node.toml once
+    these are right. Each content counts once, also that of a profile that nobody can write."""
+    path, profile = tmp_path / "node.toml", tmp_path / "pa.toml"
+    section = '[[modbus]]\nname = "{}"\nhost = "h"\ntags_file = "{}.csv"\naddress_base = 0\n'
+    odd = section.format("odd", "odd") + 'device = "\\u0000"\n'
+    path.write_text('[node]\nzone = "a"\n' + section.format("m", "m") + 'device = "pa.toml"\n' + odd)
+    file = ConfigFile(path)
+    assert len(file.load_sections().problems) == 2
+    changes = (
+        (profile, 'description = "d"\n'),
+        (tmp_path / "m.csv", "tag\n"),
+        (path, path.read_text().replace(odd, "")),
+    )
+    for changed, text in changes:
+        assert not file.is_unread()
+        changed.write_text(text)
+        assert file.is_unread()
+        assert bool(file.load_sections().problems) is (changed is not path)
+    assert not file.is_unread()
+
+
 def test_the_file_of_a_second_gateway(tmp_path: Path) -> None:
     """A node with a name of its own has it in the file, and its certificate is the one of that name."""
     text = node_toml("plant-a", name="plant-a-2")
