@@ -41,6 +41,7 @@ from tests.sim import first_seed, patient, scaled
 from tests.support.virtual_time import STARTED_S
 
 CALM_S = 150
+TAKE_OVER_NS = 15 * 10**9  # from an edit to the poll that takes it over, at a slow gateway
 DEFECT_SEEDS = 60
 KINDS = {1: "uint16", 2: "uint32", 4: "uint64"}  # by registers
 
@@ -211,7 +212,7 @@ class Simulation:
         found = [0]
         for at_ns, tags in self.maps:
             mine = next((read.interval_ms for read in tags.tags if read.definition.subject == subject), 0)
-            found = [*(found if at_ns > first_ns - 3 * 10**9 else []), mine] if at_ns < last_ns else found
+            found = [*(found if at_ns > first_ns - TAKE_OVER_NS else []), mine] if at_ns < last_ns else found
         return found
 
     def _offer_map(self, supervisor: SourceSupervisor) -> None:
