@@ -6,6 +6,7 @@ Spark wraps them as text in its own exceptions, so each text names the thing and
         OptionError             an option of the data source, or a requested schema, is wrong
         SettingsError           the TOML of the jobs is wrong
         StreamUnknown           the store has no stream of that name
+            StoreEmpty          it has none at all yet
         FactsGone               facts of the requested range are no longer, or not yet, in the store
         ConsumerRefused         a consumer cannot be registered or confirmed this way
         NodeUnavailable         a node cannot be asked over MQTT: certificate, rights, connection, or the node itself
@@ -48,6 +49,10 @@ class SettingsError(SparkError):
 
 class StreamUnknown(SparkError):
     """The store has no stream of that name."""
+
+
+class StoreEmpty(StreamUnknown):
+    """The store has no stream yet: its node has just been installed."""
 
 
 class FactsGone(SparkError):

@@ -8,6 +8,7 @@ stream. Spark keeps that plan with the DataFrame, and the filters that were push
 from __future__ import annotations
 
 import gc
+import logging
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -18,12 +19,14 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
 from pyspark_bsfg.dictionary import Dictionary
-from pyspark_bsfg.errors import OptionError, briefly
+from pyspark_bsfg.errors import OptionError, StoreEmpty, briefly
 from pyspark_bsfg.options import NODE_PARTITIONS, Options
 from pyspark_bsfg.pruning import Pruning
 from pyspark_bsfg.ranges import OffsetRange, recorded, resolve, split, task_count
 from pyspark_bsfg.schema import arrow_schema
 from pyspark_bsfg.transports import Asked, HoleLog, Place, places, record_batches
+
+log = logging.getLogger(__name__)
 
 
 @cache
@@ -68,7 +71,7 @@ class BsfgReader(DataSourceReader):
             raise OptionError(
                 f"startingOffsets or endingOffsets for {len(stores)} stores", "each has its own; read one"
             )
-        parts = [self._parts(place) for place in stores]
+        parts = [self._parts(place, is_only=len(stores) == 1) for place in stores]
         facts = [sum(span.facts for span in found) for _, found in parts]
         total = sum(facts)
         tasks = task_count(total, usual_tasks(options), options.partitions, options.partition_facts_max)
@@ -93,11 +96,18 @@ class BsfgReader(DataSourceReader):
             yield from record_batches(source, asked, arrow_schema(self.schema), missing, self.pruning)
         missing.sum_up()
 
-    def _parts(self, place: Place) -> tuple[str, list[OffsetRange]]:
-        """The life at the end of the log of one store, and the ranges to read."""
+    def _parts(self, place: Place, *, is_only: bool) -> tuple[str, list[OffsetRange]]:
+        """The life at the end of the log of one store, and the ranges to read. One of several that is empty yet does
+        not keep anybody from reading the others."""
         options = self.options
         with place.opened() as source:
-            held = source.bounds(options.stream)
+            try:
+                held = source.bounds(options.stream)
+            except StoreEmpty as error:
+                if is_only:
+                    raise
+                log.warning("nothing is read of it: %s", error)
+                return "", []
             whole = resolve(held.offsets, options.start_offset, options.end_offset)
             if (options.since_unix_ms, options.before_unix_ms) != (None, None):
                 whole = recorded(whole, source.marks(options.stream), options.since_unix_ms, options.before_unix_ms)

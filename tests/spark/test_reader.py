@@ -68,17 +68,22 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("tasks", [1, 2, 7])
 def test_every_fact_is_read_once_whatever_the_number_of_tasks(path: Path, tmp_path: Path, tasks: int) -> None:
     """Tasks begin and end inside batches; together they give the rows of two stores that the oracle expects, in
-    order."""
+    order. A third one that has no stream yet does not keep anybody from reading these, and is an error alone."""
     long, short = [*RUN, *(Sample(1, NOON_NS + n, float(n)) for n in range(500))], RUN[:3]
     making.store(tmp_path / "short.db", [short])
+    making.store(tmp_path / "new.db", [])
     expected = list[dict[str, Any]]()
     for file, samples in ((path, long), (tmp_path / "short.db", short)):
         with StoreFile(str(file)).opened() as source:
             (origin,) = source.reader.origins()
         expected += [making.row(sample, n, origin, n) for n, sample in enumerate(samples, 1)]
-    rows = read(path, numPartitions=tasks, paths=json.dumps([str(tmp_path / "short.db")]))
+    rows = read(
+        path, numPartitions=tasks, paths=json.dumps([str(tmp_path / f"{name}.db") for name in ("new", "short")])
+    )
     found = [row | {"ts": row["ts"].astimezone(expected[0]["ts"].tzinfo)} for row in rows]
     making.same(found, expected)
+    with pytest.raises(StreamUnknown, match=r"new.db holds no stream 'facts.telemetry'; it holds: none yet"):
+        read(tmp_path / "new.db")
 
 
 def test_the_reader_says_what_a_signature_proves(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from agent.lease import LeaseClaim
 from agent.pages import Start
 from agent.positions import Position
 from pyspark_bsfg.dictionary import Dictionary, Named
-from pyspark_bsfg.errors import ConsumerRefused, FactsGone, StoreUnreadable, StreamUnknown
+from pyspark_bsfg.errors import ConsumerRefused, FactsGone, StoreEmpty, StoreUnreadable, StreamUnknown
 from pyspark_bsfg.pruning import Pruning
 from pyspark_bsfg.ranges import OffsetRange, joined
 from pyspark_bsfg.transports.ports import Asked, Bounds, Page, PlacedBatch, Registration
@@ -78,7 +78,8 @@ class StoreFileSource:
         streams = {known.name: known for known in self.reader.streams()}
         if stream not in streams:
             names = ", ".join(sorted(streams)) or "none yet"
-            raise StreamUnknown(f"{self.name} holds no stream {stream!r}", f"it holds: {names}")
+            error = StreamUnknown if streams else StoreEmpty
+            raise error(f"{self.name} holds no stream {stream!r}", f"it holds: {names}")
         found = streams[stream]
         log = self.reader.log(stream)
         here = None if read is None else self.reader.resolve(stream, read)
