@@ -41,7 +41,7 @@ from tests.sim import first_seed, patient, scaled
 from tests.support.virtual_time import STARTED_S
 
 CALM_S = 150
-TAKE_OVER_NS = 15 * 10**9  # from an edit to the poll that takes it over, at a slow gateway
+NEXT_POLL_NS, TAKE_OVER_NS = 3 * 10**9, 15 * 10**9  # from an edit to the poll that takes it over: usually, at most
 DEFECT_SEEDS = 60
 KINDS = {1: "uint16", 2: "uint32", 4: "uint64"}  # by registers
 
@@ -208,11 +208,14 @@ class Simulation:
                 assert longest_s <= limit_s, f"undeclared: {subject} {longest_s} of {limit_s} s, {before} {after}"
 
     def _intervals(self, subject: str, first_ns: int, last_ns: int) -> list[int]:
-        """The poll intervals of a tag in this time, in ms; 0: it was in no map."""
+        """The poll intervals of a tag in this time, in ms; 0: it was in no map. An older map may be polled for a
+        while."""
         found = [0]
         for at_ns, tags in self.maps:
-            mine = next((read.interval_ms for read in tags.tags if read.definition.subject == subject), 0)
-            found = [*(found if at_ns > first_ns - TAKE_OVER_NS else []), mine] if at_ns < last_ns else found
+            if at_ns < last_ns:
+                mine = next((read.interval_ms for read in tags.tags if read.definition.subject == subject), 0)
+                is_old, is_over = at_ns <= first_ns - NEXT_POLL_NS, at_ns <= first_ns - TAKE_OVER_NS
+                found = [*(known for known in found if not is_over and (known or not is_old)), mine]
         return found
 
     def _offer_map(self, supervisor: SourceSupervisor) -> None:
