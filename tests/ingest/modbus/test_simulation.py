@@ -160,8 +160,9 @@ class Simulation:
         """All faults end: every tag of the last map is good again."""
         self.device.recover()
         self.store.refusing, self.store.failing_futures = False, 0
+        await asyncio.sleep(CALM_S / 2)  # tidy: virtual time
         self._offer_map(supervisor)
-        await asyncio.sleep(CALM_S)  # tidy: virtual time
+        await asyncio.sleep(CALM_S / 2)  # tidy: virtual time
         assert not supervisor.unexpected, f"unexpected: {supervisor.unexpected}"
         assert supervisor.is_connected, f"not connected: {supervisor.statistics().last_error}"
         for name in (read.name for read in self.maps[-1][1].tags):
