@@ -51,6 +51,7 @@ class PlayedSource:
         async def run(source: ModbusSource, on_up: Callable[[], None]) -> None:
             while source._delivery.is_standby:
                 await source._delivery.stand_by(0.01)
+            source._delivery.take_over_map(source.clock.now_ns())
             await life(source, on_up)
 
         self._monkeypatch.setattr(ModbusSource, "run", run)

@@ -303,8 +303,6 @@ class SourceSupervisor:
         """Before anything is recorded: continue where an earlier process of this node ended, or another gateway, if
         that recorded later. The time since then is an outage."""
         source, delivery, parts, stored = self._source, self._delivery, dict[str, Stored](), list[Newest]()
-        if not delivery.tags:
-            delivery.take_over_map(source.clock.now_ns())
         if self._stored is not None and self._search is not None:
             parts |= await asyncio.to_thread(self._stored.completeness, self.settings.name)
             for stream, numbers in delivery.numbers_by_stream().items():
@@ -344,9 +342,12 @@ class SourceSupervisor:
     async def _number_offer(self) -> None:
         offered = self._tags
         numbers = await self._recorder.define([tag.definition for tag in offered.tags])
-        if offered is self._tags:  # otherwise a newer one was offered meanwhile
+        is_first = not self._has_numbers.is_set()
+        if offered is self._tags or is_first:  # otherwise a newer one was offered meanwhile
             self._delivery.offer_map(offered.tags, numbers)
             self._has_numbers.set()
+        if is_first:  # before a newer one replaces it: what the tags that end with it have missed is declared
+            self._delivery.take_over_map(self._source.clock.now_ns())
 
     def _become(self, event: SourceEvent) -> None:
         self._state = next_state(self._state, event)

@@ -147,7 +147,7 @@ class Simulation:
     def _disturb(self, supervisor: SourceSupervisor) -> None:
         """An operator edits tags, the store refuses."""
         act = self.random.random()
-        if act < 0.1 and supervisor._delivery.tags:  # a map before the first one is numbered replaces it
+        if act < 0.1:
             self._offer_map(supervisor)
         elif act < 0.12:
             supervisor.retry()
@@ -160,9 +160,8 @@ class Simulation:
         """All faults end: every tag of the last map is good again."""
         self.device.recover()
         self.store.refusing, self.store.failing_futures = False, 0
-        await asyncio.sleep(CALM_S / 2)  # tidy: virtual time
         self._offer_map(supervisor)
-        await asyncio.sleep(CALM_S / 2)  # tidy: virtual time
+        await asyncio.sleep(CALM_S)  # tidy: virtual time
         assert not supervisor.unexpected, f"unexpected: {supervisor.unexpected}"
         assert supervisor.is_connected, f"not connected: {supervisor.statistics().last_error}"
         for name in (read.name for read in self.maps[-1][1].tags):
