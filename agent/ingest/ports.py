@@ -71,8 +71,8 @@ class StoredFacts(Protocol):
         under other numbers (live, from history, before an edit) are included. None if there are more than `times_max`.
         Raises StoredUnreadable."""
 
-    def open_outages(self, source: str) -> Sequence[int]:
-        """The first times of the declared outages of a source that were not filled from history."""
+    def open_outages(self, source: str) -> Sequence[tuple[int, int]]:
+        """The first and last times of the declared outages of a source that were not filled from history."""
 
 
 KeepFiles = Callable[[Mapping[str, bytes]], None]

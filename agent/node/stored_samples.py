@@ -71,15 +71,16 @@ class StoredSamples:
             raise StoredUnreadable(f"the store cannot say what it holds of stream {stream}: {error}") from error
         return found
 
-    def open_outages(self, source: str) -> Sequence[int]:
-        """First times of outages of a source that no later fact declares filled, newest first."""
-        filled, found = set[str](), dict[str, int]()
+    def open_outages(self, source: str) -> Sequence[tuple[int, int]]:
+        """First and last times of outages of a source that no later fact declares filled, newest first."""
+        filled, found = set[str](), dict[str, tuple[int, int]]()
         for gap in self._gap_facts(source, GAP_PREDICATE, FILL_PREDICATE):
             filled.update(gap.outages)  # also of outages whose own fact came from the other node since
-            first_ns = parse_time_ns(gap.first) if gap.reason in OUTAGE_REASONS and gap.first not in found else None
-            if first_ns is not None:
-                found[gap.first] = first_ns
-        return [first_ns for first, first_ns in found.items() if first not in filled]
+            first_ns, last_ns = parse_time_ns(gap.first), parse_time_ns(gap.last)
+            if gap.reason in OUTAGE_REASONS and first_ns is not None and last_ns is not None:
+                _, known_ns = found.get(gap.first, (first_ns, last_ns))
+                found[gap.first] = first_ns, max(last_ns, known_ns)
+        return [outage for first, outage in found.items() if first not in filled]
 
     def _gap_facts(self, source: str, *predicates: str) -> Iterator[_GapTexts]:
         """The contents of the facts of these predicates about a source, newest first; none if the store cannot be

@@ -87,7 +87,7 @@ def test_the_search_at_the_start_ends_at_its_depth(tmp_path: Path, monkeypatch: 
         monkeypatch.setattr(stored_samples, "NEWEST_DEPTH_FACTS", 5)
         assert stored.newest_samples(STREAM, [2]) == {}
         monkeypatch.setattr(stored_samples, "OUTAGE_DEPTH_FACTS", 6)
-        assert stored.open_outages("plc") == [10 * S]
+        assert stored.open_outages("plc") == [(10 * S, 11 * S)]
 
 
 def test_a_store_that_cannot_be_read_holds_no_source_up(store: FactStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +124,7 @@ def test_what_applications_append_under_our_predicates_is_no_outage(store: FactS
     foreign = Message(Envelope("foreign", "plant-a", "*", 1), Fact("source:plc", "samples_lost", content.encode()))
     store.appends.append_message("facts.operational", foreign).result()
     stored = StoredSamples(store.reader)
-    assert stored.open_outages("plc") == [10 * S]
+    assert stored.open_outages("plc") == [(10 * S, 11 * S)]
 
 
 def outage(first_s: int) -> Message:
@@ -178,7 +178,7 @@ def test_an_outage_is_open_until_a_fact_names_it_as_filled(store: FactStore) -> 
     ):
         store.appends.append_message("facts.operational", message).result()
     stored = StoredSamples(store.reader)
-    assert stored.open_outages("plc") == [50 * S, 30 * S + 100]
+    assert stored.open_outages("plc") == [(50 * S, 51 * S), (30 * S + 100, 40 * S)]
 
 
 def test_a_source_is_complete_up_to_what_was_recorded_last(tmp_path: Path) -> None:
@@ -296,7 +296,7 @@ def test_an_outage_of_the_other_node_may_be_filled_here(two: Two) -> None:
     two.lead(1)
     two.stores[1].appends.append_message("facts.operational", filled).result()
     two.pull(1)
-    assert StoredSamples(two.stores[1].reader).open_outages("plc") == [30 * S]
+    assert StoredSamples(two.stores[1].reader).open_outages("plc") == [(30 * S, 31 * S)]
 
 
 def test_a_tag_that_the_other_node_took_out_of_service_is_not_removed_again(two: Two) -> None:

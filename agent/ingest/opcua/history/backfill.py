@@ -95,10 +95,10 @@ class _Job:
     values: int = 0
 
     def touches(self, later: _Job) -> bool:
-        """Whether both are gaps to be read together: their times overlap or are close."""
-        are_gaps = self.cause == later.cause == "gap" and self.slices is None
+        """Whether both are to be read together: their times overlap or are close."""
+        are_alike = self.cause == later.cause != "request" and self.slices is None
         first_ns, last_ns = self.first_ns - UNDELIVERED_NS_MAX, self.last_ns + UNDELIVERED_NS_MAX
-        return are_gaps and first_ns <= later.last_ns and later.first_ns <= last_ns
+        return are_alike and first_ns <= later.last_ns and later.first_ns <= last_ns
 
     def with_all_of(self, earlier: _Job) -> _Job:
         """Both merged, before either has begun."""
@@ -127,7 +127,7 @@ class HistoryBackfill:
         self._endless: set[int] = set()  # tags whose history never ends; it is read again on request
         self._gone: dict[int, tuple[int, int]] = {}  # by tag whose node was gone: the times that were not read
         self._asked_s = 0.0  # when the store was searched for the present slice
-        self._unfilled: tuple[int, ...] | None = None  # outages of earlier processes; None: not searched yet
+        self._unfilled: Sequence[tuple[int, int]] | None = None  # outages of earlier processes; None: not searched yet
         self.now_ns: Callable[[], int] = time.time_ns  # replaced by the server's clock of the source
 
     @property
@@ -156,7 +156,7 @@ class HistoryBackfill:
             if begun.fill is not None:
                 begun.fill.forget_continuation_points()
         if self._unfilled is None:
-            self._unfilled = tuple(await asyncio.to_thread(self._stored.open_outages, self._delivery.source))
+            self._unfilled = await asyncio.to_thread(self._stored.open_outages, self._delivery.source)
         begun_s, failures = time.monotonic(), 0
         while True:
             if self._unfilled and time.monotonic() > begun_s + COMMITTED_S:
@@ -176,14 +176,15 @@ class HistoryBackfill:
             await asyncio.sleep(values / self._rate)
 
     def _add_unfilled(self) -> None:
-        """Add a job for the outages that earlier processes declared and did not fill, after the one for the stop of
-        this node."""
+        """Add jobs for the outages that earlier processes declared and did not fill, after the one for the stop of this
+        node. Each reads on for an hour, in which other losses were declared. An outage may be later than the present,
+        if the server's clock was set back since."""
         known = {first_ns for job in self._jobs for first_ns in job.outages}
-        outages = tuple(first_ns for first_ns in self._unfilled or () if first_ns not in known)
-        self._unfilled = ()
-        if outages:
-            last_ns = self.now_ns() - UNDELIVERED_NS_MAX
-            self._add(_Job("restart", min(outages) - UNDELIVERED_NS_MAX, last_ns, outages=outages))
+        now_ns, unfilled, self._unfilled = self.now_ns(), self._unfilled or (), ()
+        for first_ns, last_ns in sorted(unfilled):
+            if first_ns not in known:
+                until_ns = max(last_ns + 1, min(last_ns + SLICE_NS, now_ns - UNDELIVERED_NS_MAX))
+                self._add(_Job("restart", first_ns - UNDELIVERED_NS_MAX, until_ns, outages=(first_ns,)))
 
     def _next_job(self) -> _Job | None:
         """The job that has begun, otherwise the next one that may."""

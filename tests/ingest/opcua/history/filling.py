@@ -41,7 +41,7 @@ def tag(name: str) -> Tag:
 class FakeStored:
     """What a store holds from earlier processes."""
 
-    def __init__(self, times: Mapping[int, set[int]] | None = None, outages: Sequence[int] = ()) -> None:
+    def __init__(self, times: Mapping[int, set[int]] | None = None, outages: Sequence[tuple[int, int]] = ()) -> None:
         self.times, self.outages = dict(times or {}), outages
         self.is_readable = True
         self.asked: list[tuple[int, int, int]] = []
@@ -66,7 +66,7 @@ class FakeStored:
         found = {n: {t for t in times if first_ns <= t <= last_ns} for n, times in self.times.items() if n in numbers}
         return found if sum(map(len, found.values())) <= times_max else None
 
-    def open_outages(self, source: str) -> Sequence[int]:  # noqa: ARG002
+    def open_outages(self, source: str) -> Sequence[tuple[int, int]]:  # noqa: ARG002
         return self.outages
 
 
