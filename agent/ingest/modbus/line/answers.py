@@ -8,6 +8,9 @@ answers in order. When it answers that request, the open ones before it are sett
 be. This holds over a new connection to a gateway, too, whose serial side is a queue; and it is done with numbers as
 well, because a gateway may take a late answer on its serial side for the next one, and give it our number.
 
+What an earlier process has asked is not known. So a first answer whose number is neither ours, nor 0, nor next to ours
+is dropped as one of those, as long as the request waits.
+
 An exception may answer every open request of its function, whatever its number. It is taken as the answer to the
 oldest; the unit is then asked for another function, whose answer is certain. Core: bytes and times in, answers out.
 """
@@ -62,6 +65,7 @@ class AnswerMatcher:
     def __init__(self, *, is_rtu: bool, first_number: int = 1) -> None:
         self.is_rtu = is_rtu
         self.numbering = Numbering.WRONG if is_rtu else Numbering.UNKNOWN
+        self._is_first = not is_rtu  # nothing has come that may be the answer to a request
         self.received = b""  # since the last request, for the message when none of it is the answer
         self.request = b""  # the last one
         self.late_ns: dict[int, int] = {}  # by unit: how long its last late answer took
@@ -102,6 +106,7 @@ class AnswerMatcher:
     def give_up(self) -> None:
         """No longer wait for the answer. The request stays open."""
         waiting, self._waiting = self._waiting, None
+        self._is_first = self._is_first and not self.received
         if waiting is None:  # it was answered with what is no answer
             return
         if self.numbering is not Numbering.RIGHT or self._rest:
@@ -205,6 +210,8 @@ class AnswerMatcher:
                 self._note_refusal(frame)
                 return True
         found = self._open_request(frame)
+        if found is not None and self._is_first and frame.number not in {0, found.number - 1, found.number + 1}:
+            return False
         return found is not None and self._settle(found, frame, now_ns)
 
     def _may_answer(self, frame: AnswerFrame) -> list[OpenRequest]:
@@ -231,6 +238,7 @@ class AnswerMatcher:
         unit_id = request.shape.unit_id
         requests = self._open[unit_id]
         self._refusing.discard(unit_id)
+        self._is_first = False
         is_waited_for = request is self._waiting
         if is_waited_for:
             if self.numbering is Numbering.UNKNOWN:

@@ -116,6 +116,22 @@ def test_a_wrong_number_is_no_number(wrong: int) -> None:
     assert matcher.receive(answer(other, 8, number=number(second)), 2 * S) is not None
 
 
+def test_an_answer_to_an_earlier_process_is_dropped() -> None:
+    """A gateway may deliver it over the first connection of this one. If our request is not answered after it, the
+    device may be one that always answers with that number: it answers the next one so."""
+    matcher = AnswerMatcher(is_rtu=False, first_number=500)
+    request = matcher.ask(A, 0)
+    assert matcher.receive(answer(A, 8, 9, number=77), 0) is None
+    assert matcher.receive(answer(A, 1, 2, number=sent_number(request)), 0) is not None
+    assert matcher.numbering is Numbering.RIGHT
+    odd = AnswerMatcher(is_rtu=False, first_number=500)
+    odd.ask(A, 0)
+    assert odd.receive(answer(A, 8, 9, number=77), 0) is None
+    odd.give_up()
+    odd.ask(other := distinct(odd, A), S)
+    assert odd.receive(answer(other, 8, number=77), S) is not None
+
+
 def test_right_numbers_drop_a_late_answer() -> None:
     """It is known to be late, and the connection stays good for other units."""
     matcher = AnswerMatcher(is_rtu=False)
