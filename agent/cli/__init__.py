@@ -11,8 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import json
 import math
+import os
+import re
+import stat
 import sys
 from collections.abc import Iterator, Mapping
 from datetime import datetime
@@ -24,7 +28,8 @@ import click
 import agent.cli.node_choice as node_choice  # noqa: PLR0402 a from-import would be a face of this package
 from agent import __version__
 from agent.errors import BsfgError
-from agent.escaping import printable_lines
+from agent.escaping import printable, printable_lines
+from agent.file_replace import write_file
 
 EXTRAS = ("pyspark", "pyarrow")
 """Packages that a gateway does not have, because only Spark and Parquet need them."""
@@ -168,6 +173,26 @@ def writing(file: Path) -> Iterator[None]:
         ) from error
 
 
+def write_whole(file: Path, data: bytes, mode: int = 0o666) -> None:
+    """Write a file for the operator: on a full disk, one that was there stays as it was, and keeps mode and owner in any
+    case. `mode` of a new one, less the umask. Raises ClickException, with the system's reason."""
+    with writing(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if file.exists() and not file.is_file():  # such as /dev/stdout
+            file.write_bytes(data)
+            return
+        target = file.resolve()  # a link to a file stays one
+        os.umask(umask := os.umask(0o077))
+        rights = (mode & ~umask, -1, -1)
+        if target.exists():
+            before = target.stat()
+            rights = (stat.S_IMODE(before.st_mode), before.st_gid, before.st_uid)
+        try:
+            write_file(target, data, *rights)
+        except PermissionError:  # a folder that is closed, a file of another owner, a disk without modes
+            target.write_bytes(data)
+
+
 def print_json(value: object) -> None:
     """Print one value as a line, times in ISO 8601."""
     click.echo(json.dumps(value, ensure_ascii=False, default=datetime.isoformat))
@@ -181,12 +206,28 @@ def print_either(value: object, *lines: str, as_json: bool) -> None:
         click.echo("\n".join(lines))
 
 
+def _prepare_streams() -> None:
+    """What is printed to a closed stream vanishes, and no other file gets its descriptor. Characters that the encoding
+    of the output lacks are escaped."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "r+", encoding="utf-8"))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
 def main() -> None:
     """Entry point of the `bsfg` command."""
     if sys.flags.optimize:
         sys.exit("bsfg: python -O removes the assertions that this program relies on; start it without -O")
+    _prepare_streams()
     try:
         bsfg(prog_name="bsfg")
+    except UnicodeEncodeError:
+        word = next((word for word in sys.argv if re.search("[\ud800-\udfff]", word)), None)
+        if word is None:
+            raise
+        sys.exit(f"bsfg: '{printable(word)}' is not text in UTF-8; set the terminal to UTF-8, or save the script so")
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in EXTRAS:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import struct
 import sys
 import time
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, BinaryIO, TextIO
 import click
 
 from agent.cli import print_json
+from agent.errors import BsfgError
 from agent.escaping import printable, printable_lines
 from agent.message import Value
 
@@ -68,11 +70,41 @@ class PrintableStream(io.TextIOBase):
         return self.inner.fileno()
 
 
+class OutputLost(BsfgError):
+    """Standard output takes no more, as on a full disk."""
+
+    hint = "look at the free space there"
+
+
+class _StandardOutput(PrintableStream):
+    """Standard output, whose errors are OutputLost."""
+
+    def write(self, text: str) -> int:
+        with _output_errors():
+            return super().write(text)
+
+    def flush(self) -> None:
+        with _output_errors():
+            super().flush()
+
+
+@contextlib.contextmanager
+def _output_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if sys.__stdout__ is not None:  # what is left in its buffer would fail again at the end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno())
+        if isinstance(error, BrokenPipeError):  # its reader has enough
+            raise
+        raise OutputLost(f"standard output cannot be written: {error.strerror}") from error
+
+
 @contextlib.contextmanager
 def printable_streams() -> Iterator[None]:
-    """Escape control characters on standard output and standard error while the block runs."""
+    """Escape control characters on standard output and standard error while the block runs. Raises OutputLost."""
     with (
-        contextlib.redirect_stdout(PrintableStream(unwrapped(sys.stdout))),
+        contextlib.redirect_stdout(_StandardOutput(unwrapped(sys.stdout))),
         contextlib.redirect_stderr(PrintableStream(unwrapped(sys.stderr))),
     ):
         yield
@@ -84,8 +116,15 @@ def unwrapped(stream: TextIO) -> TextIO:
 
 
 def echo_csv(line: str) -> None:
-    """Print a line of CSV. Control characters are escaped only on a terminal."""
-    click.echo(line, file=sys.stdout if sys.stdout.isatty() else unwrapped(sys.stdout))
+    """Print a line of CSV. Control characters are escaped only on a terminal. Raises OutputLost."""
+    with _output_errors():
+        click.echo(line, file=sys.stdout if sys.stdout.isatty() else unwrapped(sys.stdout))
+
+
+def echo_file(data: bytes) -> None:
+    """Print the content of a file as it is. Raises OutputLost."""
+    with _output_errors():
+        click.echo(data, nl=False)
 
 
 def redraw(text: str) -> None:

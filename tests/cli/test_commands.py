@@ -2,6 +2,8 @@
 
 import io
 import json
+import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from agent.fact_store import FactStore, StoreReader
 from tests.cli.conftest import Bsfg, typed
 from tests.support import command
 from tests.support.page import shown
+from tests.waiting import LIMIT_S
 
 
 @pytest.fixture
@@ -73,10 +76,17 @@ def test_a_missing_config_names_the_command_that_makes_one(bsfg: Bsfg) -> None:
         (("source", "retry", "press-1"), "no node runs here"),
         (("opcua", "backfill", "press-1", "--from", "1h"), "no node runs here"),
         (("tail", "--config", "elsewhere.toml"), "elsewhere.toml"),
+        (("hardware", "check", "x" * 300), "no gateway profile is called xxx"),
+        (("hardware", "check", "binary"), "binary: is not UTF-8"),
+        (("opcua", "trust", "x" * 300), "is no thumbprint"),
+        (("opcua", "trust", "/proc/self/mem"), "/proc/self/mem cannot be read: "),
+        (("append", "batch:1", "done", '{"a":"\udcfc"}'), "udcfc\"}' is not text in UTF-8"),
+        (("consumer", "remove", "\udcfc"), "udcfc' is not text in UTF-8"),
     ],
 )
-def test_a_refusal_names_the_thing(node: Bsfg, arguments: tuple[str, ...], why: str) -> None:
+def test_a_refusal_names_the_thing(node: Bsfg, tmp_path: Path, arguments: tuple[str, ...], why: str) -> None:
     """What cannot be done ends with status 1 and a sentence, never with a traceback."""
+    (tmp_path / "binary").write_bytes(b"\xff")
     done = node(*arguments)
     assert done.returncode == 1
     assert why in done.stderr
@@ -209,6 +219,58 @@ def test_a_file_that_cannot_be_written_is_named(node: Bsfg, tmp_path: Path, word
     assert done.returncode == 1
     assert f"{words[-1]} cannot be written: " in done.stderr
     assert done.stderr.endswith("look at the rights of its folder, and at the free space\n")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("init", "--zone", "plant-b", "--force"),
+        ("diag", "--yes", "--out", "new.tar.gz"),
+        ("tags", "import", "--from", "kepware", "list.csv", "--out", "tags.csv"),
+    ],
+)
+def test_a_file_is_written_as_a_whole(node: Bsfg, tmp_path: Path, words: tuple[str, ...]) -> None:
+    """On a disk that is full in the middle: the file before stays as it was, and no part of a new one is left."""
+    assert node("append", "batch:1", "done", "{}").returncode == 0
+    (tmp_path / "list.csv").write_text(
+        "Tag Name,Address,Data Type\n" + "".join(f"t{n},{n},Word\n" for n in range(400001, 401000))
+    )
+    (tmp_path / "tags.csv").write_text("in force")
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
+    line = shlex.join(command.words(*words))
+    done = subprocess.run(
+        ["sh", "-c", f"ulimit -f 1; exec {line}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert (done.returncode, "cannot be written: File too large" in done.stderr) == (1, True), done.stderr
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()} == before
+
+
+def test_streams_that_take_no_text(node: Bsfg, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Standard streams that are closed, as in a line for cron, stop no command; a full disk there is named; a reader
+    that has enough is no error; a character that the locale lacks is escaped."""
+
+    def typed_in(words: tuple[str, ...], redirected: str = "") -> "subprocess.CompletedProcess[str]":
+        line = f"{shlex.join(command.words(*words))} {redirected}"
+        shell = ["sh", "-c", line]
+        return subprocess.run(shell, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+
+    monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    assert node("append", "batch:1", "done", '{"a":"\u03a9u"}').returncode == 0
+    done = typed_in(("store", "export", "--format", "csv", "out.csv"), "<&- >&- 2>&-")
+    assert (done.returncode, len((tmp_path / "out.csv").read_text().splitlines())) == (0, 2)
+    for words in (("hardware", "list"), ("tags", "template", "modbus")):
+        done = typed_in(words, ">/dev/full")
+        full = "bsfg: standard output cannot be written: No space left on device; look at the free space there\n"
+        assert (done.returncode, done.stderr) == (1, full)
+    for redirected, printed in (("| head -c 1", "{"), (">out.jsonl && tail -c 12 out.jsonl", '\\u03a9u"}}}\n')):
+        done = typed_in(("tail", "--stream", "facts.operational"), redirected)
+        assert (done.stdout, done.stderr) == (printed, "")
 
 
 def test_what_was_meant_is_named(node: Bsfg) -> None:

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import click
 
-from agent.cli import WRITABLE_FOLDER, NumberRange, json_option, print_json
+from agent.cli import WRITABLE_FOLDER, NumberRange, json_option, print_json, writing
 from agent.errors import BsfgError
 from agent.hardware.fit import Disk, Fit, Load, assess
 from agent.hardware.machine import Machine, MeasuredDisk, measure_disk, read_machine
-from agent.hardware.profile import ARCHITECTURES, Profile, choose, parse_profile, parse_profiles
+from agent.hardware.profile import ARCHITECTURES, Profile, ProfileError, choose, parse_profile, parse_profiles
 
 _POSITIVE = NumberRange(min=0, min_open=True)
 
@@ -81,7 +81,8 @@ def check(
     if profile is None:
         state = Path("/var/lib/bsfg")
         usual = state if os.access(state, os.W_OK) else Path()
-        machine, measured = read_machine(), measure_disk(folder or usual)
+        with writing(folder or usual):
+            machine, measured = read_machine(), measure_disk(folder or usual)
         found = choose(shipped_profiles(), machine.architecture, machine.device_tree, machine.dmi)
     else:
         found = _named(profile)
@@ -113,9 +114,12 @@ def _named(name: str) -> Profile:
     for profile in shipped_profiles():
         if profile.name == name:
             return profile
-    if not Path(name).is_file():
-        raise UnknownProfile(f"no gateway profile is called {name}")
-    return parse_profile(Path(name).read_text(encoding="utf-8"), name)
+    try:
+        return parse_profile(Path(name).read_text(encoding="utf-8"), name)
+    except UnicodeDecodeError as error:
+        raise ProfileError(f"{name}: is not UTF-8") from error
+    except OSError as error:
+        raise UnknownProfile(f"no gateway profile is called {name}") from error
 
 
 def _disk(

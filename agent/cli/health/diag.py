@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import platform
 import re
 import subprocess
@@ -21,7 +22,7 @@ from pathlib import Path
 import click
 
 from agent import __version__
-from agent.cli import FILE, config_option, writing
+from agent.cli import FILE, config_option, write_whole
 from agent.cli.local_node import load_settings
 from agent.config import SECRET_NAME, USER_OF_URL
 
@@ -51,6 +52,9 @@ def diag(config_file: Path, out: Path | None, yes: bool) -> None:
     tests."""
     settings = load_settings(config_file)
     node = settings.node.name
+    file = out or Path(f"bsfg-diag-{node}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.tar.gz")
+    if os.path.lexists(file):  # before the tests
+        raise click.ClickException(f"{file} exists; name another file with --out")
     parts = _parts(config_file, node, [peer.node for peer in settings.peer[:PEERS_MAX]])
     click.echo("The file for support will have:")
     for name, (about, _) in parts.items():
@@ -64,15 +68,15 @@ def diag(config_file: Path, out: Path | None, yes: bool) -> None:
         raise click.UsageError("there is no terminal to ask; give --yes") from None
     if not is_wanted:
         sys.exit(1)
-    file = out or Path(f"bsfg-diag-{node}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.tar.gz")
-    with writing(file), tarfile.open(file, "x:gz") as tar:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
         for name, (_, read) in parts.items():
             data = read().encode(errors="replace")
             entry = tarfile.TarInfo(f"bsfg-diag/{name}")
             entry.size, entry.mtime, entry.mode = len(data), int(time.time()), 0o640
             tar.addfile(entry, io.BytesIO(data))
-    file.chmod(0o600)
-    click.echo(f"{file}: {file.stat().st_size / 1000:,.0f} kB")
+    write_whole(file, packed.getvalue(), 0o600)
+    click.echo(f"{file}: {len(packed.getvalue()) / 1000:,.0f} kB")
 
 
 def _parts(config_file: Path, zone: str, peers: list[str]) -> dict[str, tuple[str, Callable[[], str]]]:

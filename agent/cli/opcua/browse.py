@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from agent.cli import FILE_OR_STDOUT, json_option, print_json, writing
+from agent.cli import FILE_OR_STDOUT, json_option, print_json, write_whole
 from agent.cli.opcua.options import SourceConnection, connection_of, connection_options
-from agent.cli.terminal import Progress
+from agent.cli.terminal import Progress, echo_file
 from agent.escaping import printable
 from agent.ingest.opcua.explore.explorer import explore, row_text
 from agent.ingest.opcua.explore.tag_rows import tag_file
@@ -69,11 +69,9 @@ def browse(csv_file: Path | None, force: bool, as_json: bool, **options: Any) ->
     if csv_file is not None and found:
         data = tag_file([row for _, row in found])
         if csv_file == STDOUT:
-            click.echo(data, nl=False)
+            echo_file(data)
         else:
-            with writing(csv_file):
-                csv_file.parent.mkdir(parents=True, exist_ok=True)
-                csv_file.write_bytes(data)
+            write_whole(csv_file, data)
             click.echo(f"wrote {len(found):,} tags to {csv_file}")
     elif as_json:
         for variable, row in found:

@@ -5,6 +5,7 @@ that they use."""
 
 from __future__ import annotations
 
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -49,12 +50,12 @@ def trust(
             raise click.UsageError("name the THUMBPRINT or FILE that is meant")
         _list(folder, as_json=as_json)
         return
-    file = Path(what)
-    if issuer or crl or (not remove and file.is_file()):
-        if not file.is_file():
+    is_file = os.path.isfile(what)  # noqa: PTH113 Path.is_file raises for a long name
+    if issuer or crl or (not remove and is_file):
+        if not is_file:
             raise click.UsageError(f"{what} is not a file")
         name = "issuers" if issuer else "crl" if crl else "trusted"
-        text = f"{name}: {folder.add(name, file.read_bytes())}"
+        text = f"{name}: {folder.add(name, _content(Path(what)))}"
     elif remove:
         text = f"no longer trusted: {folder.distrust(what).file}"
     else:
@@ -66,6 +67,13 @@ def trust(
     click.echo(f"{text}; sources apply it at their next connection")
     for name in retried:
         click.echo(f"{name} connects now; see bsfg status")
+
+
+def _content(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise click.ClickException(f"{file} cannot be read: {error.strerror}; let this user read it") from error
 
 
 def _retry(config_file: Path, folder: Path) -> list[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from agent.cli import PATH, writing
+from agent.cli import PATH, write_whole, writing
 from agent.cli.node_choice import DEFAULT_CONFIG
 from agent.cli.prepare import unit
 from agent.message import ZONE
@@ -36,9 +36,7 @@ def node_toml(zone: str, state_dir: Path | None = None, name: str = "") -> str:
 
 def write_node_toml(config_file: Path, text: str) -> None:
     """Write the file. In /etc/bsfg, the group of the folder, which is the node's, may read it."""
-    with writing(config_file):
-        config_file.parent.mkdir(parents=True, exist_ok=True)
-        config_file.write_text(text, encoding="utf-8")
+    write_whole(config_file, text.encode())
     if os.geteuid() == 0 and unit.is_of_unit(config_file):
         os.chown(config_file, -1, config_file.parent.stat().st_gid)
         config_file.chmod(0o640)

@@ -16,7 +16,7 @@ import click
 
 from agent.cli import FILE, config_option, json_option, print_json
 from agent.cli.source.access import named_source
-from agent.cli.terminal import print_check
+from agent.cli.terminal import echo_file, print_check
 from agent.config import ConfigError, load_sections
 from agent.ingest import TagMap, TagMapError, load_tag_map
 from agent.ingest.tags.change import clashes, difference
@@ -90,7 +90,7 @@ def template(protocol: str, as_toml: bool, schema: bool) -> None:
     elif as_toml:
         click.echo(example_toml(dialect), nl=False)
     else:
-        click.echo(example_csv(dialect), nl=False)
+        echo_file(example_csv(dialect))
 
 
 @click.command()

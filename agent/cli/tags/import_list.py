@@ -8,8 +8,9 @@ from pathlib import Path
 
 import click
 
-from agent.cli import FILE, FILE_OR_STDOUT, writing
+from agent.cli import FILE, FILE_OR_STDOUT, write_whole
 from agent.cli.tags.commands import PROTOCOLS, temporary_source
+from agent.cli.terminal import echo_file
 from agent.ingest import TagMapError
 from agent.ingest.tags.file import dialect_of
 from agent.ingest.tags.foreign import ignition, kepware, neuron
@@ -75,10 +76,9 @@ def import_list(
     except TagMapError as error:
         sys.exit("".join(f"bsfg: {problem}\n" for problem in error.problems).rstrip())
     if out is None:
-        click.echo(data, nl=False)
+        echo_file(data)
     else:
-        with writing(out):
-            out.write_bytes(data)
+        write_whole(out, data)
     _report(found, file, f"{len(found.rows)} tags{'' if out is None else f' written to {out}'}", protocol, base)
     sys.exit(1 if found.refused else 0)
 
