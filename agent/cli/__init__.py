@@ -174,8 +174,8 @@ def writing(file: Path) -> Iterator[None]:
 
 
 def write_whole(file: Path, data: bytes, mode: int = 0o666) -> None:
-    """Write a file for the operator: on a full disk, one that was there stays as it was, and keeps mode and owner in any
-    case. `mode` of a new one, less the umask. Raises ClickException, with the system's reason."""
+    """Write a file for the operator: on a full disk, one that was there stays as it was, and keeps mode and owner in
+    any case. `mode` of a new one, less the umask. Raises ClickException, with the system's reason."""
     with writing(file):
         file.parent.mkdir(parents=True, exist_ok=True)
         if file.exists() and not file.is_file():  # such as /dev/stdout
