@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from agent.ingest import quality
 from agent.ingest.completeness import Moment, Stored
 from agent.ingest.delivery import Delivery
-from agent.ingest.gap import AGENT_STOPPED, CLOCK_SET_BACK, LEADER_CHANGED, SOURCE_LOST
+from agent.ingest.gap import AGENT_STOPPED, CLOCK_SET_BACK, LEADER_CHANGED, SOURCE_LOST, TAGS_NAMED_MAX, Gap
 from agent.ingest.lifecycle import Outage
 from agent.ingest.recorder import Recorder
 from agent.ingest.supervision.lead_change import EarlierLead
@@ -116,9 +116,14 @@ class Outages:
             self._returned(self._present)
 
     def note_removed(self, tags: Sequence[int]) -> None:
-        """These tags leave the map. The fact at the end of an outage will not name them."""
-        if self._present is not None and tags:
-            self._declare(self._present, tags)
+        """These tags leave the map: the fact at the end of the outage will not name them, and nothing fills it for
+        them."""
+        outage = self._present
+        if outage is not None and outage.since is not None and tags:
+            names = tuple(self._delivery.subjects(tags[:TAGS_NAMED_MAX]))
+            for n, span in enumerate(self._source.clock.spans(outage.since, self._source.clock.now())):
+                reason = CLOCK_SET_BACK if n else outage.reason
+                self._recorder.add_gap(Gap(self._source_name, reason, *span, 0, count_exact=False, tags=names))
 
     def end(self) -> bool:
         """End an outage in which values have come, although the source has not returned: no fact would name what is
@@ -132,7 +137,7 @@ class Outages:
         """At a stop: the next process does not know how the clock was set since the source was complete."""
         if self._present is None and self._source.complete is not None:
             _, *before = self._source.clock.spans(self._source.complete, self._source.clock.now())
-            self._declare_as_it_was(before, self._delivery.points)
+            self._declare_as_it_was(before)
 
     def _returned(self, outage: Outage) -> None:
         """End the outage: the source is connected, and a value has arrived or is not waited for any longer."""
@@ -140,21 +145,16 @@ class Outages:
         self._present, delivery.has_outage = None, False
         if outage.reason == SOURCE_LOST:
             log.info("source returned", extra={"action": "source_returned", "source": self._source_name})
-        if source.take_missed():
-            self._declare(outage, delivery.points)
+        if source.take_missed() and outage.since is not None:
+            span, *before = source.clock.spans(outage.since, source.clock.now())
+            delivery.add_gap(outage.reason, *span, 0, delivery.points, exact=False)
+            self._declare_as_it_was(before)
         self._note_gap()
 
-    def _declare(self, outage: Outage, tags: Collection[int]) -> None:
-        """Declare the values of these tags since the outage began."""
-        if outage.since is not None:
-            span, *before = self._source.clock.spans(outage.since, self._source.clock.now())
-            self._delivery.add_gap(outage.reason, *span, 0, tags, exact=False)
-            self._declare_as_it_was(before, tags)
-
-    def _declare_as_it_was(self, spans: Sequence[tuple[int, int]], tags: Collection[int]) -> None:
+    def _declare_as_it_was(self, spans: Sequence[tuple[int, int]]) -> None:
         """Declare a gap in the times of the clock as it was before it was set."""
         for span in spans:
-            self._delivery.add_gap(CLOCK_SET_BACK, *span, 0, tags, exact=False)
+            self._delivery.add_gap(CLOCK_SET_BACK, *span, 0, self._delivery.points, exact=False)
 
     def _hold(self) -> None:
         """In an outage, until the source is up and its gap is known. If this gateway dies meanwhile, the other one

@@ -16,7 +16,7 @@ import pytest
 
 from agent.concurrency import TaskGroup
 from agent.ingest.completeness import Stored
-from agent.ingest.delivery import record_removed
+from agent.ingest.delivery import Delivery, record_removed
 from agent.ingest.lifecycle import Newest
 from agent.ingest.modbus.address import Register, Table
 from agent.ingest.modbus.decode import value_type
@@ -29,7 +29,6 @@ from agent.ingest.quality import TAG_REMOVED, is_bad
 from agent.ingest.recorder import Recorder
 from agent.ingest.sampling import SamplingRule
 from agent.ingest.supervision.joint_search import JointSearch
-from agent.ingest.supervision.outages import Outages
 from agent.ingest.supervision.supervisor import SourceSupervisor
 from agent.ingest.tags.tag_map import Tag, TagMap
 from agent.message import Sample, TagDefinition
@@ -296,7 +295,7 @@ def _forgets(self: AnswerMatcher) -> None:
     [
         (AnswerMatcher, "give_up", _forgets, "wrong"),
         (ModbusSource, "_note_missed", lambda *_: None, "undeclared"),
-        (Outages, "_declare", lambda *_: None, "undeclared"),
+        (Delivery, "add_gap", lambda *_, **__: None, "undeclared"),
         (Unit, "answered", lambda *_: None, "not current"),
         (Unit, "replan", lambda *_: None, "unexpected"),
     ],
