@@ -9,6 +9,7 @@ from agent.ingest.ports import RemovedTag
 from agent.ingest.quality import BAD_COMMUNICATION_ERROR, BAD_NODE_ID_UNKNOWN, TAG_REMOVED
 from agent.ingest.recorder import Recorder
 from agent.ingest.sampling import SamplingRule
+from agent.ingest.tags.file import load_tag_maps
 from agent.ingest.tags.tag_map import Tag
 from agent.message import Sample, TagDefinition, time_text
 from agent.status_codes import CLOCK_UNCERTAIN
@@ -198,6 +199,25 @@ async def test_removed_tags_end_with_a_fact(played: PlayedSource) -> None:
     assert {stream for stream, sample in store.samples if sample.tag == 2} == {"facts.other"}
     (gap,) = store.told()
     assert (gap["reason"], gap["first_time"], gap["tags"]) == ("agent_stopped", time_text(7), ["tag:plant/old"])
+
+
+async def test_a_source_ends_the_tags_that_it_still_reads_itself(played: PlayedSource) -> None:
+    """A reload takes a tag out of the map of a source that goes on. Until the source has taken the new map over, it may
+    record a further value of that tag: the search is asked with it, too."""
+    asked = list[Collection[str]]()
+
+    def find(subjects: Collection[str]) -> Sequence[RemovedTag]:
+        asked.append(subjects)
+        return []
+
+    played.dies()
+    async with played.ingesting(find_removed=find) as run:
+        await run.wait_good("plant/x")
+        fewer = played.settings("tag,table,register,type\nplant/x,holding,1,int16\n")
+        await run.ingest.change([fewer], load_tag_maps([fewer]))
+        await wait_until_async(lambda: len(asked) == 2, "the search of the reload")
+        assert [tag.name for tag in run.ingest.tag_maps()["meter"].tags] == ["plant/x"]
+    assert asked[1] == {"tag:plant/x", "tag:plant/y"}
 
 
 async def test_a_commit_that_fails_is_repeated() -> None:

@@ -170,7 +170,7 @@ class Ingest:
         # The tags of a source without a map are not known to be removed.
         find_removed = self._ports.find_removed
         if find_removed is not None and all(found.tags for found in maps.values()):
-            subjects = frozenset(tag.definition.subject for found in maps.values() for tag in found.tags)
+            subjects = frozenset().union(*(supervisor.subjects for supervisor in self._by_name.values()))
             declares = is_start and self._earlier_lead is None  # otherwise another gateway may have recorded
             removal = record_removed(find_removed, subjects, self._recorder_of, declares=declares)
             self._background.append(group.create_task(removal, name="removed tags"))

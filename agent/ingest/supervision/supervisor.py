@@ -95,6 +95,11 @@ class SourceSupervisor:
         """The tag map in force, or offered."""
         return self._tags
 
+    @property
+    def subjects(self) -> frozenset[str]:
+        """Of the tags in that map, and of those that are read until it is taken over."""
+        return frozenset(tag.definition.subject for tag in (*self._tags.tags, *self._delivery.tags.values()))
+
     def start(self, group: TaskGroup) -> None:
         """Run in `group`; once."""
         assert self._running is None, "a supervisor runs once"
