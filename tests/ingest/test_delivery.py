@@ -1,7 +1,9 @@
+import asyncio
 from collections.abc import Collection, Sequence
 from functools import partial
 
 from agent.columns import SampleColumns
+from agent.ingest import Ingest, IngestPorts
 from agent.ingest.completeness import Stored
 from agent.ingest.delivery import Delivery, record_removed
 from agent.ingest.lifecycle import Newest
@@ -10,7 +12,7 @@ from agent.ingest.quality import BAD_COMMUNICATION_ERROR, BAD_NODE_ID_UNKNOWN, T
 from agent.ingest.recorder import Recorder
 from agent.ingest.sampling import SamplingRule
 from agent.ingest.tags.file import load_tag_maps
-from agent.ingest.tags.tag_map import Tag
+from agent.ingest.tags.tag_map import Tag, TagMap
 from agent.message import Sample, TagDefinition, time_text
 from agent.status_codes import CLOCK_UNCERTAIN
 from tests.ingest.fakes import FakeStore
@@ -218,6 +220,25 @@ async def test_a_source_ends_the_tags_that_it_still_reads_itself(played: PlayedS
         await wait_until_async(lambda: len(asked) == 2, "the search of the reload")
         assert [tag.name for tag in run.ingest.tag_maps()["meter"].tags] == ["plant/x"]
     assert asked[1] == {"tag:plant/x", "tag:plant/y"}
+
+
+async def test_removed_tags_are_looked_for_once_each_source_has_a_map(played: PlayedSource) -> None:
+    """A source whose tag file was wrong at the start gets its map when the file is right. Until then no tag is known to
+    be removed."""
+    asked = list[Collection[str]]()
+
+    def find(subjects: Collection[str]) -> Sequence[RemovedTag]:
+        asked.append(subjects)
+        return []
+
+    played.dies()
+    ports = IngestPorts(FakeStore(), find_removed=find)
+    ingest = Ingest("plant-a", [played.settings()], {"meter": TagMap("t.csv", ())}, ports)
+    running = asyncio.create_task(ingest.run(), name="ingest")
+    await wait_until_async(lambda: asked, "the search")
+    ingest.stop()
+    await running
+    assert asked == [{"tag:plant/x", "tag:plant/y"}]
 
 
 async def test_a_commit_that_fails_is_repeated() -> None:

@@ -196,7 +196,10 @@ class Ingest:
         return found
 
     def _offer(self, source: str, tags: TagMap) -> None:
-        self._by_name[source].offer(tags)
+        supervisor = self._by_name[source]
+        supervisor.offer(tags)
+        if not supervisor.has_map and self._is_recording and self._group is not None:
+            self._record_removed(self._group)  # the source itself cannot see what has left
 
     def _note_file_problems(self, source: str, problems: Sequence[TagFileProblem]) -> None:
         self._by_name[source].note_file_problems(problems)

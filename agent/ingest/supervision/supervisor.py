@@ -96,6 +96,11 @@ class SourceSupervisor:
         return self._tags
 
     @property
+    def has_map(self) -> bool:
+        """Whether the source has taken over a map."""
+        return bool(self._delivery.tags)
+
+    @property
     def subjects(self) -> frozenset[str]:
         """Of the tags in that map, and of those that are read until it is taken over."""
         return frozenset(tag.definition.subject for tag in (*self._tags.tags, *self._delivery.tags.values()))
