@@ -162,16 +162,16 @@ class Ingest:
             watching = group.create_permanent(watch.run(), name="tag files", until=self._background_over)
             self._background.append(watching)
         if self._is_recording:
-            self._record_removed(group, is_start=is_start)
+            self._record_removed(group, declares=is_start)
 
-    def _record_removed(self, group: TaskGroup, *, is_start: bool = False) -> None:
+    def _record_removed(self, group: TaskGroup, *, declares: bool = False) -> None:
         """Record once the tags that are in none of the tag files any more."""
         maps = self.tag_maps()
         # The tags of a source without a map are not known to be removed.
         find_removed = self._ports.find_removed
         if find_removed is not None and all(found.tags for found in maps.values()):
             subjects = frozenset().union(*(supervisor.subjects for supervisor in self._by_name.values()))
-            declares = is_start and self._earlier_lead is None  # otherwise another gateway may have recorded
+            declares = declares and self._earlier_lead is None  # otherwise another gateway may have recorded
             removal = record_removed(find_removed, subjects, self._recorder_of, declares=declares)
             self._background.append(group.create_task(removal, name="removed tags"))
 
@@ -199,7 +199,7 @@ class Ingest:
         supervisor = self._by_name[source]
         supervisor.offer(tags)
         if not supervisor.has_map and self._is_recording and self._group is not None:
-            self._record_removed(self._group)  # the source itself cannot see what has left
+            self._record_removed(self._group, declares=True)  # the source itself cannot see what has left
 
     def _note_file_problems(self, source: str, problems: Sequence[TagFileProblem]) -> None:
         self._by_name[source].note_file_problems(problems)
