@@ -12,7 +12,9 @@ left, which would end the clean-up of every task here.)
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -168,6 +170,33 @@ class TaskGroup:
         if not self._is_aborting:
             self._abort()
             self._cancelled_parent = self._parent.cancel()
+
+
+class _Outcome(Future[Result]):
+    """What a call returns, or as a block the error in it."""
+
+    def __enter__(self) -> None:
+        self.set_running_or_notify_cancel()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if error is not None:
+            self.set_exception(error)
+        return True
+
+
+async def in_own_thread(call: Callable[[], Result], *, name: str) -> Result:
+    """The result of a call that may block for minutes, as asking for a host's address does. It fills none of the
+    threads that all parts share, and the process ends without it."""
+    outcome = _Outcome[Result]()
+
+    def run() -> None:
+        with outcome:
+            outcome.set_result(call())
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return await asyncio.wrap_future(outcome)
 
 
 def end_if_cancelled() -> None:

@@ -8,13 +8,14 @@ import contextlib
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.concurrency import TaskEnded, TaskGroup, timeout
+from agent.concurrency import TaskEnded, TaskGroup, in_own_thread, timeout
 from tests.support.virtual_time import run_virtual
 
 COUNTS_RIGHT = sys.version_info >= (3, 13)  # asyncio's own of this version is then the model
@@ -478,3 +479,15 @@ def test_random_programs_run_as_on_asyncio(program: Step, cancels: list[int]) ->
     ours = observed(program, cancels, TaskGroup, timeout)
     model = observed(program, cancels, asyncio.TaskGroup, asyncio.timeout)
     assert sorted(ours.trace) == sorted(model.trace)  # a group cancels its tasks in the order of a set
+
+
+async def test_what_a_call_in_its_own_thread_returns_or_raises() -> None:
+    """It reaches the task that waits, also an assertion, which must end the process."""
+
+    def call(value: int) -> int:
+        assert value, "a mistake of ours"
+        return value
+
+    assert await in_own_thread(partial(call, 1), name="right") == 1
+    with pytest.raises(AssertionError, match="of ours"):
+        await in_own_thread(partial(call, 0), name="wrong")

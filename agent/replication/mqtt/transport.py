@@ -23,7 +23,6 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 from typing import Any, NamedTuple, cast
 
@@ -35,7 +34,7 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from agent.concurrency import timeout
+from agent.concurrency import in_own_thread, timeout
 from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.mqtt.publish_packet import PackedProperties
 from agent.replication.mqtt.tls_client import TlsClient, rearm_quickack
@@ -297,13 +296,10 @@ class MqttConnection:
         access = self._access
         self._client.use_tls(access.make_context(), access.host, CONNECT_S_MAX, INCOMING_BYTES_MAX)
         # A thread of its own: a few brokers that accept and stay silent would fill the threads that all parts share.
-        connecting = ThreadPoolExecutor(1, "bsfg-connect")
         try:
-            await self._loop.run_in_executor(connecting, self._connect_blocking)
+            await in_own_thread(self._connect_blocking, name="bsfg-connect")
         except OSError as error:
             raise connect_error(str(access), error) from error
-        finally:
-            connecting.shutdown(wait=False)  # the thread of an attempt that was cancelled ends at its time-out
         self._phase = Phase.OPEN
         opened = self._client.socket()
         if opened is None:

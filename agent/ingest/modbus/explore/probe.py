@@ -6,11 +6,10 @@ The steps use the code of a source, so settings that pass the test work for a so
 
 from __future__ import annotations
 
-import asyncio
-import socket
 import time
 from collections.abc import AsyncIterator, Sequence
 
+from agent.ingest.dial import look_up
 from agent.ingest.errors import SourceError, SourceLost
 from agent.ingest.modbus.explore.device import open_device, read_tags_over
 from agent.ingest.probe_result import ProbeStep, StepOutcome, TagReading, failed, tags_step
@@ -64,9 +63,8 @@ def judged(
 
 async def _name(settings: ModbusSourceSettings) -> ProbeStep:
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)
+        addresses = await look_up(settings.host, settings.port)
     except OSError as error:
         todo = "correct host, or this machine's name resolution; an address such as 192.0.2.20 works, too"
         return failed("name", f"the host name {settings.host} is unknown here ({error.strerror})", todo)
-    addresses = ", ".join(sorted({str(address[4][0]) for address in found}))
-    return ProbeStep("name", StepOutcome.OK, f"{settings.host} is {addresses}, port {settings.port}")
+    return ProbeStep("name", StepOutcome.OK, f"{settings.host} is {', '.join(addresses)}, port {settings.port}")

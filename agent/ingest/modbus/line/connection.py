@@ -17,6 +17,7 @@ from functools import partial
 from pymodbus.transport import CommParams, CommType, ModbusProtocol
 
 from agent.concurrency import timeout
+from agent.ingest.dial import dial, look_up
 from agent.ingest.errors import SourceLost, SourceRefused
 from agent.ingest.modbus.line.frames import AnswerFrame
 from agent.settings.sources import ModbusSourceSettings
@@ -122,18 +123,16 @@ def _end_wait(answer: asyncio.Future[AnswerFrame | None]) -> None:
 async def open_connection(settings: ModbusSourceSettings, receive: Receive) -> ModbusConnection:
     """Connect. Raises SourceLost and SourceRefused."""
     connection = ModbusConnection(_parameters(settings), receive)
-    if settings.transport == "tls":  # the transport would compare the certificate with `host` only
-        connection.call_create = partial(
-            connection.loop.create_connection,
-            connection.handle_new_connection,
-            settings.host,
-            settings.port,
-            ssl=connection.comm_params.sslctx,
-            server_hostname=settings.server_name or settings.host,
-        )
-    where = settings.where
+    where, limit_s = settings.where, settings.timeout_ms / 1000
     try:
-        async with timeout(settings.timeout_ms / 1000):
+        if settings.transport != "rtu":
+            addresses = await look_up(settings.host, settings.port)
+            context = connection.comm_params.sslctx
+            tls = {"ssl": context, "server_hostname": settings.server_name or settings.host} if context else {}
+            connection.call_create = partial(
+                dial, connection.handle_new_connection, addresses, settings.port, limit_s, **tls
+            )
+        async with timeout(limit_s):
             await connection.open()
     except asyncio.CancelledError:
         connection.abort()

@@ -8,7 +8,6 @@ a source, so settings that pass the test work for a source. The command prints t
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -19,6 +18,7 @@ from asyncua import ua
 from asyncua.ua.attribute_ids import AttributeIds
 from asyncua.ua.object_ids import ObjectIds
 
+from agent.ingest.dial import look_up
 from agent.ingest.errors import SourceError, SourceRefused
 from agent.ingest.opcua.explore.services import Services, open_services, value_of
 from agent.ingest.opcua.security.certificate import (
@@ -95,11 +95,10 @@ class Probe:
         parts = urlsplit(self.settings.url)
         host, port = parts.hostname or "", parts.port or PORT
         try:
-            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            addresses = await look_up(host, port)
         except OSError as error:
             failure = Failure(ConnectStep.TCP, NAME_UNKNOWN, str(error))
             return failed("name", str(explain(failure, ClientIdentity(self.settings.url, ""))))
-        addresses = sorted({str(entry[4][0]) for entry in found})
         return ProbeStep("name", StepOutcome.OK, f"{host} is {', '.join(addresses)}, port {port}")
 
     async def _ask(self) -> ProbeStep:

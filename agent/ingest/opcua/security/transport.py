@@ -40,6 +40,7 @@ from asyncua.ua.object_ids import ObjectIds
 from asyncua.ua.uaerrors import UaError, UaStatusCodeError
 
 from agent.concurrency import timeout
+from agent.ingest.dial import dial, look_up
 
 log = logging.getLogger(__name__)
 
@@ -228,8 +229,7 @@ class Transport(UaClient):
     async def connect_socket(self, host: str, port: int) -> None:
         self._set_state(UaClientState.CONNECTING)
         try:
-            async with timeout(self._timeout):
-                await asyncio.get_running_loop().create_connection(self._make_protocol, host, port)
+            await dial(self._make_protocol, await look_up(host, port), port, self._timeout)
         except BaseException:
             self._set_state(UaClientState.DISCONNECTED)
             raise
