@@ -88,7 +88,7 @@ class Simulation:
             "plc",
             Path("t.csv"),
             0,
-            host="gateway",
+            host="192.0.2.1",
             transport="rtu_over_tcp" if self.device.is_rtu else "tcp",
             timeout_ms=choice([100, 300]),
             registers_per_read_max=choice([1, 2, 5, 125]),
