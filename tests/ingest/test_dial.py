@@ -19,7 +19,8 @@ DEAD, REFUSED, GOOD = "192.0.2.1", "192.0.2.2", "2001:db8::3"
 
 
 def test_a_name_server_that_hangs_holds_up_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While fifty look-ups hang, the threads that all parts share work, an address needs no look-up, and the loop ends."""
+    """While fifty look-ups hang, the threads that all parts share work, an address needs no look-up, and the loop
+    ends."""
     is_over, hanging = threading.Event(), threading.Semaphore(0)
     real = socket.getaddrinfo
 
