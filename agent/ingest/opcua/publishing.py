@@ -103,6 +103,8 @@ class Sequencer:
         """A subscription has ended. What still arrives from it is dropped, because its values are read again."""
         self._orders.pop(subscription_id, None)
         self._forgotten.add(subscription_id)
+        for arrived in [ready for ready in self._ready if ready.header.subscription_id == subscription_id]:
+            self._ready.remove(arrived)
 
     def answered(self, request: int, header: PublishHeader, content: Any, now_s: float = 0.0) -> None:
         """Take in the answer to a Publish."""

@@ -107,6 +107,7 @@ def test_a_subscription_that_is_no_more_is_dropped() -> None:
     sequencer.sent()
     request, _ = sequencer.sent()
     sequencer.answered(request, data(2), "held")
+    sequencer.answered(sequencer.sent()[0], data(3)._replace(has_data=False), "keep-alive")
     sequencer.forget(1)
     sequencer.answered(sequencer.sent()[0], data(1), "late")
     sequencer.answered(sequencer.sent()[0], data(1, 2), "other")

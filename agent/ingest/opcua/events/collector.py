@@ -26,6 +26,7 @@ from agent.ingest.errors import SourceLost
 from agent.ingest.gap import (
     CLOCK_SET_BACK,
     EVENTS_PART,
+    ITEM_GONE,
     NOT_DELIVERED,
     SERVER_QUEUE_OVERFLOW,
     SOURCE_LOST,
@@ -114,6 +115,7 @@ class EventCollector:
         self._complete: Moment | None = None  # up to when all events are delivered; None: not known
         self._last_event_ns = 0
         self._missing: tuple[Moment, str] | None = None  # since when events are missing, and why; None: none are
+        self._refused_since: dict[int, Moment] = {}  # by handle of a node whose events the server refuses
         self.clock = SourceClock()  # replaced by that of the source
         self._publisher: Publisher | None = None
         self._begin_subscription(0)
@@ -160,7 +162,10 @@ class EventCollector:
         group.create_permanent(draining, name=f"{self._settings.name} events drain")
         subscription = self._subscription
         if not is_kept or not self.kept_ids or self._plan.parked or not subscription.has_items:
+            publisher.forget(subscription.id)  # what arrived of it in the session before, too
             self._begin_subscription(0)
+            if is_kept and subscription.id:
+                await session.delete_subscription(subscription.id)
             return
         subscription.liveness.excuse(time.monotonic())
         if self._conditions.is_refreshing:
@@ -250,7 +255,8 @@ class EventCollector:
             await self._record(arrived)
 
     async def _note_complete(self) -> None:
-        if self._complete is not None and self._missing is None and self._subscription.is_read:
+        is_known = self._missing is None and not self._refused_since
+        if self._complete is not None and is_known and self._subscription.is_read:
             await self._recorder.note_complete({EVENTS_PART: self.clock.stored(self._complete)})
 
     async def _record(self, arrived: _Arrived) -> None:
@@ -363,6 +369,8 @@ class EventCollector:
                 now = await self.clock.read(session)
                 self._subscription.is_read = True
                 self._declare_missed(now)
+                refused = self._plan.parked & self._notifiers.keys()
+                self._refused_since = {**dict.fromkeys(refused, now), **self._refused_since}
             await self._refresh_due(service)
             await asyncio.sleep(TICK_S)
 
@@ -388,6 +396,7 @@ class EventCollector:
             return False
         self._begin_subscription(created.id, created.slower)
         self._subscription.opened = opened
+        self._complete = self._complete or opened  # the subscription may end before it shows more
         self._subscription.liveness.open(opened)
         publisher.begin_subscription(created.id, self._route(self._subscription, session))
         await session.namespaces()
@@ -412,6 +421,9 @@ class EventCollector:
                     self._refresh.begin_subscription(time.monotonic())
                     if found.left_out and not types:
                         self._log_once(f"fields {handle}", "event_fields_left_out", ", ".join(found.left_out))
+            if not quality.is_bad(status) and handle in self._refused_since:
+                now = await self.clock.read(session)
+                self._declare(ITEM_GONE, self._refused_since.pop(handle), now)
             refused = self._plan.answered([handle], [Created(status)], time.monotonic_ns())
             if refused:
                 name = self._settings.events[handle - 1] if handle in self._notifiers else "Server"

@@ -56,6 +56,7 @@ class Server:
         self.slower = 1.0  # keep-alives than asked for
         self.begun: list[int] = []  # subscriptions
         self.republished = 0  # the last status of a Republish
+        self.deleted: list[int] = []  # subscriptions
 
     async def republish(self, _: int) -> int:
         return self.republished
@@ -82,6 +83,9 @@ class Server:
             raise SourceLost("a request to opc.tcp://plc failed: BadTooManySubscriptions")
         self._number += 1
         return OpenedSubscription(self._number, 500.0, self.slower)
+
+    async def delete_subscription(self, number: int) -> None:
+        self.deleted.append(number)
 
     async def create_monitored_items(self, parameters: ua.CreateMonitoredItemsParameters) -> list[Any]:
         if self.item_error is not None:

@@ -52,6 +52,33 @@ async def test_events_of_a_subscription_that_is_not_kept_are_a_loss(case: str) -
         await run.server.publish(of(event(message="new")))
         await wait_until_async(lambda: len(run.said()) == 2, "the event")
     assert run.lost() == [("source_lost", 0, LAST_LIFE)]
+    assert [*run.server.routes] == [2], "what arrived of it before would be taken for values"
+
+
+async def test_a_subscription_that_ends_before_it_has_shown_anything_is_a_loss() -> None:
+    """From its creation on."""
+    run = Collecting()
+    run.collector.clock.note_reading(8 * S, None)
+    async with run.collecting():
+        pass
+    async with run.life():
+        await wait_until_async(lambda: run.server.refreshes == [1, 2], "another subscription")
+    ((reason, _, first),) = run.lost()
+    assert (reason, first[:19]) == ("source_lost", "1970-01-01T00:00:08")
+
+
+async def test_events_of_a_node_that_the_server_refuses_for_a_while_are_a_loss() -> None:
+    """Until its item is created. A kept subscription is replaced, and deleted."""
+    run = Collecting(events=("Server", "nsu=urn:x;i=5"))
+    run.server.item_statuses = [0, BAD_TIMEOUT]
+    async with run.collecting():
+        await run.server.publish(of(event(message="before")))
+        await wait_until_async(run.said, "the event")
+    assert run.lost() == []
+    async with run.life(is_kept=True):
+        await wait_until_async(lambda: len(run.lost()) > 1, "the losses")
+    assert {"source_lost", "item_gone"} <= {reason for reason, *_ in run.lost()}
+    assert run.server.deleted == [1]
 
 
 async def test_a_second_loss_does_not_hide_the_first() -> None:
