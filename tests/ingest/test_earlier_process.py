@@ -74,25 +74,35 @@ async def test_a_stop_between_the_first_value_and_the_return_declares_the_gap(pl
     assert reasons(store) == ["agent_stopped"]
 
 
-async def test_a_tag_removed_before_the_return_has_its_gap(played: PlayedSource) -> None:
-    """The fact at the end of the outage does not name it any more."""
+@pytest.mark.parametrize("reason", ["agent_stopped", "source_lost"])
+async def test_a_tag_removed_before_the_return_has_its_gap(
+    played: PlayedSource, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    """The fact at the end of the outage does not name it any more, whether the outage goes on or begins."""
     has_begun = asyncio.Event()
 
     async def life(source: ModbusSource, _: Callable[[], None]) -> None:
         has_begun.set()
         await wait_until_async(lambda: source._delivery.has_pending_map, "the offer")
-        source._delivery.take_over_map(source.clock.now_ns())
-        await source._delivery.recorder.settle()
+        if reason == "source_lost":
+            source.complete = source.clock.now()
+            raise SourceLost("gone")
+        await take_over(source)
         await asyncio.Event().wait()
 
+    async def take_over(source: ModbusSource) -> None:
+        source._delivery.take_over_map(source.clock.now_ns())
+        await source._delivery.recorder.settle()
+
+    monkeypatch.setattr(ModbusSource, "finish", take_over)
     played.lives(life)
     other = played.other()
-    async with played.ingesting(stored=BEFORE) as run:
+    async with played.ingesting(stored=BEFORE if reason == "agent_stopped" else None) as run:
         await has_begun.wait()
         run.ingest._offer("meter", load_tag_maps([other])["other"])
         await wait_until_async(lambda: run.store.of("plant/x"), "the removal")
     (gap,) = run.store.told()
-    assert (gap["reason"], gap["tags"]) == ("agent_stopped", ["tag:plant/x", "tag:plant/y"])
+    assert (gap["reason"], gap["tags"]) == (reason, ["tag:plant/x", "tag:plant/y"])
 
 
 async def test_a_stop_right_after_the_clock_was_set_declares_the_time_as_it_was(played: PlayedSource) -> None:

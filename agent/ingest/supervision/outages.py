@@ -119,9 +119,10 @@ class Outages:
         """These tags leave the map: the fact at the end of the outage will not name them, and nothing fills it for
         them."""
         outage = self._present
-        if outage is not None and outage.since is not None and tags:
+        since = None if outage is None else outage.since or self._source.complete  # the latter in its `finish`
+        if outage is not None and since is not None and tags:
             names = tuple(self._delivery.subjects(tags[:TAGS_NAMED_MAX]))
-            for n, span in enumerate(self._source.clock.spans(outage.since, self._source.clock.now())):
+            for n, span in enumerate(self._source.clock.spans(since, self._source.clock.now())):
                 reason = CLOCK_SET_BACK if n else outage.reason
                 self._recorder.add_gap(Gap(self._source_name, reason, *span, 0, count_exact=False, tags=names))
 
