@@ -186,7 +186,7 @@ class Simulation:
             assert words[0][1] in epochs, f"old: {definition} {sample} at {at_s}"
 
     def _judge_times(self) -> None:
-        """From a good value to the next sample, no more than two intervals are undeclared while the tag is in the
+        """From a good value to the next sample, no more than three intervals are undeclared while the tag is in the
         map."""
         series: dict[str, list[Sample]] = defaultdict(list)
         for _, sample in self.store.samples:
@@ -202,7 +202,7 @@ class Simulation:
                 intervals_ms = self._intervals(subject, first_ns, last_ns)
                 if is_bad(before.quality) or not all(intervals_ms):
                     continue
-                limit_s = 2.6 * max(intervals_ms) / 1_000 + 0.3
+                limit_s = 3.1 * max(intervals_ms) / 1_000 + 0.5
                 longest_s = longest_uncovered(mine, first_ns, last_ns) / 1e9
                 assert longest_s <= limit_s, f"undeclared: {subject} {longest_s} of {limit_s} s, {before} {after}"
 
