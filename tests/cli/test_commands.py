@@ -334,7 +334,7 @@ def test_hardware_check_measures_this_machine(bsfg: Bsfg) -> None:
     profile that does not exist is refused with what to type."""
     found = json.loads(bsfg("hardware", "check", "--folder", ".", "--json").stdout)
     assert found["profile"] in bsfg("hardware", "list").stdout
-    assert found["disk"]["sync_p99_ms"] >= found["disk"]["sync_p50_ms"] > 0
+    assert found["disk"]["sync_p99_ms"] >= found["disk"]["sync_p50_ms"] >= 0
     assert found["hours_that_fit"] > 0
     assert len(found["sums"]) == 3
     unknown = bsfg("hardware", "check", "no-such-gateway")

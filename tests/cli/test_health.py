@@ -227,7 +227,9 @@ def test_a_zone_that_no_peer_brings_any_more_is_gone(tmp_path: Path, monkeypatch
     done = CliRunner().invoke(bsfg, ["fleet", "--all", "--json"], catch_exceptions=False)
     assert {json.loads(line)["zone"] for line in done.output.splitlines()} == {"plant-a", "idmz"}
     assert done.exit_code == 0
-    _, found = page._look(load(tmp_path / "node.toml"), None, 120)
+    tail, found = page._look(load(tmp_path / "node.toml"), None, 120)
+    assert tail is not None
+    tail._reader.close()
     assert not [line for line in found if "plant-b" in line]
 
 

@@ -3,6 +3,7 @@
 import os
 import sqlite3
 import threading
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -32,13 +33,14 @@ def offsets(reader: StoreReader, after: int, facts: int = EVERYTHING, size: int 
 
 
 @pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreReader]:
     """A closed store with batches of ten at 1, 11, 21, 31, read by a reader of its own."""
     folder = tmp_path_factory.mktemp("read")
     with plant(folder) as store:
         for n in range(4):
             done(store.appends.append_samples(TELEMETRY, samples(10, 10 * n + 1)))
-    return StoreReader(folder / "facts.db")
+    with closing(StoreReader(folder / "facts.db")) as found:
+        yield found
 
 
 def test_limits_in_facts(reader: StoreReader) -> None:

@@ -221,7 +221,8 @@ def test_a_consumer_belongs_to_one_checkpoint(tmp_path: Path) -> None:
         assert read_binding(tmp_path / "other") is None
         with pytest.raises(JobRefused, match=r"belongs to consumer local.lake, this query reads local.pond"):
             stream(tmp_path, durable=True, consumer="local.pond").initialOffset()
-    assert {consumer.name for consumer in StoreReader(tmp_path / "facts.db").consumers()} == {CONSUMER}
+    with closing(StoreReader(tmp_path / "facts.db")) as reader:
+        assert {consumer.name for consumer in reader.consumers()} == {CONSUMER}
 
 
 def test_the_newer_query_takes_a_consumer_only_when_told_to_and_fences_the_older(tmp_path: Path) -> None:
