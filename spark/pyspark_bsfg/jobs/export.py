@@ -21,6 +21,7 @@ from pyspark_bsfg.jobs.settings import Export
 from pyspark_bsfg.landing.lander import FACTS_SCHEMA
 
 if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
 
 SCHEMA = pa.schema([
@@ -44,18 +45,21 @@ class Exported:
 def export(asked: Export, source: Source, report: Callable[[str], None]) -> Exported:
     """Bring the Iceberg table up to date. Raises JobRefused."""
     try:
+        from pyiceberg.catalog import load_catalog
         from pyiceberg.exceptions import CommitFailedException, RESTError
     except ImportError as error:
         raise JobRefused("[export] needs the package pyiceberg", "pip install 'bsfg-agent[spark-iceberg]'") from error
+    done = Exported()
     try:
-        target, done = _table(asked), Exported()
-        for key, part in source.parts.items():
-            if target.properties.get(_name(key)) == part.state:
-                done.unchanged += 1
-                continue
-            report(f"export: {' '.join(key)}")
-            done.rows += _replace(target, key, part)
-            done.dates_and_zones += 1
+        with load_catalog(asked.catalog, **asked.properties) as catalog:
+            target = _table(catalog, asked.table)
+            for key, part in source.parts.items():
+                if target.properties.get(_name(key)) == part.state:
+                    done.unchanged += 1
+                    continue
+                report(f"export: {' '.join(key)}")
+                done.rows += _replace(target, key, part)
+                done.dates_and_zones += 1
     except CommitFailedException as error:
         raise JobRefused(f"{asked.table}: another program changed the table: {error}", "run it again") from error
     except (OSError, RESTError, ValueError) as error:
@@ -63,17 +67,14 @@ def export(asked: Export, source: Source, report: Callable[[str], None]) -> Expo
     return done
 
 
-def _table(asked: Export) -> Table:
-    from pyiceberg.catalog import load_catalog
+def _table(catalog: Catalog, name: str) -> Table:
     from pyiceberg.exceptions import NoSuchTableError
 
-    catalog = load_catalog(asked.catalog, **asked.properties)
-    namespace = asked.table.rpartition(".")[0]
     try:
-        return catalog.load_table(asked.table)
+        return catalog.load_table(name)
     except NoSuchTableError:
-        catalog.create_namespace_if_not_exists(namespace)
-        made = catalog.create_table(asked.table, SCHEMA)
+        catalog.create_namespace_if_not_exists(name.rpartition(".")[0])
+        made = catalog.create_table(name, SCHEMA)
         with made.update_spec() as spec:
             spec.add_identity("date")
             spec.add_identity("zone")

@@ -36,11 +36,12 @@ def part(folder: Path, key: tuple[str, str], numbers: range, state: str) -> Part
 
 def exported(asked: Export) -> list[tuple[Any, ...]]:
     """What another program finds."""
-    rows = load_catalog(asked.catalog, **asked.properties).load_table(asked.table).scan().to_arrow().to_pylist()
+    with load_catalog(asked.catalog, **asked.properties) as catalog:
+        rows = catalog.load_table(asked.table).scan().to_arrow().to_pylist()
     return sorted((row["date"].isoformat(), row["zone"], row["number"], dict(row["labels"])["shift"]) for row in rows)
 
 
-@pytest.mark.filterwarnings("ignore")  # pyiceberg's own: a delete that matches nothing, a catalog that is not closed
+@pytest.mark.filterwarnings("ignore")  # pyiceberg's own: a delete that matches nothing
 def test_a_date_and_zone_is_exported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second run writes nothing; a changed date replaces its rows and no other, also by none; a run that ends between
     two commits goes on with the rest. A catalog that cannot be opened is a clear error."""
@@ -67,7 +68,8 @@ def test_a_date_and_zone_is_exported_once(tmp_path: Path, monkeypatch: pytest.Mo
     assert export(asked, Source(tmp_path, parts), lambda _: None).rows == 4
     assert export(asked, Source(tmp_path, parts), lambda _: None).unchanged == 2
     first = [("2026-01-01", "plant-a", float(n), "early") for n in range(4)]
-    fields = load_catalog(asked.catalog, **asked.properties).load_table(asked.table).schema().fields
+    with load_catalog(asked.catalog, **asked.properties) as catalog:
+        fields = catalog.load_table(asked.table).schema().fields
     assert (
         {field.name for field in fields if field.required}
         == {field.name for field in SCHEMA if not field.nullable}
