@@ -55,8 +55,8 @@ def test_this_machine_is_read() -> None:
 
 
 def test_a_disk_is_measured_and_left_as_it_was(tmp_path: Path) -> None:
-    """Figures of a disk, the slow syncs not faster than the usual ones, and no file left behind. In memory, where Debian
-    13 has /tmp, a sync takes less than a microsecond."""
+    """Figures of a disk, the slow syncs not faster than the usual ones, and no file left behind. In memory, where
+    Debian 13 has /tmp, a sync takes less than a microsecond."""
     disk = measure_disk(tmp_path)
     assert 0 <= disk.sync_p50_ms <= disk.sync_p99_ms
     assert disk.write_mb_per_s > 0
