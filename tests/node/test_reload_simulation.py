@@ -226,7 +226,7 @@ def find_fault(seed: int) -> str:
 def test_what_a_node_is_follows_from_its_files() -> None:
     """However it came to them: by its watches, by reloads, or by restarts, of files that were wrong meanwhile."""
     first = first_seed()
-    found = {seed: fault for seed in range(first, first + scaled(16, 5_000)) if (fault := find_fault(seed))}
+    found = {seed: fault for seed in range(first, first + scaled(18, 5_000)) if (fault := find_fault(seed))}
     assert not found
 
 
