@@ -71,6 +71,13 @@ class SourceClock:
         """Compare it with what an earlier process saw."""
         self._earlier_ahead_ns = stored.ahead_ns
 
+    def earlier(self, part: Stored) -> Moment:
+        """The moment up to which a part of the source was complete in an earlier process. This clock may have been set
+        between the records of that part and of the source (`continue_from`): one of them is not complete any more."""
+        if part.ahead_ns is None or self._earlier_ahead_ns is None:
+            return Moment(part.complete_ns, self.set_back_ns)
+        return Moment(part.complete_ns, self.set_back_ns - _set_back_ns(part.ahead_ns - self._earlier_ahead_ns))
+
     def stored(self, complete: Moment) -> Stored:
         """What the next process needs to know, if everything up to `complete` is stored."""
         _, wall_ns = self._ours()
@@ -97,8 +104,7 @@ class SourceClock:
         if self._shown is None:
             self._ahead_ns = ahead_ns
             if self._earlier_ahead_ns is not None and wall_ns > BUILT_NS:
-                set_back_ns = self._earlier_ahead_ns - (server_ns - wall_ns)
-                set_back_ns *= not -SET_AHEAD_NS < set_back_ns < SET_WHILE_AWAY_NS
+                set_back_ns = _set_back_ns(self._earlier_ahead_ns - (server_ns - wall_ns))
         elif least_ns is not None and server_ns < least_ns:
             set_back_ns = max(0, self._ahead_ns - ahead_ns)
             self._ahead_ns = ahead_ns
@@ -141,6 +147,11 @@ class SourceClock:
 def drift_ns(elapsed_ns: int) -> int:
     """How much a clock may lose against another one in this time."""
     return elapsed_ns * DRIFT_PER_MILLE // 1000
+
+
+def _set_back_ns(behind_ns: int) -> int:
+    """By how much a clock was set back that is so far behind what an earlier process saw: 0 if that may be a delay."""
+    return 0 if -SET_AHEAD_NS < behind_ns < SET_WHILE_AWAY_NS else behind_ns
 
 
 def read_ns(shown_ns: int, answered_ns: int) -> int:

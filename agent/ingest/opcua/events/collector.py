@@ -135,7 +135,7 @@ class EventCollector:
         self._recorder.continue_from({EVENTS_PART: stored[EVENTS_PART]} if EVENTS_PART in stored else {})
         known = stored.get(EVENTS_PART, stored.get(""))
         if known is not None:
-            self._missing = Moment(known.complete_ns, self.clock.set_back_ns), reason
+            self._missing = self.clock.earlier(known), reason
 
     @property
     def kept_ids(self) -> list[int]:

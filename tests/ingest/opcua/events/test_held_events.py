@@ -1,10 +1,13 @@
 """What a subscription holds whose session was lost: it arrives in the next one, or what is missing is declared."""
 
+import time
+
 import pytest
 
 from agent.ingest.completeness import Stored
 from agent.ingest.gap import AGENT_STOPPED
 from agent.ingest.opcua.events.event_fields import REFRESH_END, REFRESH_START
+from agent.message import time_text
 from tests.ingest.opcua.events.collecting import BAD_TIMEOUT, LAST_LIFE, Collecting, collecting_again, of
 from tests.ingest.opcua.events.events import S, condition, event
 from tests.waiting import wait_until_async
@@ -107,6 +110,18 @@ async def test_events_are_missing_while_no_process_ran(stored: dict[str, Stored]
             await run.server.publish(of())
         await wait_until_async(lambda: run.store.complete, "the time in the store")
     assert [*run.store.complete] == [("plc", "events")]
+
+
+async def test_events_that_were_complete_before_the_clock_was_set_are_missing_since_then() -> None:
+    """The values of the earlier process were complete later, when the clock had been set back."""
+    run, now_ns = Collecting(), time.time_ns()
+    run.server.shows_ns = time.time_ns
+    run.collector.clock.continue_from(Stored(now_ns, 0))
+    stored = {"": Stored(now_ns, 0), "events": Stored(now_ns + 3_540 * S, 3_600 * S)}
+    run.collector.continue_from(stored, AGENT_STOPPED)
+    async with run.collecting():
+        await wait_until_async(run.lost, "the loss")
+    assert run.lost()[0] == ("agent_stopped", 0, time_text(now_ns - 60 * S))
 
 
 async def test_a_stop_right_after_the_clock_was_set_is_a_loss() -> None:
