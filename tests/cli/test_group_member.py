@@ -85,6 +85,14 @@ def test_a_member_looks_and_changes_nothing(here: Path) -> None:
         assert (done.returncode, done.stdout) == (1, "")
         assert "only the node's user and root may ask the node for this" in done.stderr, words
     assert run(here, "store", "stats").returncode == 0
+    assert run(here, "object", "put", str(here / "tags.csv"), user=NODE).returncode == 0
+    for word in ("list", "verify"):
+        done = run(here, "object", word)
+        assert (done.returncode, "artifacts: Permission denied" in done.stderr, "Traceback" in done.stderr) == (
+            1,
+            True,
+            False,
+        )
     for path in (here / "state").iterdir():
         may = 0o040 if path.name in {"facts.db", "facts.db-wal", "facts.db-shm"} else 0
         if path.name != "bsfg.sock":

@@ -178,7 +178,9 @@ class ArtifactFiles:
                 raise ArtifactMissing(f"{digest} is not here") from None
 
     def digests(self) -> Iterator[str]:
-        """The digests of all complete artifacts."""
+        """The digests of all complete artifacts. Raises StoreUnavailable."""
+        with self._disk(), suppress(FileNotFoundError):
+            next(self.folder.iterdir(), None)  # raises where this user may not look, which a search passes over
         for path in sorted(self._complete_files()):
             yield f"sha256:{path.name}"
 

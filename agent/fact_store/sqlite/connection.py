@@ -142,6 +142,8 @@ def connect_reader(path: Path, connect_to: Connect = connect) -> sqlite3.Connect
             raise StoreMissing(f"{path} does not exist", "start the node once, or correct the path")
         if not os.access(path, os.R_OK):
             raise StoreForbidden(f"this user may not read {path}")
+        if not path.is_file():  # opening a pipe, as <(zcat copy.gz) is one, would block forever
+            raise StoreForeign(f"{path} is not a file", "correct the path")
     except PermissionError as error:  # the folder cannot be entered
         raise StoreForbidden(f"this user may not read {path}") from error
     with ExitStack() as on_error:

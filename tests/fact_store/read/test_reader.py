@@ -182,6 +182,9 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     """A file that is missing, foreign or too new is refused by name, and not created."""
     with pytest.raises(StoreMissing, match="does not exist"):
         StoreReader(tmp_path / "nothing.db")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(StoreForeign, match="is not a file"):
+        StoreReader(tmp_path / "pipe")
     assert not (tmp_path / "nothing.db").exists()
     (tmp_path / "text.db").write_text("this is no database" * 100)
     with pytest.raises(StoreDamaged, match="not a database"):
