@@ -306,7 +306,8 @@ def make_app(watch: Watch, names: list[str], users: Users | None = None) -> Star
         routes=PageAnswers(watch).routes(),
         middleware=[
             Middleware(Guard, users=users),
-            Middleware(TrustedHostMiddleware, allowed_hosts=names, www_redirect=False),
+            # "[" is what it compares of an IPv6 address, which no name of somebody else's DNS is.
+            Middleware(TrustedHostMiddleware, allowed_hosts=[*names, "["], www_redirect=False),
             Middleware(GZipMiddleware, compresslevel=1),  # nothing in a page is secret from who may see it
         ],
     )
