@@ -102,6 +102,10 @@ class Process:
         """Stop it in order."""
         self._stop.set()
         await self._running
+        self.close()
+
+    def close(self) -> None:
+        """Close the store."""
         self._closing.close()
 
     def observed(self) -> list[object]:
@@ -120,8 +124,15 @@ class Simulation:
         self._files = Files(self._random, folder)
 
     async def run(self) -> None:
+        """Play, and leave no store open, whatever is wrong."""
+        self._process = Process(self._folder)
+        try:
+            await self._play()
+        finally:
+            self._process.close()
+
+    async def _play(self) -> None:
         """Edits, each with what an operator does next; then everything is mended, and judged."""
-        process = Process(self._folder)
         for _ in range(self._random.randint(2, 8)):
             for _ in range(self._random.randint(1, 3)):
                 self._files.edit()
@@ -129,42 +140,41 @@ class Simulation:
             act = self._random.random()
             if act < 0.3:
                 with suppress(ReloadRefused):
-                    await process.node._reload()
+                    await self._process.node._reload()
             elif act < 0.7:
-                process = await self._restart(process)
+                await self._restart()
             await asyncio.sleep(self._random.choice([0, SETTLE_S]))  # tidy: virtual time
         self._files.mend()
-        if not process.node._reloader.not_in_force or self._random.random() < 0.5:
+        if not self._process.node._reloader.not_in_force or self._random.random() < 0.5:
             with suppress(ReloadRefused):  # then something is not in force
-                await process.node._reload()
+                await self._process.node._reload()
         await asyncio.sleep(SETTLE_S)  # tidy: virtual time
-        settings, found = load(self._folder / "node.toml"), process.observed()
+        settings, found = load(self._folder / "node.toml"), self._process.observed()
         assert found[:2] == [settings, ((), "", (), False)], f"not in force: {found[:2]}"
         maps = load_tag_maps(settings.sources)
-        assert process.node._ingest.tag_maps() == maps, f"not in force: {process.node._ingest.tag_maps()}"
+        assert self._process.node._ingest.tag_maps() == maps, f"not in force: {self._process.node._ingest.tag_maps()}"
         subjects = {tag.definition.subject for read in maps.values() for tag in read.tags}
-        assert not (left := find_removed_tags(process.store.reader, subjects)), f"not ended: {left}"
-        process = await self._restart(process)
+        assert not (left := find_removed_tags(self._process.store.reader, subjects)), f"not ended: {left}"
+        await self._restart()
         await asyncio.sleep(SETTLE_S)  # tidy: virtual time
-        assert process.observed() == found, f"not the same: {process.observed()}, {found}"
-        await process.stop()
+        assert self._process.observed() == found, f"not the same: {self._process.observed()}, {found}"
+        await self._process.stop()
 
-    async def _restart(self, process: Process) -> Process:
+    async def _restart(self) -> None:
         """Stop or kill it, and start another: what is wrong now is as it was."""
         state, copied = self._folder / "state", self._folder / "copied"
         if is_killed := self._random.random() < 0.4:
             shutil.copytree(state, copied)
-        await process.stop()
-        before = process.node._ingest.tag_maps()
+        await self._process.stop()
+        before = self._process.node._ingest.tag_maps()
         if is_killed:
             shutil.rmtree(state)
             copied.rename(state)
-        process = Process(self._folder)
+        process = self._process = Process(self._folder)
         now, wrong = process.begun.tag_maps, process.begun.tag_problems
         lost = [name for name in before if name in self._files.bases and name not in now]
         lost += [name for name in wrong if name in before and now[name].tags != before[name].tags]
         assert not lost, f"lost: {lost}"
-        return process
 
 
 async def _live(source: ModbusSource, on_up: Callable[[], None]) -> None:
