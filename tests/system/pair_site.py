@@ -36,6 +36,7 @@ WORDS = 8
 COUNTS = ("count_a", "count_b")
 QUICK_MODBUS = {"poll_interval_ms": 200, "timeout_ms": 2000, "reconnect_delay_ms": 50, "reconnect_delay_max_ms": 400}
 TELLS_S = 60.0
+STEADY_S = 1.0
 
 
 class Sample(NamedTuple):
@@ -100,8 +101,8 @@ class PairSite:
         ]
 
     def wait_settled(self) -> str:
-        """Wait until one box leads and the other follows, and both have heard the witness, which may have lent the lead
-        to the other one of them; the leader's name."""
+        """Wait until one box leads and the other follows for a while, and both have heard the witness, which may have
+        lent the lead to the other one of them: boxes that start at once may both begin. The leader's name."""
         states = dict[str, str]()
 
         def is_settled() -> bool:
@@ -109,7 +110,9 @@ class PairSite:
             states.clear()
             states.update({str(status.get("role")): name for name, status in found.items()})
             heard_ms = [status.get("witness_heard_ms") for status in found.values()]
-            return states.keys() == {"follows", "leads"} and all(ms is not None and ms < LEASE_MS for ms in heard_ms)
+            if states.keys() != {"follows", "leads"} or not all(ms is not None and ms < LEASE_MS for ms in heard_ms):
+                return False
+            return all(time.time() - status["since_unix_ms"] / 1000 >= STEADY_S for status in found.values())
 
         wait_until(is_settled, "one box to lead and the other to follow", TELLS_S)
         return states["leads"]
