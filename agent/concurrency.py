@@ -181,7 +181,7 @@ class _Outcome(Future[Result]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        if error is not None and not self.cancelled():  # before it began: nobody wants it
+        if error is not None and not self.cancelled():  # cancelled before it began
             self.set_exception(error)
         return True
 

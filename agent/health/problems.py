@@ -51,8 +51,8 @@ class Problem(Enum):
     )
     STORE_FILL = _full(
         "The store, its stream or its disk is half full or more of what retention cannot free.",
-        "see which consumer is behind (remove one that will not return) and what else fills the disk (df -h), or give the "
-        "store more room",
+        "see which consumer is behind (remove one that will not return) and what else fills the disk (df -h), or "
+        "give the store more room",
     )
     STORE_FULL_SOON = _full(
         "At the present rate a stream reaches its limit soon, because a consumer does not confirm.",

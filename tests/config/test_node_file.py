@@ -382,7 +382,7 @@ def test_a_file_that_was_refused_is_not_read_again_until_it_changes(tmp_path: Pa
 
 def test_a_file_counts_as_unread_when_a_file_that_it_names_has_changed(tmp_path: Path) -> None:
     """A node that started without a part, because of a device profile or a tag file, needs no edit of node.toml once
-    these are right. Each content counts once, also that of a profile that nobody can write."""
+    these are right. Each content counts once, also where a profile cannot exist."""
     path, profile = tmp_path / "node.toml", tmp_path / "pa.toml"
     section = '[[modbus]]\nname = "{}"\nhost = "h"\ntags_file = "{}.csv"\naddress_base = 0\n'
     odd = section.format("odd", "odd") + 'device = "\\u0000"\n'

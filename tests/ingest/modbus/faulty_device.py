@@ -178,7 +178,7 @@ class FaultyDevice:
 
 
 class Connection(asyncio.Transport):
-    """One connection with it. `number` and `asked_s`: of the newest request. `is_deaf`: nobody reads what we send."""
+    """One connection with it. `number` and `asked_s`: of the newest request. `is_deaf`: it reads nothing."""
 
     def __init__(self, device: FaultyDevice, protocol: Any) -> None:
         super().__init__()
