@@ -48,12 +48,12 @@ def list_command(config_file: Path, everything: bool, as_json: bool) -> None:
     state = _state(settings)
     listed = list(settings.peer)
     if len(listed) > SHOWN_MAX and not everything and not as_json:
-        up = sum(found == CONNECTED for found in state.values())
+        up = sum(found.startswith(CONNECTED) for found in state.values())
         said = f", {up:,} connected" if state else ""
         click.echo(
             f"{len(listed):,} peers{said}; --all lists all, here are {SHOWN_MAX}, those without connection first:"
         )
-        listed = sorted(listed, key=lambda peer: state.get(peer.node) == CONNECTED)[:SHOWN_MAX]
+        listed = sorted(listed, key=lambda peer: _rank(state.get(peer.node, "")))[:SHOWN_MAX]
     for peer in listed:
         found = state.get(peer.node, "")
         if as_json:
@@ -176,9 +176,14 @@ def _lines(node: str, stream: local_socket.ComparedStream) -> Iterator[str]:
         yield f"  not accepted: {why}"
 
 
+def _rank(state: str) -> tuple[bool, bool]:
+    """Orders peers: those without connection first, then those with a pull that is behind or blocked."""
+    return state.startswith(CONNECTED), state == CONNECTED
+
+
 def _state(settings: NodeSettings) -> dict[str, str]:
-    """Whether each peer is connected, and which pulls from it are blocked, by node, from the running node; empty when
-    no node runs."""
+    """Whether each peer is connected, and which pulls from it are behind or blocked, by node, from the running node;
+    empty when no node runs."""
     try:
         found = Client(settings.node.state_dir).status(everything=True)
     except BsfgError:
@@ -189,6 +194,8 @@ def _state(settings: NodeSettings) -> dict[str, str]:
         if peer["connected"] or peer["zone"] not in states:
             states[peer["zone"]] = link
     for peer in found["peers"]:
+        if behind := max(0, peer["end_offset"] - peer["position"]):
+            states[peer["zone"]] += f"; {peer['stream']} is {behind:,} facts behind"
         if peer["blocked"]:
             states[peer["zone"]] += f"; {peer['stream']} is blocked: {peer['trouble']}"
     return states

@@ -55,24 +55,29 @@ def test_latest_values_of_a_stream_from_peers() -> None:
 
 
 def test_of_many_peers_those_without_connection_come_first(plant_a: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of twelve with two streams each: a peer of which one stream is connected is connected."""
+    """Of twelve with two streams each: a peer of which one stream is connected is connected. One that is behind comes
+    next, with the stream and how far."""
     with (plant_a / "node.toml").open("a") as node:
         node.write('[[broker]]\nname = "b"\nhost = "h"\nca_file = "a"\ncert_file = "c"\nkey_file = "k"\n')
         node.writelines(f'[[peer]]\nzone = "p{n:02}"\nbroker = "b"\npulls = ["a", "b"]\n' for n in range(12))
     pulls = [
         {
             "zone": f"p{n:02}",
+            "stream": stream,
             "connected": n != 11 and (stream == "b" or n != 7) and n != 5,
             "trouble": "gone",
             "blocked": False,
+            "position": 5,
+            "end_offset": 2_005 if (n, stream) == (9, "b") else 5,
         }
         for n in range(12)
         for stream in "ab"
     ]
     monkeypatch.setattr(Client, "status", lambda *_, **__: {"peers": pulls})
     lines = [line for line in typed("peer", "list").output.splitlines() if line.startswith("p")]
-    assert [line.split()[0] for line in lines[:3]] == ["p05", "p11", "p00"]
-    assert [line.partition(": ")[2] for line in lines[:3]] == ["not connected gone"] * 2 + ["connected"]
+    assert [line.split()[0] for line in lines[:4]] == ["p05", "p11", "p09", "p00"]
+    told = ["not connected gone"] * 2 + ["connected; b is 2,000 facts behind", "connected"]
+    assert [line.partition(": ")[2] for line in lines[:4]] == told
     assert len(lines) == 10
 
 
@@ -102,7 +107,15 @@ def test_latest_values_of_a_zone_from_a_peer(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_peer_with_one_connected_stream_is_connected(place: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever of its three streams that is; the trouble is told where none is, and of each pull that is blocked."""
     pulls = [
-        {"zone": "plant-b", "stream": f"s{n}", "connected": n == place, "trouble": "timeout", "blocked": False}
+        {
+            "zone": "plant-b",
+            "stream": f"s{n}",
+            "connected": n == place,
+            "trouble": "timeout",
+            "blocked": False,
+            "position": 0,
+            "end_offset": 0,
+        }
         for n in range(3)
     ]
     monkeypatch.setattr(Client, "status", lambda *_, **__: {"peers": pulls})
