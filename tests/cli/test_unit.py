@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from agent.cli import LazyGroup, bsfg, config_option, node_choice
 from agent.cli.prepare import unit
-from agent.config import load
+from agent.config import load, load_sections
 from tests.cli.conftest import Bsfg
 from tests.support import command
 
@@ -102,8 +102,8 @@ def test_a_secured_source_needs_no_certificate_lines(bsfg_of_unit: Bsfg, unit_fo
 
 
 def test_check_names_what_the_unit_refuses(bsfg_of_unit: Bsfg, unit_folder: Path) -> None:
-    """State and a certificate to be made outside of the state folder, files below /home, a serial port and a public
-    address without a drop-in: each is named with what to do, and no longer once that is done. The same settings are
+    """State and a certificate to be made outside of the state folder, files below /home, a serial port and public
+    addresses without a drop-in: each is named with what to do, and no longer once that is done. The same settings are
     good for a file elsewhere, which no unit reads."""
     home = unit_folder.parent / "home"
     home.mkdir()
@@ -111,7 +111,7 @@ def test_check_names_what_the_unit_refuses(bsfg_of_unit: Bsfg, unit_folder: Path
     (unit_folder / "serial").touch()
     text = '[node]\nzone = "plant-a"\n' + OPCUA.format("10.0.0.7").replace("plc", "open") + UNSECURED
     (unit_folder / "open.csv").write_text((unit_folder / "plc.csv").read_text().replace("line1/t", "line2/t"))
-    text += OPCUA.format("8.8.8.8")
+    text += OPCUA.format("8.8.8.8") + 'urls = ["opc.tcp://8.8.4.4"]\n'
     text += 'certificate_file = "own.der"\nprivate_key_file = "own.key"\n'
     text += (
         f'[[modbus]]\nname = "line"\ntransport = "rtu"\nserial_port = "{unit_folder / "serial"}"\naddress_base = 0\n'
@@ -126,9 +126,10 @@ def test_check_names_what_the_unit_refuses(bsfg_of_unit: Bsfg, unit_folder: Path
         f"line: tags_file: {home / 'line.csv'} is hidden",
         "line: serial_port: bsfg@plant-a may open no device",
         "plc: bsfg@plant-a reaches private networks only, not 8.8.8.8",
+        "plc: bsfg@plant-a reaches private networks only, not 8.8.4.4",
     ):
         assert [text for text in found if text.startswith(part)], (part, found)
-    assert len(found) == 6
+    assert len(found) == 7
 
     (unit_folder / "plant-a.d").mkdir()
     (unit_folder / "plant-a.d" / "site.conf").write_text(
@@ -144,6 +145,25 @@ def test_check_names_what_the_unit_refuses(bsfg_of_unit: Bsfg, unit_folder: Path
     (unit_folder / "elsewhere" / "node.toml").write_text(text)
     done = bsfg_of_unit("check", "--json", "--config", "elsewhere/node.toml")
     assert json.loads(done.stdout)["problems"] == []
+
+
+def test_every_file_and_every_host_is_looked_at(unit_folder: Path) -> None:
+    """Those of a broker, of a Modbus device behind TLS, and of the signers."""
+    home, file = unit_folder.parent / "home", unit_folder / "plant-a.toml"
+    text = f'[node]\nzone = "plant-a"\nstate_dir = "{unit_folder.parent / "lib" / "plant-a"}"\n'
+    text += f'[signing]\nfacts_ca_file = "{home}/facts.pem"\n'
+    text += f'[[broker]]\nname = "b"\nhost = "8.8.8.8"\nca_file = "{home}/ca.pem"\n'
+    text += 'cert_file = "b.pem"\nkey_file = "b.key"\n'
+    text += '[[modbus]]\nname = "m"\nhost = "8.8.4.4"\ntransport = "tls"\naddress_base = 0\n'
+    text += f'tags_file = "plc.csv"\nca_file = "{home}/ca.pem"\n'
+    file.write_text(text)
+    found = [re.sub(r" (is|reaches) .*", "", text) for text in unit.refusals_of(load_sections(file))]
+    hidden = [
+        f"broker b: ca_file: {home}/ca.pem",
+        f"m: ca_file: {home}/ca.pem",
+        f"signing: facts_ca_file: {home}/facts.pem",
+    ]
+    assert found == [*hidden, "broker b: bsfg@plant-a", "m: bsfg@plant-a"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")

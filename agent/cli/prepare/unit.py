@@ -11,12 +11,13 @@ import ipaddress
 import os
 import pwd
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from agent.cli.node_choice import CONFIG_FOLDER as _FOLDER
 from agent.config import Sections
 from agent.settings.host import host_of
-from agent.settings.sources import ModbusSourceSettings, OpcuaSourceSettings, SourceSettings
 
 CONFIG_FOLDER = _FOLDER
 STATE_FOLDER = Path("/var/lib/bsfg")
@@ -65,25 +66,29 @@ def refusals_of(sections: Sections) -> Iterator[str]:
             hint = f"remove the line (the node then creates the file in {state_dir}), or create it with bsfg opcua certificate"
             yield f"{name}: {made} does not exist, and the node cannot create it there; {hint}"
     drop_ins = _drop_ins(stem)
-    for source in sections.sources:
-        yield from _of_device(source, stem, drop_ins)
-
-
-def _of_device(source: SourceSettings, stem: str, drop_ins: str) -> Iterator[str]:
-    """Problems of a serial port, or of an address outside private networks, that no drop-in allows."""
-    if isinstance(source, ModbusSourceSettings) and source.transport == "rtu":
-        if "DeviceAllow=" not in drop_ins:
+    for source in sections.modbus:
+        if source.transport == "rtu" and "DeviceAllow=" not in drop_ins:
             hint = f"put serial.conf with this port into {DROP_INS[1].format(stem)}"
             yield f"{source.name}: serial_port: bsfg@{stem} may open no device; {hint}"
-        return
-    host = source.host if isinstance(source, ModbusSourceSettings) else host_of(source.url)
+    for name, host in _hosts(sections) if "IPAddressAllow=" not in drop_ins else ():
+        if _is_public(host):
+            hint = f"put conduit.conf with this address into {DROP_INS[1].format(stem)}"
+            yield f"{name}: bsfg@{stem} reaches private networks only, not {host}; {hint}"
+
+
+def _hosts(sections: Sections) -> Iterator[tuple[str, str]]:
+    """The hosts to which the node connects, with the section that names them."""
+    yield from ((f"broker {broker.name}", broker.host) for broker in sections.broker)
+    yield from ((source.name, host_of(url)) for source in sections.opcua for url in (source.url, *source.urls))
+    yield from ((source.name, source.host) for source in sections.modbus)
+
+
+def _is_public(host: str) -> bool:
+    """Whether this is an address outside private networks; a name is not looked up."""
     try:
-        is_public = ipaddress.ip_address(host).is_global
-    except ValueError:  # a name
-        return
-    if is_public and "IPAddressAllow=" not in drop_ins:
-        hint = f"put conduit.conf with this address into {DROP_INS[1].format(stem)}"
-        yield f"{source.name}: bsfg@{stem} reaches private networks only, not {host}; {hint}"
+        return ipaddress.ip_address(host).is_global
+    except ValueError:
+        return False
 
 
 def _made_at_first_use(sections: Sections) -> Iterator[tuple[str, Path]]:
@@ -95,18 +100,14 @@ def _made_at_first_use(sections: Sections) -> Iterator[tuple[str, Path]]:
 
 
 def _files(sections: Sections) -> Iterator[tuple[str, Path]]:
-    """Every file that the node reads, with the setting that names it."""
-    for broker in sections.broker:
-        for name in ("ca_file", "cert_file", "key_file"):
-            yield f"broker {broker.name}: {name}", getattr(broker, name)
-    for source in sections.sources:
-        yield f"{source.name}: tags_file", source.tags_file
-        if isinstance(source, OpcuaSourceSettings):
-            for name in ("server_certificate_file", "password_file", "user_certificate_file", "trust_folder"):
-                if (file := getattr(source, name)) is not None:
-                    yield f"{source.name}: {name}", file
-    if sections.signing is not None and sections.signing.key_file is not None:
-        yield "signing: key_file", sections.signing.key_file
+    """Every file and folder that the node reads, with the setting that names it."""
+    parts: list[tuple[str, Any]] = [(f"broker {broker.name}", broker) for broker in sections.broker]
+    parts += [(source.name, source) for source in sections.sources]
+    parts += [("signing", signing) for signing in sections.named("signing")]
+    for name, settings in parts:
+        for setting in fields(settings):
+            if isinstance(file := getattr(settings, setting.name), Path):
+                yield f"{name}: {setting.name}", file
 
 
 def _drop_ins(stem: str) -> str:
