@@ -196,12 +196,15 @@ def test_a_password_is_read_from_a_file_or_a_prompt(bsfg: Bsfg) -> None:
 
 
 def test_a_source_of_node_toml_is_named(bsfg: Bsfg, tmp_path: Path) -> None:
-    """What is no URL is a source's name, with that source's settings; an unknown one lists the known."""
+    """What is no URL is a source's name, with that source's settings, and no others; an unknown one lists the known."""
     assert bsfg("init", "--zone", "plant-a").returncode == 0
     with (tmp_path / "node.toml").open("a") as file:
         file.write('[[opcua]]\nname = "press"\nurl = "opc.tcp://press.invalid:4840"\ntags_file = "t.csv"\n')
         file.write('security_policy = "None"\nsecurity_mode = "None"\ninsecure = true\n')
     assert "press.invalid" in bsfg("opcua", "test", "press").stdout
+    for words in (("--user", "op"), ("--insecure",), ("--pki", "other")):
+        done = bsfg("opcua", "browse", "press", *words, "--glob", "*")
+        assert (done.returncode, f"{words[0]} goes with a URL" in done.stderr) == (2, True)
     done = bsfg("opcua", "read", "pres", "i=2258")
     assert (done.returncode, "it has press" in done.stderr) == (2, True)
 
