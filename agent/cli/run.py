@@ -130,6 +130,6 @@ def reload(config_file: Path, as_json: bool) -> None:
     if answer.tag_file_problems:
         told = [
             *answer.tag_file_problems[:TAG_PROBLEMS_TOLD_MAX],
-            "the tags in force stay; bsfg check lists every problem",
+            "the tags in force stay; bsfg check lists the problems of each file",
         ]
         sys.exit("\n  ".join(["bsfg: a tag file is refused", *told]))

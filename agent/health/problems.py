@@ -156,11 +156,11 @@ class Problem(Enum):
     )
     TAG_FILE_REFUSED = _broken(
         "The tag file has a mistake. The tags of the file before are still read.",
-        "bsfg check prints every problem of the file",
+        "bsfg check lists the problems of the file",
     )
     TAG_FILE_MISSING = _broken(
         "The tag file has a mistake or is missing, and none was in force before. Nothing is read.",
-        "nothing is read, because no file was in force before; bsfg check prints every problem of it",
+        "nothing is read, because no file was in force before; bsfg check lists its problems",
     )
     DEVICE_CLOCK_OFF = _late(
         "The device's clock differs from this node's. Times of its values are its own.",

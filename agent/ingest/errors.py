@@ -19,8 +19,9 @@ Errors of asyncua and pymodbus stop at the modules that speak to them and arrive
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from agent.errors import BsfgError
@@ -66,22 +67,30 @@ def _terms(file: str) -> tuple[str, str]:
 
 
 PROBLEMS_MAX = 20
-"""As many mistakes are listed. More of them usually are one, such as a missing line or a wrong separator."""
+"""As many mistakes of a file are listed. More of them usually are one, such as a missing line or a wrong separator."""
 
 
 class TagMapError(IngestError):
-    """Tag files cannot be used as they stand; the text lists the first problems, and how many more there are."""
+    """Tag files cannot be used as they stand; the text lists the first problems of each, and how many more there
+    are."""
 
     def __init__(self, problems: Iterable[TagFileProblem]) -> None:
-        found = tuple(problems)
-        count = sum(problem.more or 1 for problem in found)
-        listed = tuple(problem for problem in found if not problem.more)[:PROBLEMS_MAX]
-        if left := count - len(listed):
-            listed += (TagFileProblem(found[-1].file, 0, "", "", f"and {left:,} more", more=left),)
-        self.problems = listed
+        by_file: dict[str, list[TagFileProblem]] = {}
+        for problem in problems:
+            by_file.setdefault(problem.file, []).append(problem)
+        self.problems = tuple(chain.from_iterable(map(_first_of, by_file.values())))
+        count = sum(problem.more or 1 for problem in self.problems)
         super().__init__(
             f"{count} problem{'s' * (count != 1)} in tag files" + "".join(f"\n  {p}" for p in self.problems)
         )
+
+
+def _first_of(problems: Sequence[TagFileProblem]) -> list[TagFileProblem]:
+    """The first problems of a file, and one that stands for the others."""
+    listed = [problem for problem in problems if not problem.more][:PROBLEMS_MAX]
+    if left := sum(problem.more or 1 for problem in problems) - len(listed):
+        listed.append(TagFileProblem(problems[0].file, 0, "", "", f"and {left:,} more", more=left))
+    return listed
 
 
 class TagFileUnreadable(TagMapError):

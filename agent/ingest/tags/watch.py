@@ -25,7 +25,7 @@ from agent.settings.sources import SourceSettings
 log = logging.getLogger(__name__)
 
 
-PROBLEMS_LOGGED_MAX = 200  # in one log line; `bsfg check` prints them all
+PROBLEMS_LOGGED_MAX = 200  # in one log line
 
 
 @dataclass(slots=True)

@@ -73,8 +73,8 @@ def test_a_tag_file_is_read_or_refused(data: bytes) -> None:
 
 
 def test_a_thousand_mistakes_are_twenty_and_a_count() -> None:
-    """A file whose header is not a header lists the first mistakes, and says how many more there are, also among the
-    files of a node. Names like the others are looked for as long as they are listed."""
+    """A file whose header is not a header lists the first mistakes, and says how many more there are, and hides none
+    of the other files of a node. Names like the others are looked for as long as they are listed."""
     header = ",".join(f"column{number}" for number in range(1_000))
     with pytest.raises(TagMapError) as caught:
         parse_tag_file(OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv")), f"{header}\n".encode())
@@ -84,6 +84,8 @@ def test_a_thousand_mistakes_are_twenty_and_a_count() -> None:
         assert len(str(error)) < 10_000
     assert str(caught.value.problems[-1]) == "t.csv: and 982 more"
     assert str(TagMapError([*caught.value.problems] * 2).problems[-1]) == "t.csv: and 1,984 more"
+    second = TagFileProblem("u.csv", 2, "type", "x", "is unknown")
+    assert TagMapError([*caught.value.problems, second]).problems == (*caught.value.problems, second)
     known = ["register"]
     (first, *_, last) = [why for _, why in unknown_names([f"registe{number}" for number in range(21)], known, "column")]
     assert (first, last) == ("is not a column; did you mean register?", "is not a column")
