@@ -8,6 +8,7 @@ error whose code is retryable there, or without an answer, ask again: the same m
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -213,8 +214,13 @@ class AsyncClient:
         reached = Position(end.life, covered[1] if covered else end.offset)
         return await self._page(answer, reply.batches, reached, answer.end_offset)
 
-    async def status(self, *, everything: bool = False) -> bytes:
-        """The status of the node as JSON: the worst parts of each kind, or everything. Raises NodeSilent."""
+    async def status(self, *, everything: bool = False) -> dict[str, Any]:
+        """The status of the node: the worst parts of each kind, or everything. Raises NodeSilent."""
+        found: dict[str, Any] = json.loads(await self.status_json(everything=everything))
+        return found
+
+    async def status_json(self, *, everything: bool = False) -> bytes:
+        """As `status`, as JSON."""
         try:
             return bytes((await self._answer(ReadStatus(everything), NodeStatus)).health)
         except (LocalError, StateFolderUnusable) as error:

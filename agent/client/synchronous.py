@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -68,6 +67,5 @@ class Client:
         return asyncio.run(self._node.read(stream, after_offset, limit))
 
     def status(self, *, everything: bool = False) -> dict[str, Any]:
-        """As `AsyncClient.status`, parsed."""
-        found: dict[str, Any] = json.loads(asyncio.run(self._node.status(everything=everything)))
-        return found
+        """As `AsyncClient.status`."""
+        return asyncio.run(self._node.status(everything=everything))

@@ -61,7 +61,7 @@ class Watch:
         before_ms = self.looked_unix_ms
         self.looked_unix_ms = _now_ms()
         try:
-            body = await AsyncClient(self.node.state_dir).status(everything=True)
+            body = await AsyncClient(self.node.state_dir).status_json(everything=True)
             snapshot = msgspec.json.decode(body, type=NodeSnapshot)
         except (NodeSilent, msgspec.MsgspecError) as error:
             self.silent = str(error)

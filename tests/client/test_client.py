@@ -174,7 +174,7 @@ async def test_facts_of_two_plants_lead_around_the_holes(tmp_path: Path) -> None
             assert [fact.offset for fact in (*page.facts, *rest.facts)] == [11, 12, 15, 16, 17, 18]
             assert [*page.holes, *rest.holes] == [HOLES[1]]
             assert (await node.read(ALARMS, 6, 5)).facts == []
-            assert await node.status(everything=True) == b'{"everything":true}'
+            assert await node.status(everything=True) == {"everything": True}
 
 
 async def test_new_tags_are_known_when_their_facts_come(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def site(tmp_path: Path, healthy: NodeSnapshot, monkeypatch: pytest.MonkeyPatch)
             raise NodeSilent("no node runs")
         return encode_health(made.snapshot, assess(made.snapshot), everything=everything)
 
-    monkeypatch.setattr(AsyncClient, "status", read_status)
+    monkeypatch.setattr(AsyncClient, "status_json", read_status)
     monkeypatch.setattr(watch_module, "_now_ms", lambda: NOW_MS + 1000)
     with store_with(tmp_path, made.snapshot) as store:
         made.store = store
