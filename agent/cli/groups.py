@@ -37,7 +37,7 @@ opcua = LazyGroup(
 )
 modbus = LazyGroup(
     "modbus",
-    help="Scan and read Modbus devices, find types and byte orders, show the requests of a tag file.",
+    help="Scan and read Modbus devices, find types and byte orders.",
     lazy={
         "scan": "agent.cli.modbus.scan:scan",
         "read": "agent.cli.modbus.read:read",

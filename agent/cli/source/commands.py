@@ -73,7 +73,7 @@ def _source_rows(sources: Sequence[SourceSettings], entries: Entries | None) -> 
         if entry is None:
             count, problem = _tags(source)
             state = "" if entries is None else "unknown"
-            remark = problem if entries is None else "the running node does not read it; restart the node"
+            remark = problem if entries is None else "the running node does not read it; bsfg reload"
             yield *head, state, count, *("",) * 4, "", remark
             continue
         last_ms, tags, bad, silent = (entry[name] for name in ("last_value_unix_ms", "tags", "tags_bad", "tags_silent"))
