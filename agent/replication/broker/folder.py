@@ -90,7 +90,9 @@ def write_broker(
     rights, config = render_rights(links, denied), None if plan is None else render_config(plan)
     cert_file = pki_folder / "brokers" / f"{broker_name}.pem"
     key_file = cert_file.with_suffix(".key")
-    ca_file, crl_file = pki_folder / "ca.pem", pki_folder / "ca.crl"
+    ca_file = pki_folder / "ca.pem"
+    # A list is copied to the broker by hand, and the folder's may be an older one.
+    crl_file = pki.newest_crl_file(pki_folder / "ca.crl", folder / CRL_NAME, ca_file)
     problems = pki.check_broker_identity(cert_file, key_file, ca_file)
     problems += pki.check_crl(crl_file, ca_file)
     if problems:

@@ -44,7 +44,15 @@ from agent.replication.pki.authority import (
 )
 from agent.replication.pki.certificates import WARN_DAYS, CertificateDetails, describe
 from agent.replication.pki.checks import check_broker_identity, check_identity, check_times, client_context
-from agent.replication.pki.crl import REASONS, CrlDetails, check_crl, check_not_revoked, describe_crl, is_crl_of
+from agent.replication.pki.crl import (
+    REASONS,
+    CrlDetails,
+    check_crl,
+    check_not_revoked,
+    describe_crl,
+    is_crl_of,
+    newest_crl_file,
+)
 from agent.replication.pki.files import (
     FILE_BYTES_MAX,
     check_key_rights,

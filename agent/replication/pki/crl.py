@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from operator import ge
 from pathlib import Path
 
 from cryptography import x509
@@ -19,6 +20,9 @@ from agent.replication.pki.certificates import BACKDATED, authority_identifier, 
 from agent.replication.pki.files import load_certificates, load_crls
 from agent.replication.pki.problem import IdentityProblem, PkiError, moment_text
 from agent.signing.x509_parts import public_key_of
+
+NO_LIST = 0, datetime.min.replace(tzinfo=UTC)
+"""Number and time that are lower than those of any list."""
 
 REASONS = {
     "unspecified": x509.ReasonFlags.unspecified,
@@ -92,6 +96,26 @@ def check_crl(crl_file: Path, ca_file: Path, *, now: datetime | None = None) -> 
             why = f"the list is valid from {moment_text(crl.last_update_utc)} {clock}"
             problems.append(IdentityProblem(crl_file, why, "set the clock (timedatectl)"))
     return problems
+
+
+def newest_crl_file(given: Path, present: Path, ca_file: Path) -> Path:
+    """`given`, unless `present` has no problem and is for no authority older than `given`: an older list would lift
+    revocations. Problems of `given` are left to `check_crl`."""
+    if not present.exists() or check_crl(present, ca_file):
+        return given
+    authorities = load_certificates(ca_file)
+
+    def ages(file: Path) -> list[tuple[int, datetime]]:
+        lists = load_crls(file)
+        of_authority = ([crl for crl in lists if is_crl_of(crl, authority)] for authority in authorities)
+        return [
+            max(((number_of(crl), crl.last_update_utc) for crl in found), default=NO_LIST) for found in of_authority
+        ]
+
+    try:
+        return present if all(map(ge, ages(present), ages(given))) else given
+    except PkiError:
+        return given
 
 
 def check_not_revoked(cert_file: Path, crl_file: Path) -> list[IdentityProblem]:

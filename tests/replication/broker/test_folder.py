@@ -8,6 +8,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,32 @@ def test_a_denied_zone_is_restored_only_when_a_link_of_it_is_named(authority: Pa
         assert files.rights()[1] == ("enterprise",)
     assert "+ rights of enterprise, which was denied" in _config("--link", "idmz:enterprise")[1]
     assert files.rights()[1] == ()
+
+
+def test_a_new_link_lifts_no_revocation(authority: Path) -> None:
+    """A revocation list that was copied into the broker's folder, as the page says, stays when rights and certificates
+    are written again from a folder with an older one, also if that has expired; a newer one replaces it. A list of the
+    former authority is replaced too."""
+    assert _config("--user", own_user(), "--link", "plant-a:idmz")[0] == 0
+    source, in_force = authority / "pki/ca.crl", authority / "etc/idmz" / plan.CRL_NAME
+    pki.reissue_crl(authority / "pki", NOW - timedelta(days=10), days=1)
+    older = source.read_bytes()
+    pki.reissue_crl(authority / "pki", NOW, days=365)
+    pki.issue_zone(authority / "pki", "plant-b", NOW)
+    pki.revoke(authority / "pki", "plant-b", NOW)
+    newer = source.read_bytes()
+    in_force.write_bytes(newer)
+    source.write_bytes(older)
+    assert _config("--link", "plant-c:idmz")[0] == 0
+    assert in_force.read_bytes() == newer
+    in_force.write_bytes(older)
+    source.write_bytes(newer)
+    assert _config()[0] == 0
+    assert in_force.read_bytes() == newer
+    pki.create_authority(authority / "pki", NOW, force=True)
+    pki.issue_broker(authority / "pki", "idmz", ["localhost"], NOW, force=True)
+    assert _config()[0] == 0
+    assert in_force.read_bytes() == source.read_bytes() != newer
 
 
 def test_the_broker_can_enter_its_folder_whatever_umask_root_has(authority: Path) -> None:
