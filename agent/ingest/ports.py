@@ -58,8 +58,9 @@ class StoredFacts(Protocol):
     Times are source times in ns since 1970. If the store cannot be read, the searches find nothing, except
     `sample_times`."""
 
-    def completeness(self, source: str) -> Mapping[str, Stored]:
-        """Up to when the parts of a source are complete: its values (empty), `events`, and tags that are behind."""
+    def completeness(self, source: str, subjects: Collection[str]) -> Mapping[str, Stored]:
+        """Up to when the parts of a source with these tags are complete: its values (empty), `events`, and tags that
+        are behind. One of which nothing is recorded continues the sources that recorded its tags last."""
 
     def newest_samples(self, stream: str, numbers: Collection[int]) -> Mapping[int, Newest]:
         """The newest sample of each of these tag numbers that has one near the end of the stream."""

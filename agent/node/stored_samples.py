@@ -12,19 +12,20 @@ import json
 import logging
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import NamedTuple
 
 from agent.batch import Kind
 from agent.errors import StoreError
 from agent.fact_store import StoreReader
-from agent.ingest import FILL_PREDICATE, GAP_PREDICATE, OUTAGE_REASONS, Newest, Stored, StoredUnreadable
+from agent.ingest import EVENTS_PART, FILL_PREDICATE, GAP_PREDICATE, OUTAGE_REASONS, Newest, Stored, StoredUnreadable
 from agent.message import OPERATIONAL_STREAM, TagDefinition
+from agent.node.removed_tags import NEWEST_DEPTH_FACTS, find_tags_in_service
 from agent.node.zone_samples import NewestSearch, ZoneSamples, is_forward
 from agent.query.scan import Bounds, parse_time_ns
 
 log = logging.getLogger(__name__)
 
-NEWEST_DEPTH_FACTS = 1_000_000  # some 0.3 s of reading; at 1,000 facts a second a quarter of an hour
 OUTAGE_DEPTH_FACTS = 200_000  # operational facts are few: months of them
 
 
@@ -44,13 +45,24 @@ class StoredSamples:
             _log_unreadable(stream, error)
         return found.by_tag()
 
-    def completeness(self, source: str) -> Mapping[str, Stored]:
-        """Up to when the parts of a source are complete, as this node has recorded it."""
+    def completeness(self, source: str, subjects: Collection[str]) -> Mapping[str, Stored]:
+        """Up to when the parts of a source are complete, as this node has recorded it. One of which nothing is
+        recorded, for example because it was renamed, continues the sources that recorded its tags last."""
         try:
-            return {part: Stored(*known) for part, known in self._reader.completeness(source).items()}
+            parts = self._reader.completeness(source) or self._completeness_of_others(source, subjects)
+            return {part: Stored(*known) for part, known in parts.items()}
         except StoreError as error:
             _log_unreadable(source, error)
             return {}
+
+    def _completeness_of_others(self, source: str, subjects: Collection[str]) -> dict[str, tuple[int, int | None]]:
+        others = find_tags_in_service(self._reader, lambda tag: tag.subject in subjects and tag.source != source)
+        found = dict[str, tuple[int, int | None]]()
+        for other in sorted({tag.source for tag in others}):
+            for part, known in self._reader.completeness(other).items():
+                if part in subjects or part in {"", EVENTS_PART}:
+                    found[part] = min(known, found.get(part, known), key=itemgetter(0))
+        return found
 
     def sample_times(
         self, stream: str, numbers: Collection[int], first_ns: int, last_ns: int, times_max: int

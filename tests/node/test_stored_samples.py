@@ -104,7 +104,7 @@ def test_a_store_that_cannot_be_read_holds_no_source_up(store: FactStore, monkey
     assert stored.newest_samples(STREAM, [1]) == {}
     assert stored.open_outages("plc") == []
     monkeypatch.setattr(StoreReader, "completeness", damaged)
-    assert stored.completeness("plc") == {}
+    assert stored.completeness("plc", ()) == {}
     with pytest.raises(StoredUnreadable, match="a page is broken"):
         stored.sample_times(STREAM, [1], 0, S, 10)
 
@@ -189,8 +189,24 @@ def test_a_source_is_complete_up_to_what_was_recorded_last(tmp_path: Path) -> No
         store.appends.set_completeness("other", {"": (7, 0)}).result()
     with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
         stored = StoredSamples(store.reader)
-        assert stored.completeness("plc") == {"": Stored(10, 5), "events": Stored(8, None)}
-        assert stored.completeness("unknown") == {}
+        assert stored.completeness("plc", ()) == {"": Stored(10, 5), "events": Stored(8, None)}
+        assert stored.completeness("unknown", {"tag:t/a"}) == {}
+
+
+def test_a_renamed_source_continues_the_ones_that_recorded_its_tags(store: FactStore) -> None:
+    """Otherwise no fact would name the time without a process. The source that is behind decides, and a tag that is
+    behind itself stays so. Sources of other tags, and of tags that were out of service, do not count."""
+    sources = {"a": "plc", "b": "press", "c": "other", "d": "retired"}
+    numbers = store.appends.define([TagDefinition(f"tag:t/{n}", source=s) for n, s in sources.items()]).result()
+    store.appends.append_samples(STREAM, [Sample(n, 10 * S, 1.0) for n in numbers]).result()
+    store.appends.append_samples(STREAM, [Sample(numbers[-1], 11 * S, None, TAG_REMOVED)]).result()
+    for n, source in enumerate(sources.values()):
+        store.appends.set_completeness(
+            source, {"": (9 - n, n), "tag:t/a": (5, None), "events": (2, 0), "tag:t/x": (1, 1)}
+        ).result()
+    store.appends.define([TagDefinition("tag:t/a", source="line")]).result()
+    continued = StoredSamples(store.reader).completeness("line", {"tag:t/a", "tag:t/b", "tag:t/d", "tag:t/new"})
+    assert continued == {"": Stored(8, 1), "tag:t/a": Stored(5), "events": Stored(2, 0)}
 
 
 # ------------------------------------------------------------------------------------------- two nodes of one zone

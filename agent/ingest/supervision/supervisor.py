@@ -314,7 +314,7 @@ class SourceSupervisor:
         that recorded later. The time since then is an outage."""
         source, delivery, parts, stored = self._source, self._delivery, dict[str, Stored](), list[Newest]()
         if self._stored is not None and self._search is not None:
-            parts |= await asyncio.to_thread(self._stored.completeness, self.settings.name)
+            parts |= await asyncio.to_thread(self._stored.completeness, self.settings.name, self.subjects)
             for stream, numbers in delivery.numbers_by_stream().items():
                 newest = await self._search.newest_samples(stream, numbers)
                 delivery.seed(newest)

@@ -55,7 +55,7 @@ class Before:
     def __init__(self, store: FakeStore) -> None:
         self._store = store
 
-    def completeness(self, source: str) -> Mapping[str, Stored]:
+    def completeness(self, source: str, _: object) -> Mapping[str, Stored]:
         return {part: known for (of, part), known in self._store.complete.items() if of == source}
 
     def newest_samples(self, stream: str, numbers: Collection[int]) -> dict[int, Newest]:
