@@ -284,24 +284,29 @@ class Delivery:
 
 
 async def record_removed(
-    find: FindRemoved, subjects: Collection[str], recorder_of: Callable[[str], Recorder], *, declares: bool = False
+    find: FindRemoved,
+    readers: Mapping[str, Collection[str]],
+    recorder_of: Callable[[str], Recorder],
+    *,
+    declares: bool = False,
 ) -> None:
-    """Record as out of service each tag whose subject is not in `subjects`: those that were removed from the tag files
-    while no process ran. Otherwise the last value would look current forever. Waits while the store refuses.
+    """Record as out of service each tag that is not in `readers`, the sources that read each subject: those that were
+    removed from the tag files while no process ran. Otherwise the last value would look current forever. Waits while
+    the store refuses.
 
-    `declares`: also what is missing of them since the last process, because the gap of their source does not name them.
+    `declares`: also what is missing of them, and of those that another source reads now, since their source was
+    complete, because its gap does not name them.
     """
-    found = await asyncio.to_thread(find, subjects)
-    if not found:
-        return
+    ended = await asyncio.to_thread(find, readers)
     now_ns = time.time_ns()
-    for source in dict.fromkeys(tag.source for tag in found):
-        recorder, removed = recorder_of(source), [tag for tag in found if tag.source == source]
-        first_ns = removed[0].complete_ns
+    for source in dict.fromkeys(tag.source for tag in ended):
+        recorder, of_source = recorder_of(source), [tag for tag in ended if tag.source == source]
+        first_ns = of_source[0].complete_ns
         if declares and first_ns is not None:
-            names = tuple(tag.subject for tag in removed[:TAGS_NAMED_MAX])
+            names = tuple(tag.subject for tag in of_source[:TAGS_NAMED_MAX])
             recorder.add_gap(Gap(source, AGENT_STOPPED, first_ns, max(first_ns, now_ns), 0, False, names))
             recorder.hand_in_gaps()
+        removed = [tag for tag in of_source if tag.subject not in readers]
         for stream in dict.fromkeys(tag.stream for tag in removed):
             # A fact is never older than the previous one of its tag, which may have come from a clock that is ahead.
             rows = [
@@ -311,9 +316,9 @@ async def record_removed(
             ]
             await recorder.record(stream, SampleColumns.of(rows))
         await recorder.drain()
-    named = [tag.subject.removeprefix("tag:") for tag in found[:TAGS_NAMED_MAX]]
-    extra = {"action": "tags_removed_while_stopped", "count": len(found), "tags": named}
-    log.info("tags were removed from the tag files while the node was down", extra=extra)
+    if gone := [tag.subject.removeprefix("tag:") for tag in ended if tag.subject not in readers]:
+        extra = {"action": "tags_removed_while_stopped", "count": len(gone), "tags": gone[:TAGS_NAMED_MAX]}
+        log.info("tags were removed from the tag files while the node was down", extra=extra)
 
 
 def _with_later(known: Mapping[int, int], ended: Mapping[int, int | None], wanted: Mapping[int, Tag]) -> dict[int, int]:

@@ -37,7 +37,7 @@ class StorePort(Protocol):
 
 
 class RemovedTag(NamedTuple):
-    """A tag of this node that is in no tag file any more: the stream of its newest sample, its number and subject, the
+    """A tag of this node that its source reads no more: the stream of its newest sample, its number and subject, the
     source time of that sample, its source, and up to when that was complete before the search; None: not known."""
 
     stream: str
@@ -48,9 +48,9 @@ class RemovedTag(NamedTuple):
     complete_ns: int | None = None
 
 
-FindRemoved = Callable[[Collection[str]], Sequence[RemovedTag]]
-"""Finds the tags of this node in the store whose subjects are not among these and that are not out of service. It may
-be called in any thread and may take a second."""
+FindRemoved = Callable[[Mapping[str, Collection[str]]], Sequence[RemovedTag]]
+"""Finds the tags of this node in the store that are not out of service, and whose source is not among those that read
+their subject now. It may be called in any thread and may take a second."""
 
 
 class StoredFacts(Protocol):

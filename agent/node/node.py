@@ -17,7 +17,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -29,7 +29,7 @@ from agent.errors import BsfgError, StoreBusy, StoreFull
 from agent.fact_store import FactStore, StoreLocked
 from agent.health import notify
 from agent.health.brief import encode_health
-from agent.ingest import Ingest, IngestPorts, RemovedTag, TagFile, TagMapError, load_tag_maps
+from agent.ingest import Ingest, IngestPorts, TagFile, TagMapError, load_tag_maps
 from agent.local_socket.serving import RequestHandler, open_store, serve
 from agent.node import compare
 from agent.node.broker_runtime import BrokerRuntime, SharedParts
@@ -120,7 +120,7 @@ class Node:
             IngestPorts(
                 store.appends,
                 stored,
-                self._find_removed,
+                partial(find_removed_tags, store.reader),
                 keep_files=self._in_force.keep_files,
                 doubted=self._clock.doubted,
             ),
@@ -253,12 +253,6 @@ class Node:
         except TagMapError as error:
             problems = list(map(str, error.problems))
         return local_socket.Reloaded(list(plan.applied), list(plan.needs_restart), problems)
-
-    def _find_removed(self, subjects: Collection[str]) -> Sequence[RemovedTag]:
-        """The tags that are in no tag file any more. While a source is left out, its tags are not removed."""
-        if self._reloader.not_in_force:
-            return ()
-        return find_removed_tags(self._store.reader, subjects)
 
     async def _carry_out(self, plan: ReloadPlan, tag_files: Mapping[str, TagFile]) -> None:
         """Apply the plan. Parts that it does not name go on undisturbed."""

@@ -9,7 +9,7 @@ millions of facts does not delay the start, and a tag that was removed long ago 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 
 from agent.errors import StoreError
 from agent.fact_store import StoreReader
@@ -23,15 +23,18 @@ NEWEST_DEPTH_FACTS = 1_000_000  # some 0.3 s of reading; at 1,000 facts a second
 
 
 def find_removed_tags(
-    reader: StoreReader, subjects: Collection[str], depth_facts: int = NEWEST_DEPTH_FACTS
+    reader: StoreReader, readers: Mapping[str, Collection[str]], depth_facts: int = NEWEST_DEPTH_FACTS
 ) -> Sequence[RemovedTag]:
-    """The tags of the zone that are not among `subjects` and not out of service, by subject; empty if the store cannot
-    be read, which is logged."""
+    """The tags of the zone that are not out of service and whose source is not among the `readers` of their subject, by
+    subject; empty if the store cannot be read, which is logged."""
     try:
-        return find_tags_in_service(reader, lambda tag: tag.subject not in subjects, depth_facts)
+        own = ZoneSamples(reader).own_tags()
+        left = {tag.subject for tag in own if tag.source not in readers.get(tag.subject, ())}
+        found = find_tags_in_service(reader, lambda tag: tag.subject in left, depth_facts)
     except StoreError as error:
         log.warning("removed_tags_unknown", extra={"why": str(error)})
         return ()
+    return [tag for tag in found if tag.source not in readers.get(tag.subject, ())]
 
 
 def find_tags_in_service(

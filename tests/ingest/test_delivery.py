@@ -1,5 +1,5 @@
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
 from agent.columns import SampleColumns
@@ -178,11 +178,11 @@ async def test_removed_tags_end_with_a_fact(played: PlayedSource) -> None:
     """One sample without value, out of service, later than the last one of the tag; each in its stream. Before it, the
     gap since its source was complete. The search is asked with what the tag files name, and a store that refuses is
     waited for."""
-    store, asked, now_ns = FakeStore(), list[Collection[str]](), 4_000_000_000_000_000_000
+    store, asked, now_ns = FakeStore(), list[Mapping[str, Collection[str]]](), 4_000_000_000_000_000_000
     store.define([TagDefinition("tag:plant/old"), TagDefinition("tag:plant/older")])
 
-    def find(subjects: Collection[str]) -> Sequence[RemovedTag]:
-        asked.append(subjects)
+    def find(readers: Mapping[str, Collection[str]]) -> Sequence[RemovedTag]:
+        asked.append(readers)
         store.refusing = True
         removed = [
             ("facts.telemetry", 1, "tag:plant/old", now_ns, "plc", 7),
@@ -194,7 +194,7 @@ async def test_removed_tags_end_with_a_fact(played: PlayedSource) -> None:
         await wait_until_async(lambda: store.refusing, "the search")
         store.refusing = False
         await wait_until_async(lambda: store.of("plant/old") and store.of("plant/older"), "the samples")
-    assert asked == [{"tag:plant/x", "tag:plant/y"}]
+    assert asked == [{"tag:plant/x": {"meter"}, "tag:plant/y": {"meter"}}]
     assert store.of("plant/old") == [Sample(1, now_ns + 1, None, TAG_REMOVED)]
     (older,) = store.of("plant/older")
     assert (older.quality, older.value, older.source_time_ns > 5) == (TAG_REMOVED, None, True)
@@ -206,10 +206,10 @@ async def test_removed_tags_end_with_a_fact(played: PlayedSource) -> None:
 async def test_a_source_ends_the_tags_that_it_still_reads_itself(played: PlayedSource) -> None:
     """A reload takes a tag out of the map of a source that goes on. Until the source has taken the new map over, it may
     record a further value of that tag: the search is asked with it, too."""
-    asked = list[Collection[str]]()
+    asked = list[Mapping[str, Collection[str]]]()
 
-    def find(subjects: Collection[str]) -> Sequence[RemovedTag]:
-        asked.append(subjects)
+    def find(readers: Mapping[str, Collection[str]]) -> Sequence[RemovedTag]:
+        asked.append(readers)
         return []
 
     played.dies()
@@ -219,26 +219,26 @@ async def test_a_source_ends_the_tags_that_it_still_reads_itself(played: PlayedS
         await run.ingest.change([fewer], load_tag_maps([fewer]))
         await wait_until_async(lambda: len(asked) == 2, "the search of the reload")
         assert [tag.name for tag in run.ingest.tag_maps()["meter"].tags] == ["plant/x"]
-    assert asked[1] == {"tag:plant/x", "tag:plant/y"}
+    assert asked[1].keys() == {"tag:plant/x", "tag:plant/y"}
 
 
-async def test_removed_tags_are_looked_for_once_each_source_has_a_map(played: PlayedSource) -> None:
-    """A source whose tag file was wrong at the start gets its map when the file is right. Until then no tag is known to
-    be removed."""
-    asked = list[Collection[str]]()
+async def test_removed_tags_are_looked_for_again_when_a_source_has_its_first_map(played: PlayedSource) -> None:
+    """A source whose tag file was wrong at the start gets its map when the file is right. It cannot see what has left
+    a map that it never read."""
+    asked = list[Mapping[str, Collection[str]]]()
 
-    def find(subjects: Collection[str]) -> Sequence[RemovedTag]:
-        asked.append(subjects)
+    def find(readers: Mapping[str, Collection[str]]) -> Sequence[RemovedTag]:
+        asked.append(readers)
         return []
 
     played.dies()
     ports = IngestPorts(FakeStore(), find_removed=find)
     ingest = Ingest("plant-a", [played.settings()], {"meter": TagMap("t.csv", ())}, ports)
     running = asyncio.create_task(ingest.run(), name="ingest")
-    await wait_until_async(lambda: asked, "the search")
+    await wait_until_async(lambda: len(asked) == 2, "the second search")
     ingest.stop()
     await running
-    assert asked == [{"tag:plant/x", "tag:plant/y"}]
+    assert [readers.keys() for readers in asked] == [set(), {"tag:plant/x", "tag:plant/y"}]
 
 
 async def test_a_commit_that_fails_is_repeated() -> None:

@@ -2,19 +2,23 @@
 what a node is that starts on the same files, and a mistake costs nothing that was in force."""
 
 import asyncio
+import json
 import shutil
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 
+from agent.batch import Kind
 from agent.config import ConfigFile, InForce, load
+from agent.fact_store import StoreReader
 from agent.fact_store.append import CommitGroup
 from agent.fact_store.writer import Writer
-from agent.ingest import Ingest, load_tag_maps
+from agent.ingest import TAG_REMOVED, Ingest, load_tag_maps
 from agent.ingest.completeness import Stored
 from agent.ingest.modbus.source import ModbusSource
 from agent.local_socket.serving import open_store
@@ -22,13 +26,16 @@ from agent.node.node import Node
 from agent.node.reload import ReloadRefused
 from agent.node.removed_tags import find_removed_tags
 from agent.node.start import read_start
+from agent.node.stored_samples import StoredSamples
+from agent.query.scan import Bounds, Scanner
 from tests.ingest.lives import deliver
-from tests.ingest.simulated import fault_of
+from tests.ingest.simulated import fault_of, us
 from tests.sim import first_seed, patient, scaled
 from tests.support.memory import memory_folder
 
 SETTLE_S = 5
 DEFECT_SEEDS = 40
+SLACK_US = 2_000_000
 TOP = '[node]\nzone = "plant-a"\n[store]\nballast_bytes = 0\ndisk_free_bytes_min = 0\n'
 SECTION = '[[modbus]]\nname = "{0}"\nhost = "h"\ntags_file = "{0}.csv"\naddress_base = {1}\nport = {2}\n'
 NOTIFY = '[[notify]]\nname = "duty"\nwebhook_url = "https://h"\n'
@@ -153,12 +160,14 @@ class Simulation:
         assert found[:2] == [settings, ((), "", (), False)], f"not in force: {found[:2]}"
         maps = load_tag_maps(settings.sources)
         assert self._process.node._ingest.tag_maps() == maps, f"not in force: {self._process.node._ingest.tag_maps()}"
-        subjects = {tag.definition.subject for read in maps.values() for tag in read.tags}
-        assert not (left := find_removed_tags(self._process.store.reader, subjects)), f"not ended: {left}"
+        readers = {tag.definition.subject: {name} for name, read in maps.items() for tag in read.tags}
+        assert not (left := find_removed_tags(self._process.store.reader, readers)), f"not ended: {left}"
         await self._restart()
         await asyncio.sleep(SETTLE_S)  # tidy: virtual time
         assert self._process.observed() == found, f"not the same: {self._process.observed()}, {found}"
         await self._process.stop()
+        with closing(StoreReader(settings.node.store_file)) as reader:
+            assert not (lost := undeclared(reader)), f"in no fact: {lost}"
 
     async def _restart(self) -> None:
         """Stop or kill it, and start another: what is wrong now is as it was."""
@@ -170,6 +179,7 @@ class Simulation:
         if is_killed:
             shutil.rmtree(state)
             copied.rename(state)
+        await asyncio.sleep(self._random.choice([0, 20]))  # tidy: virtual time
         process = self._process = Process(self._folder)
         now, wrong = process.begun.tag_maps, process.begun.tag_problems
         lost = [name for name in before if name in self._files.bases and name not in now]
@@ -177,9 +187,34 @@ class Simulation:
         assert not lost, f"lost: {lost}"
 
 
+def undeclared(reader: StoreReader) -> list[str]:
+    """The times in which a tag was in service, has no value, and is in no gap fact."""
+    times, spans = dict[str, list[tuple[int, int]]](), list[tuple[int, int, list[str]]]()
+    for facts in Scanner(reader).scan(Bounds()):
+        if facts.batch.header.kind is Kind.MESSAGES:
+            bodies = map(json.loads, facts.column("object_json"))
+            spans += [
+                (us(gap["first_time"]), us(gap["last_time"]), gap["tags"]) for gap in bodies if "first_time" in gap
+            ]
+            continue
+        for subject, time_ns, quality in zip(*map(facts.column, ("subject", "source_time_ns", "quality")), strict=True):
+            times.setdefault(subject, []).append((time_ns // 1000, quality))
+    found = list[str]()
+    for subject, samples in times.items():
+        for (first, quality), (last, _) in pairwise(sorted(samples)):
+            at = first + SLACK_US
+            for begin, end, tags in sorted(spans):
+                if begin <= at and subject in tags:
+                    at = max(at, end + SLACK_US)
+            if quality != TAG_REMOVED and at < last:
+                found.append(f"{subject} from {at} to {last}")
+    return found
+
+
 async def _live(source: ModbusSource, on_up: Callable[[], None]) -> None:
     """In the place of a life: a value of each tag every second."""
     on_up()
+    await source._delivery.recorder.begin_complete("", Stored(source.clock.now_ns()))
     while True:
         await source._take_over_map()
         source.complete = source.clock.now()
@@ -245,7 +280,8 @@ def test_what_a_node_is_follows_from_its_files() -> None:
     [
         (ConfigFile, "is_unread", lambda _: False, "not in force"),
         (InForce, "keep_files", lambda *_: None, "lost"),
-        (Ingest, "_record_removed", lambda *_, **__: None, "not ended"),
+        (Ingest, "_record_removed", lambda *_: None, "not ended"),
+        (StoredSamples, "_completeness_of_others", lambda *_: {}, "in no fact"),
     ],
 )
 def test_the_judge_finds_defects(

@@ -45,11 +45,23 @@ def test_tags_that_no_file_names_and_that_are_in_service(store: FactStore) -> No
         (OTHER, [Sample(renumbered, 30 * S, 2.0)]),
     ):
         store.appends.append_samples(stream, rows).result()
-    assert find_removed_tags(store.reader, {"tag:l/kept"}) == [
+    assert find_removed_tags(store.reader, {"tag:l/kept": {"plc"}}) == [
         RemovedTag(STREAM, gone, "tag:l/gone", 10 * S, "plc", 9 * S),
         RemovedTag(OTHER, renumbered, "tag:l/moved", 30 * S, "plc", 9 * S),
     ]
-    assert find_removed_tags(store.reader, {f"tag:l/{n}" for n in ("kept", "gone", "moved")}) == []
+    assert find_removed_tags(store.reader, {f"tag:l/{n}": {"x", "plc"} for n in ("kept", "gone", "moved")}) == []
+
+
+def test_a_tag_that_another_source_reads_now_has_left_its_own(store: FactStore) -> None:
+    """Until that one has recorded it, also if it did so before."""
+    gone, back = defined(store, "l/gone", "l/back")
+    others = store.appends.define([TagDefinition(f"tag:l/{n}", source="new") for n in ("gone", "back")]).result()
+    rows = [Sample(others[1], S, 1.0), Sample(back, 2 * S, 1.0), Sample(gone, 3 * S, 1.0)]
+    store.appends.append_samples(STREAM, rows).result()
+    readers = {"tag:l/gone": {"new"}, "tag:l/back": {"new"}}
+    assert [tag.number for tag in find_removed_tags(store.reader, readers)] == [back, gone]
+    store.appends.append_samples(OTHER, [Sample(others[0], 4 * S, 1.0)]).result()
+    assert [tag.number for tag in find_removed_tags(store.reader, readers)] == [back]
 
 
 def test_the_search_is_bounded(store: FactStore) -> None:
@@ -58,8 +70,8 @@ def test_the_search_is_bounded(store: FactStore) -> None:
     kept, gone = defined(store, "l/kept", "l/gone")
     store.appends.append_samples(STREAM, [Sample(gone, S, 1)]).result()
     store.appends.append_samples(STREAM, [Sample(kept, n * S, n) for n in range(2, 12)]).result()
-    assert find_removed_tags(store.reader, {"tag:l/kept"}, depth_facts=10) == []
-    assert len(find_removed_tags(store.reader, {"tag:l/kept"}, depth_facts=11)) == 1
+    assert find_removed_tags(store.reader, {"tag:l/kept": {"plc"}}, depth_facts=10) == []
+    assert len(find_removed_tags(store.reader, {"tag:l/kept": {"plc"}}, depth_facts=11)) == 1
 
 
 def test_a_node_records_it_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -91,4 +103,4 @@ def test_a_node_records_it_once(tmp_path: Path, caplog: pytest.LogCaptureFixture
         rows = find_latest(Scanner(reader), ahead_ns, streams=frozenset({STREAM}))
         assert {row.latest.quality for row in rows if row.latest is not None} == {TAG_REMOVED}
         assert reader.end_offset(STREAM) == 60
-        assert find_removed_tags(reader, ()) == []
+        assert find_removed_tags(reader, {}) == []

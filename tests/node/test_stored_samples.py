@@ -322,7 +322,7 @@ def test_a_tag_that_the_other_node_took_out_of_service_is_not_removed_again(two:
         two.record(0, tag, 10, 1.0)
     two.stores[0].appends.append_samples(STREAM, [Sample(1, 20 * S, None, TAG_REMOVED)]).result()
     two.pull(1)
-    (found,) = find_removed_tags(two.stores[1].reader, {"tag:t/c"})
+    (found,) = find_removed_tags(two.stores[1].reader, {"tag:t/c": {"plc"}})
     assert found[:4] == (STREAM, 3, "tag:t/b", 10 * S)
 
 

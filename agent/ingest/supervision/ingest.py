@@ -70,7 +70,7 @@ class Ingest:
             log.warning("tag file has a note", extra={"action": "tag_file_note", "note": note})
         async with TaskGroup() as group:
             self._group = group
-            self._run_background(group, is_start=True)  # first: it looks up to when the sources were complete
+            self._run_background(group)  # first: it looks up to when the sources were complete
             for supervisor in self._by_name.values():
                 supervisor.start(group)
             await self._stop.wait()
@@ -98,12 +98,13 @@ class Ingest:
                 s.name: before[s.name] if s.name in kept else self._supervisor(s, tag_maps[s.name]) for s in sources
             }
             for name, supervisor in self._by_name.items():
-                if name not in kept:
-                    supervisor.start(self._group)
-                elif name in tag_maps and log_change(name, supervisor.tags, tag_maps[name]):
+                if name in kept & tag_maps.keys() and log_change(name, supervisor.tags, tag_maps[name]):
                     supervisor.offer(tag_maps[name])
             self._stale = frozenset()
-            self._run_background(self._group)
+            self._run_background(self._group)  # before a source starts: it looks up to when they were complete
+            for name, supervisor in self._by_name.items():
+                if name not in kept:
+                    supervisor.start(self._group)
 
     def begin_recording(self, since_ns: int | None) -> None:
         """Record from now on. `since_ns`: up to when all that another gateway of the zone recorded is here, or declared
@@ -142,7 +143,7 @@ class Ingest:
         """Whether it records, and what each source missed until now is stored."""
         return self._is_recording and all(supervisor.is_gap_stored for supervisor in self._by_name.values())
 
-    def _run_background(self, group: TaskGroup, *, is_start: bool = False) -> None:
+    def _run_background(self, group: TaskGroup) -> None:
         """Watch the tag files of the sources, and record once the tags that are in none of them any more."""
         self._background, self._background_over = [], asyncio.Event()
         supervisors = list(self._by_name.values())
@@ -162,17 +163,17 @@ class Ingest:
             watching = group.create_permanent(watch.run(), name="tag files", until=self._background_over)
             self._background.append(watching)
         if self._is_recording:
-            self._record_removed(group, declares=is_start)
+            self._record_removed(group)
 
-    def _record_removed(self, group: TaskGroup, *, declares: bool = False) -> None:
-        """Record once the tags that are in none of the tag files any more."""
-        maps = self.tag_maps()
-        # The tags of a source without a map are not known to be removed.
-        find_removed = self._ports.find_removed
-        if find_removed is not None and all(found.tags for found in maps.values()):
-            subjects = frozenset().union(*(supervisor.subjects for supervisor in self._by_name.values()))
-            declares = declares and self._earlier_lead is None  # otherwise another gateway may have recorded
-            removal = record_removed(find_removed, subjects, self._recorder_of, declares=declares)
+    def _record_removed(self, group: TaskGroup) -> None:
+        """Record once the tags that are in none of the maps in force any more, or in that of another source."""
+        if (find_removed := self._ports.find_removed) is not None:
+            readers = dict[str, set[str]]()
+            for name, supervisor in self._by_name.items():
+                for subject in supervisor.subjects:
+                    readers.setdefault(subject, set()).add(name)
+            declares = self._earlier_lead is None  # otherwise another gateway may have recorded
+            removal = record_removed(find_removed, readers, self._recorder_of, declares=declares)
             self._background.append(group.create_task(removal, name="removed tags"))
 
     def _end_background(self) -> None:
@@ -199,7 +200,7 @@ class Ingest:
         supervisor = self._by_name[source]
         supervisor.offer(tags)
         if not supervisor.has_map and self._is_recording and self._group is not None:
-            self._record_removed(self._group, declares=True)  # the source itself cannot see what has left
+            self._record_removed(self._group)  # the source itself cannot see what has left
 
     def _note_file_problems(self, source: str, problems: Sequence[TagFileProblem]) -> None:
         self._by_name[source].note_file_problems(problems)

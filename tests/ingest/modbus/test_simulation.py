@@ -66,13 +66,13 @@ class Before:
                 newest[sample.tag] = Newest(sample, good_ns if is_bad(sample.quality) else sample.source_time_ns)
         return newest
 
-    def find_removed(self, subjects: Collection[str]) -> list[RemovedTag]:
-        complete, definitions = self.completeness("plc").get(""), self._store.definitions
+    def find_removed(self, readers: Mapping[str, object]) -> list[RemovedTag]:
+        complete, definitions = self.completeness("plc", ()).get(""), self._store.definitions
         newest = {definitions[sample.tag - 1].subject: (stream, sample) for stream, sample in self._store.samples}
         return [
             RemovedTag(stream, sample.tag, subject, sample.source_time_ns, "plc", complete and complete.complete_ns)
             for subject, (stream, sample) in newest.items()
-            if subject not in subjects and sample.quality != TAG_REMOVED
+            if subject not in readers and sample.quality != TAG_REMOVED
         ]
 
 
@@ -124,10 +124,10 @@ class Simulation:
         stored = cast(StoredFacts, before)
         supervisor = WatchedSupervisor(self.settings, tags, recorder_of("plc"), stored, Endpoints, JointSearch(stored))
         supervisor.begin_recording(None)
-        subjects = {tag.definition.subject for tag in tags.tags}
+        readers = {tag.definition.subject: {"plc"} for tag in tags.tags}
         try:
             async with TaskGroup() as group:
-                removal = record_removed(before.find_removed, subjects, recorder_of, declares=True)
+                removal = record_removed(before.find_removed, readers, recorder_of, declares=True)
                 removing = group.create_task(removal, name="removed")
                 supervisor.start(group)
                 for _ in range(acts):
