@@ -289,15 +289,18 @@ async def record_removed(
     recorder_of: Callable[[str], Recorder],
     *,
     declares: bool = False,
+    is_start: bool = False,
 ) -> None:
     """Record as out of service each tag that is not in `readers`, the sources that read each subject: those that were
     removed from the tag files while no process ran. Otherwise the last value would look current forever. Waits while
     the store refuses.
 
-    `declares`: also what is missing of them, and of those that another source reads now, since their source was
-    complete, because its gap does not name them.
+    `declares`: also what is missing of them since their source was complete, because its gap does not name them. The
+    same of tags that another source reads now, except at a start, when that one declares it.
     """
     ended = await asyncio.to_thread(find, readers)
+    if is_start:
+        ended = [tag for tag in ended if tag.subject not in readers]
     now_ns = time.time_ns()
     for source in dict.fromkeys(tag.source for tag in ended):
         recorder, of_source = recorder_of(source), [tag for tag in ended if tag.source == source]

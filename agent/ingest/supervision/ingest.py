@@ -70,7 +70,7 @@ class Ingest:
             log.warning("tag file has a note", extra={"action": "tag_file_note", "note": note})
         async with TaskGroup() as group:
             self._group = group
-            self._run_background(group)  # first: it looks up to when the sources were complete
+            self._run_background(group, is_start=True)  # first: it looks up to when the sources were complete
             for supervisor in self._by_name.values():
                 supervisor.start(group)
             await self._stop.wait()
@@ -143,7 +143,7 @@ class Ingest:
         """Whether it records, and what each source missed until now is stored."""
         return self._is_recording and all(supervisor.is_gap_stored for supervisor in self._by_name.values())
 
-    def _run_background(self, group: TaskGroup) -> None:
+    def _run_background(self, group: TaskGroup, *, is_start: bool = False) -> None:
         """Watch the tag files of the sources, and record once the tags that are in none of them any more."""
         self._background, self._background_over = [], asyncio.Event()
         supervisors = list(self._by_name.values())
@@ -163,9 +163,9 @@ class Ingest:
             watching = group.create_permanent(watch.run(), name="tag files", until=self._background_over)
             self._background.append(watching)
         if self._is_recording:
-            self._record_removed(group)
+            self._record_removed(group, is_start=is_start)
 
-    def _record_removed(self, group: TaskGroup) -> None:
+    def _record_removed(self, group: TaskGroup, *, is_start: bool = False) -> None:
         """Record once the tags that are in none of the maps in force any more, or in that of another source."""
         if (find_removed := self._ports.find_removed) is not None:
             readers = dict[str, set[str]]()
@@ -173,7 +173,7 @@ class Ingest:
                 for subject in supervisor.subjects:
                     readers.setdefault(subject, set()).add(name)
             declares = self._earlier_lead is None  # otherwise another gateway may have recorded
-            removal = record_removed(find_removed, readers, self._recorder_of, declares=declares)
+            removal = record_removed(find_removed, readers, self._recorder_of, declares=declares, is_start=is_start)
             self._background.append(group.create_task(removal, name="removed tags"))
 
     def _end_background(self) -> None:
