@@ -60,6 +60,15 @@ class TopologyError(ReplicationError):
     """A link, name or path that cannot be part of a broker configuration. The message names it and the reason."""
 
 
+class RightsDamaged(TopologyError):
+    """The file of rights is not as it was written, so links and denials cannot be taken from it."""
+
+    hint = (
+        f"remove {RIGHTS_NAME}, name every link again (bsfg broker config FOLDER --link SERVING:ASKING ...), and deny again "
+        "each node that was denied"
+    )
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class PeerLink:
     """A link between two nodes: `asking` pulls facts from `serving`, or appends to it."""
@@ -132,7 +141,7 @@ def _allowed(kind: str, topic: str) -> dict[str, Any]:
 
 
 def read_rights(text: str) -> tuple[tuple[PeerLink, ...], tuple[str, ...]]:
-    """The links, and the denied nodes, in the file of the plugin. Raises TopologyError if it is not one of ours."""
+    """The links, and the denied nodes, in the file of the plugin. Raises RightsDamaged if it is not one of ours."""
     links = set[PeerLink]()
     try:
         found = json.loads(text)
@@ -144,11 +153,9 @@ def read_rights(text: str) -> tuple[tuple[PeerLink, ...], tuple[str, ...]]:
         denied = [str(client["username"]) for client in found["clients"] if not client["roles"]]
         rendered = json.loads(render_rights(links, denied))
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError, MalformedMessage) as error:
-        raise TopologyError(f"{RIGHTS_NAME} is damaged: {error!r}") from error
+        raise RightsDamaged(f"{RIGHTS_NAME} is damaged: {error!r}") from error
     if rendered != found:
-        raise TopologyError(
-            f"{RIGHTS_NAME} was changed by hand or by mosquitto_ctrl: bsfg broker config would undo that"
-        )
+        raise RightsDamaged(f"{RIGHTS_NAME} was changed by hand or by mosquitto_ctrl")
     return tuple(sorted(links)), tuple(denied)
 
 

@@ -94,7 +94,7 @@ def check_broker_files(config_file: Path, *, now: datetime | None = None) -> Ite
     try:
         links, denied = read_rights(pki.read_file(files["plugin_opt_config_file"]).decode("utf-8", "replace"))
     except TopologyError as error:
-        yield bad(str(error), "write it again: bsfg broker config FOLDER --link SERVING:ASKING ...")
+        yield bad(str(error), error.hint)
     else:
         yield good(f"rights of {len(links)} links; denied: {', '.join(denied) or 'no node'}")
 

@@ -19,7 +19,9 @@ from agent.replication import pki
 from agent.replication.broker import config as plan
 from agent.replication.broker.config import BrokerPlan, PeerLink, TopologyError
 from agent.replication.broker.folder import BrokerFolder, deny_nodes, find_plugin, write_broker
+from agent.replication.broker.reload import check_broker_files
 from tests.replication.broker.zones import BROKER, LINKS, NOBODY_LISTENS, NOW, Zones, own_user
+from tests.support import command
 from tests.support.mosquitto import HOST, Mosquitto
 
 
@@ -121,6 +123,20 @@ def test_a_denied_zone_is_restored_only_when_a_link_of_it_is_named(authority: Pa
         assert files.rights()[1] == ("enterprise",)
     assert "+ rights of enterprise, which was denied" in _config("--link", "idmz:enterprise")[1]
     assert files.rights()[1] == ()
+
+
+def test_what_to_do_about_damaged_rights_works(authority: Path) -> None:
+    """The check and the command that would write the rights say the same, and doing it makes both succeed."""
+    link = ("--link", "plant-a:idmz")
+    assert _config("--user", own_user(), *link)[0] == 0
+    files = BrokerFolder(authority / "etc/idmz")
+    files.rights_file.write_text("{}")
+    found = [finding.hint for finding in check_broker_files(files.config_file.absolute()) if finding.is_bad]
+    done = command.bsfg(authority, "broker", "config", "etc/idmz", "--pki", "pki", *link)
+    assert (found, done.returncode, plan.RightsDamaged.hint in done.stderr) == ([plan.RightsDamaged.hint], 1, True)
+    files.rights_file.unlink()
+    assert _config(*link)[0] == 0
+    assert files.rights() == ((PeerLink("plant-a", "idmz"),), ())
 
 
 def test_a_new_link_lifts_no_revocation(authority: Path) -> None:
