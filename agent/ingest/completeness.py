@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 CLOCK_JUMP_NS = 2_000_000_000  # a difference that publishing does not explain: the clock was set
+STOOD_STILL_NS_MAX = 366 * 86_400 * 1_000_000_000  # a machine without a battery clock that was off, or was suspended
 
 
 class Moment(NamedTuple):
@@ -39,9 +40,12 @@ class Stored(NamedTuple):
 
 def spans(since: Moment, until: Moment, sets: Iterable[Moment] = ()) -> list[tuple[int, int]]:
     """The spans in which values have times that were sampled from `since` to `until`: in the times of the clock as it
-    is now, and if it was set in between, also as it was. `sets`: when it was set, on the clock as it was then."""
-    first_ns = since.on(until)
-    found = [(min(first_ns, until.time_ns), max(first_ns, until.time_ns))]
+    is now, and if it was set in between, also as it was. If it seems to have been set ahead, the first has the time
+    between as well. `sets`: when it was set, on the clock as it was then."""
+    first_ns = begun_ns = since.on(until)
+    if 0 < first_ns - since.time_ns <= STOOD_STILL_NS_MAX:
+        begun_ns = since.time_ns  # ours may have stood still: the time between has values
+    found = [(min(begun_ns, until.time_ns), max(begun_ns, until.time_ns))]
     earlier = [since, *(moment for moment in sets if moment.on(until) > first_ns)]
     for set_back_ns in dict.fromkeys(moment.set_back_ns for moment in earlier):
         if set_back_ns != until.set_back_ns:

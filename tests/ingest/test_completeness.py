@@ -33,6 +33,14 @@ def test_a_clock_that_was_not_set_has_one_span() -> None:
     assert spans(Moment(90 * S), Moment(50 * S, 60 * S)) == [(30 * S, 50 * S), (90 * S, 110 * S + CLOCK_JUMP_NS)]
 
 
+def test_a_clock_that_seems_set_ahead_may_be_ours_that_stood_still() -> None:
+    """This machine was off, without a battery clock, or was suspended: the time between has values. A clock that was
+    decades behind was set."""
+    assert spans(Moment(50 * S), Moment(9_000 * S, -8_000 * S))[0] == (50 * S, 9_000 * S)
+    set_ahead = Moment(2_000_000_000 * S, -1_999_999_940 * S)
+    assert spans(Moment(50 * S), set_ahead)[0] == (1_999_999_990 * S, 2_000_000_000 * S)
+
+
 def test_moments_are_compared_on_one_clock() -> None:
     """Of several subscriptions the one that is furthest behind is found, also if the clock was set between them: back,
     so that it shows a later moment as an earlier time, and ahead."""

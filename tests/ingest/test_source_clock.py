@@ -1,3 +1,5 @@
+import time
+
 import pytest
 
 from agent.ingest.completeness import Moment, Stored
@@ -81,6 +83,17 @@ def test_a_publish_time_dates_a_proof_unless_it_lies_ahead() -> None:
     assert clock.sent(5 * S, Moment(0)) == Moment(5 * S)
     assert clock.sent(0, Moment(0)) == Moment(19 * S)
     assert clock.sent(3600 * S, Moment(0)) == Moment(19 * S)
+
+
+def test_a_machine_that_was_suspended_sees_no_clock_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The monotonic clock stands still meanwhile."""
+    suspended_ns = [0]
+    monkeypatch.setattr(time, "clock_gettime_ns", lambda _: time.monotonic_ns() + suspended_ns[0])
+    clock = SourceClock()
+    clock.note_reading(NOW, None)
+    suspended_ns[0] = 3600 * S
+    clock.note_reading(NOW + 3600 * S, clock.least_ns())
+    assert clock.set_back_ns == 0
 
 
 @pytest.mark.parametrize(

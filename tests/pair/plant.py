@@ -401,9 +401,10 @@ class PlantWorld(World):
         self.folder.mkdir(parents=True)
         (self.folder / "device.csv").write_text("tag,table,register,type,deadband\nplant/count,holding,1,uint32,0\n")
         self.tag_maps = load_tag_maps([self.source_of(self.nodes[0])])
+        boot_ns = lambda _: clock.monotonic_ns()  # noqa: E731
         clocks = {name: getattr(clock, name) for name in ("monotonic", "monotonic_ns", "time_ns")}
         with (
-            mock.patch.multiple(time, **clocks, time=lambda: clock.time_ns() / 1e9),
+            mock.patch.multiple(time, **clocks, time=lambda: clock.time_ns() / 1e9, clock_gettime_ns=boot_ns),
             mock.patch.object(asyncio, "to_thread", _at_once),
             mock.patch.object(supervisor, "random", self.chance),
             mock.patch.object(modbus_source, "random", self.chance),

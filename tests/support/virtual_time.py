@@ -46,6 +46,7 @@ def run_virtual(work: Coroutine[Any, Any, Any]) -> Any:
         clocks = {
             "monotonic": now_s,
             "monotonic_ns": lambda: round(now_s() * 1e9),
+            "clock_gettime_ns": lambda _: round(now_s() * 1e9),
             "time": lambda: STARTED_S + now_s(),
             "time_ns": lambda: round((STARTED_S + now_s()) * 1e9),
         }

@@ -38,7 +38,7 @@ from agent.ingest.modbus.refusal import quality_of, reason
 from agent.ingest.modbus.sweep import Question, Sweep
 from agent.ingest.modbus.units import Pauses, Unit
 from agent.ingest.probe_result import ReadTags
-from agent.ingest.source_clock import SourceClock
+from agent.ingest.source_clock import SourceClock, boot_ns
 from agent.settings.sources import ModbusSourceSettings
 
 log = logging.getLogger(__name__)
@@ -116,9 +116,9 @@ class ModbusSource:
             await self._delivery.recorder.begin_complete("", Stored(self.clock.now_ns()))
             # Slots that pass meanwhile are missed: the outage ends with the first values, and the store may make us
             # wait.
-            grid, refused = PollGrid(self._intervals(), time.monotonic_ns()), self._delivery.recorder.refused_total
+            grid, refused = PollGrid(self._intervals(), boot_ns()), self._delivery.recorder.refused_total
             # The first poll has time for the search: most refusals are found here.
-            await self._poll_all(line, self._intervals(), time.monotonic_ns() + FIRST_POLL_NS)
+            await self._poll_all(line, self._intervals(), boot_ns() + FIRST_POLL_NS)
             is_alive = not all(unit.is_silent for unit in self._units)
             for unit in self._units[:UNITS_ASKED_AGAIN]:
                 is_alive = is_alive or await self._answers(line, unit)
@@ -197,8 +197,8 @@ class ModbusSource:
     async def _poll(self, line: Line, grid: PollGrid, refused_before: int) -> None:
         """Poll at each slot of the grid. `refused_before`: how often the store had refused when it began."""
         while True:
-            await asyncio.sleep(max(0, grid.next_ns() - time.monotonic_ns()) / 1e9)
-            now_ns = time.monotonic_ns()
+            await asyncio.sleep(max(0, grid.next_ns() - boot_ns()) / 1e9)
+            now_ns = boot_ns()
             slot = grid.take_slot(now_ns)
             self.polls_late_total += slot.late
             if slot.missed:
@@ -225,7 +225,7 @@ class ModbusSource:
 
     async def _poll_all(self, line: Line, due: frozenset[int], next_ns: int) -> None:
         """Poll the values of these intervals. The search ends before the next slot."""
-        self._poll_began, now_ns = self.clock.now(), time.monotonic_ns()
+        self._poll_began, now_ns = self.clock.now(), boot_ns()
         search_end_ns = now_ns + int((next_ns - now_ns) * SEARCH_PART)
         sweeps: list[tuple[Unit, Sweep]] = []
         for unit in self._units:
@@ -272,7 +272,7 @@ class ModbusSource:
                 if unit.returned():
                     extra = {"action": "unit_returned", "source": self._settings.name, "unit": unit.unit_id}
                     log.info("unit returned", extra=extra)
-            if time.monotonic_ns() >= end_ns:
+            if boot_ns() >= end_ns:
                 break
         return True
 
@@ -356,7 +356,7 @@ class ModbusSource:
                 await self._silence.wait()
                 continue
             unit = min(silent, key=lambda u: u.probe_at_ns() or 0)
-            await asyncio.sleep(max(0, (unit.probe_at_ns() or 0) - time.monotonic_ns()) / 1e9)
+            await asyncio.sleep(max(0, (unit.probe_at_ns() or 0) - boot_ns()) / 1e9)
             if not unit.is_silent or self._has_one_line(main):
                 continue
             has_answered = False
@@ -369,7 +369,7 @@ class ModbusSource:
                 self._takes_one_line = True  # it refuses a second connection, or accepts and closes it
                 continue  # asked over the main one at the end of the next poll
             if not has_answered:
-                unit.fell_silent(time.monotonic_ns())
+                unit.fell_silent(boot_ns())
 
     def _has_one_line(self, main: Line) -> bool:
         """Whether silent units can be asked over the main connection only: there is no other one, or what they are
@@ -379,7 +379,7 @@ class ModbusSource:
     async def _ask_silent(self, line: Line) -> None:
         """Ask one silent unit over the main connection, at the end of a poll, so that its silence falls into the pause.
         Two that hold the line are asked apart."""
-        now_ns = time.monotonic_ns()
+        now_ns = boot_ns()
         if not self._has_one_line(line):
             self._silence.set()  # what held the line may have answered: `_probe` goes on
             return
@@ -394,7 +394,7 @@ class ModbusSource:
             return
         unit = min(due, key=lambda u: u.probe_at_ns() or 0)
         if not await self._answers(line, unit):
-            unit.fell_silent(time.monotonic_ns(), self._pause_min_ns(line, unit))
+            unit.fell_silent(boot_ns(), self._pause_min_ns(line, unit))
             self._log_hold(line, unit)
         if unit.unit_id in line.hold_ms:
             self._asked_silent_ns = now_ns
@@ -461,7 +461,7 @@ class ModbusSource:
     async def _note_silence(self, line: Line, unit: Unit, error: UnitSilent) -> None:
         await self._flush()
         self._verb_missing = "sends what it is asked for" if isinstance(error, UnitGarbled) else "answers"
-        is_news = unit.fell_silent(time.monotonic_ns(), self._pause_min_ns(line, unit))
+        is_news = unit.fell_silent(boot_ns(), self._pause_min_ns(line, unit))
         self._log_hold(line, unit)
         if is_news:
             extra = {"action": "unit_lost", "source": self._settings.name, "unit": unit.unit_id, "why": str(error)}

@@ -26,7 +26,7 @@ from agent.ingest.opcua.history import HistoryBackfill
 from agent.ingest.opcua.security.client import SessionKey
 from agent.ingest.opcua.session import CallTooLarge, Ending, OpcuaSession, open_session, read_in_parts
 from agent.ingest.opcua.subscriptions.subscription import log_parked
-from agent.ingest.source_clock import SourceClock
+from agent.ingest.source_clock import SourceClock, boot_ns
 from agent.message import Sample
 from agent.settings.sources import OpcuaSourceSettings
 
@@ -114,7 +114,7 @@ class OpcuaPollSource:
         if self.backfill is not None:
             group.create_permanent(self.backfill.run(session), name=f"{self._settings.name} backfill")
         interval_s = self._settings.poll_interval_ms / 1000
-        start_s, slot = time.monotonic(), 0
+        start_ns, slot = boot_ns(), 0
         is_up = False
         while True:
             refused_before, slot_ns = self._delivery.recorder.refused_total, self.clock.now_ns()
@@ -126,7 +126,7 @@ class OpcuaPollSource:
                 on_up()
                 await self._delivery.deliver_due(self.clock.now_ns())  # the gap that ends now, not with the next poll
                 is_up = True
-            missed = int((time.monotonic() - start_s) / interval_s) - slot
+            missed = int((boot_ns() - start_ns) / 1e9 / interval_s) - slot
             if missed > 0:
                 self.polls_missed_total += missed
                 if self._delivery.recorder.refused_total != refused_before:
@@ -134,7 +134,7 @@ class OpcuaPollSource:
                 elif missed >= MISSED_MIN:
                     self._note_gap(POLLS_MISSED, slot_ns, missed)
             slot += max(0, missed) + 1
-            await asyncio.sleep(max(0.0, start_s + slot * interval_s - time.monotonic()))
+            await asyncio.sleep(max(0.0, slot * interval_s - (boot_ns() - start_ns) / 1e9))
 
     async def _read_all(self, session: OpcuaSession) -> Moment:
         """Read every tag once, in as many calls as the server needs, after its clock. Namespaces are read again in each

@@ -232,7 +232,7 @@ async def test_slots_that_pass_while_the_store_refuses_are_missed_from_the_first
     source, _ = await made()
     source._line = contextlib.nullcontext(Device())  # type: ignore[assignment]
     now_ns = [100 * S]
-    monkeypatch.setattr("agent.ingest.modbus.source.time.monotonic_ns", lambda: now_ns[0])
+    monkeypatch.setattr("agent.ingest.modbus.source.boot_ns", lambda: now_ns[0])
 
     async def wait_for_store(*_: object) -> None:
         now_ns[0] += 60 * S
@@ -249,6 +249,19 @@ async def test_slots_that_pass_while_the_store_refuses_are_missed_from_the_first
     with pytest.raises(ExceptionGroup) as lost:
         await source.run(lambda: None)
     assert str(lost.value.exceptions[0]) == "59 missed"
+
+
+async def test_polls_that_pass_while_the_machine_is_suspended_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock of the event loop stands still meanwhile."""
+    source, _ = await made()
+    monkeypatch.setattr(time, "clock_gettime_ns", lambda _: time.monotonic_ns() + 60 * S)
+
+    def end(missed: Sequence[Missed], *_: object) -> None:
+        raise SourceLost(f"{missed[0].count} missed")
+
+    monkeypatch.setattr(source, "_note_missed", end)
+    with pytest.raises(SourceLost, match="60 missed"):
+        await source._poll(Device(), PollGrid({1_000}, time.monotonic_ns() - S), 0)  # type: ignore[arg-type]
 
 
 async def test_a_refusal_replaces_the_loss_before() -> None:
@@ -409,7 +422,7 @@ async def test_a_unit_that_holds_the_line_is_asked_rarely_and_last(
     not before twenty times what its silence takes."""
     source, _ = await made(THREE_UNITS)
     gateway, now_ns = Gateway(), [100 * S]
-    monkeypatch.setattr("agent.ingest.modbus.source.time.monotonic_ns", lambda: now_ns[0])
+    monkeypatch.setattr("agent.ingest.modbus.source.boot_ns", lambda: now_ns[0])
     await poll(source, gateway)
     assert gateway.units == [1, 2, 3]
     assert [r.hold_ms for r in caplog.records if getattr(r, "action", "") == "unit_holds_line"] == [3_000]  # type: ignore[attr-defined]
@@ -427,7 +440,7 @@ async def test_a_unit_that_returns_does_not_wait_for_one_that_holds_the_line(mon
     """Its own silence costs little, so it is asked after its own pause."""
     source, _ = await made(THREE_UNITS)
     gateway, now_ns = Gateway(), [100 * S]
-    monkeypatch.setattr("agent.ingest.modbus.source.time.monotonic_ns", lambda: now_ns[0])
+    monkeypatch.setattr("agent.ingest.modbus.source.boot_ns", lambda: now_ns[0])
     await poll(source, gateway)
     now_ns[0] += 61 * S
     await source._ask_silent(gateway)  # type: ignore[arg-type]
