@@ -82,6 +82,8 @@ def remove(
 ) -> None:
     """Remove the consumer NAME and print which facts were kept for it. With --to, remove a consumer of this zone at a
     peer; this takes effect at once."""
+    if peer is not None and (force or now):
+        raise click.UsageError("--force and --now are for consumers of this node; with --to it is removed at once")
     settings = load_settings(config_file)
     if peer is not None:
         from agent.cli.facts.peer_requests import unregister_consumer  # MQTT is slow to import

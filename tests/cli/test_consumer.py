@@ -125,6 +125,12 @@ def test_an_unknown_consumer() -> None:
     assert "nobody" in str(done.exception)
 
 
+def test_an_option_that_a_peer_ignores_is_refused() -> None:
+    """Who removes a consumer at a peer with --force learns that nothing is forced there, before the peer is asked."""
+    for option in ("--force", "--now"):
+        assert "for consumers of this node" in run("consumer", "remove", "idmz.x", "--to", "plant-b", option).output
+
+
 async def test_with_a_running_node(plant_a: Path) -> None:
     """The node at the socket knows who is online and in sync; it refuses to remove one in use, and with --force does
     it."""

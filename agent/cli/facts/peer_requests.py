@@ -58,8 +58,8 @@ def acquire_lease(settings: NodeSettings, peer: str, stream: str, producer: str,
 
 
 def unregister_consumer(settings: NodeSettings, peer: str, name: str, answer_s: float) -> bool:
-    """Remove a consumer of this node at the node of `peer`; False where it has none of this name. Refused while an
-    instance of it holds a lease."""
+    """Remove a consumer of this node at the node of `peer`; False where it has none of this name. Refused once an
+    instance of it has taken a lease."""
     request = messages.UnregisterConsumer(consumer_name=name)
     return _ask(settings, peer, request, messages.UnregisterAnswer, answer_s).was_registered
 

@@ -364,8 +364,8 @@ class SourceSupervisor:
 
 
 def _summary(problems: Sequence[TagFileProblem]) -> str:
-    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    return f"{problems[0]}{more}" if problems else ""
+    others = sum(problem.more or 1 for problem in problems[1:])
+    return f"{problems[0]}{f' (and {others} more)' if others else ''}" if problems else ""
 
 
 def _innermost(error: BaseException) -> BaseException:
