@@ -131,6 +131,7 @@ def close_and_keep_log(path: Path, connection: sqlite3.Connection) -> None:
             with suppress(OSError):
                 kept.unlink(missing_ok=True)
                 kept.hardlink_to(log)
+                last.callback(kept.unlink, missing_ok=True)  # the rename does nothing while the log is still there
                 last.callback(kept.replace, log)
         connection.close()
 

@@ -61,6 +61,7 @@ def test_a_file_that_cannot_be_used_is_quarantined(tmp_path: Path, ruin: str | N
         mark_suspect(tmp_path / "facts.db", "database disk image is malformed")
     else:
         (tmp_path / "facts.db").write_text(ruin)
+        (tmp_path / "facts.db-wal").write_text("that of a killed node")
         with pytest.raises(StoreDamaged):
             FactStore.open(tmp_path / "facts.db", "plant")
     for _ in range(2):
@@ -71,6 +72,7 @@ def test_a_file_that_cannot_be_used_is_quarantined(tmp_path: Path, ruin: str | N
             assert (notice["file"], notice["bytes"], notice["because"]) == (aside.file, aside.bytes, aside.why)
             assert [incident.kind for incident in store.reader.incidents()] == ["quarantined"]
             assert store.integrity().quarantined == ((aside.file, aside.bytes),)
+    assert not list(tmp_path.glob("*.kept")), "a second name would hold the space of a log that is removed"
     if ruin is None:
         with FactStore.open(tmp_path / aside.file, "plant") as old:
             assert values_in(old) == list(range(1, 11))
