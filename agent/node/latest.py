@@ -79,8 +79,9 @@ def save_peer_latest(state_dir: Path, sent: PeerLatest) -> None:
 
 
 def has_peer_latest(state_dir: Path, peer: str, stream: str) -> bool:
-    """Whether values of this peer and stream are kept."""
-    return _read(_file(state_dir, peer, stream)) is not None
+    """Whether values of this peer and stream are kept, of all zones that it has sent."""
+    sent = _read(_file(state_dir, peer, stream))
+    return sent is not None and not sent.left_out
 
 
 def peer_latest(state_dir: Path, stream: str | None = None) -> list[LatestRecord]:

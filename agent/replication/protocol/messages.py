@@ -848,12 +848,14 @@ def readable(values: Iterable[LatestEntry]) -> tuple[list[LatestEntry], list[str
 
 @dataclass(frozen=True, slots=True)
 class PeerLatest:
-    """The latest values of a stream in a peer's store, and when the peer was asked for them."""
+    """The latest values of a stream in a peer's store, and when the peer was asked for them. `left_out` names the zones
+    that the peer may not relay."""
 
     peer: str
     stream: str
     asked_unix_ms: int
     values: Sequence[LatestEntry]
+    left_out: Sequence[str] = ()
 
 
 # ------------------------------------------------------------------------------------------- two nodes of one zone

@@ -37,6 +37,8 @@ VALUES_KEPT_MAX = 100_000
 ANSWERS_BYTES_MAX = 32 * 1024 * 1024
 """Size of all answers together: that of VALUES_KEPT_MAX values of usual size. Each value keeps the whole answer in
 which it came in memory."""
+LEFT_OUT_MAX = 20
+"""Zones that are named as left out; a peer could name any number."""
 
 _log = logging.getLogger(__name__)
 
@@ -78,14 +80,15 @@ class LatestSeed:
                 await asyncio.sleep(backoff_ms(RETRY_MS_MIN, RETRY_MS_MAX, failures, self._chance()) / 1000)
                 failures += 1
             else:
-                _log.info("latest_seed_kept", extra={**fields, "values": len(latest.values)})
+                kept = {"values": len(latest.values), "zones_left_out": latest.left_out}
+                _log.info("latest_seed_kept", extra={**fields, **kept})
                 return
 
     async def _ask(self) -> PeerLatest:
         """Request all pages. Values of other zones than `zones` are left out, and so are values that cannot be parsed:
         each later request for latest values would fail."""
         asked_unix_ms, values, after = time.time_ns() // 1_000_000, list[LatestEntry](), None
-        received = received_bytes = 0
+        received, received_bytes, others = 0, 0, set[str]()
         while True:
             request = GetLatest(
                 stream=self._stream,
@@ -100,6 +103,7 @@ class LatestSeed:
                 raise MalformedMessage("an answer to another operation than GetLatest", operation="GetLatest")
             found, refused = readable(value for value in answer.values if value.zone in self._zones)
             values += found
+            others |= {value.zone for value in answer.values} - self._zones
             if refused:
                 fields = {"peer": self._requester.peer_node, "stream": self._stream}
                 _log.warning("latest_values_refused", extra={**fields, "values": len(refused), "reason": refused[0]})
@@ -110,5 +114,5 @@ class LatestSeed:
                 why = f"more than {ANSWERS_BYTES_MAX >> 20} MiB of last values"
                 raise MalformedMessage(why, operation="GetLatest")
             if not answer.more:
-                return PeerLatest(self._requester.peer_node, self._stream, asked_unix_ms, values)
+                return PeerLatest(self._requester.peer_node, self._stream, asked_unix_ms, values, sorted(others)[:LEFT_OUT_MAX])
             after = answer.last_after(after)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -120,7 +121,7 @@ def values_of(peer: str, values: list[LatestEntry]) -> PeerLatest:
 
 def test_a_saved_file_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
     """Values of two peers are kept apart and read together; a newer file replaces the one before; a truncated file
-    counts as missing."""
+    counts as missing, and so does one that lacks a zone: it is asked for again when the peer may relay that zone."""
     save_peer_latest(tmp_path, values_of("plant-a", [value(1)]))
     save_peer_latest(tmp_path, values_of("plant-b", [value(2), value(3)]))
     save_peer_latest(tmp_path, values_of("plant-a", [value(4)]))
@@ -133,7 +134,9 @@ def test_a_saved_file_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
     (cut,) = (tmp_path / FOLDER).glob("plant-b.*")
     cut.write_bytes(cut.read_bytes()[:-9])
     assert not has_peer_latest(tmp_path, "plant-b", STREAM)
-    assert [row["via"] for row in peer_latest(tmp_path)] == ["plant-a"]
+    save_peer_latest(tmp_path, replace(values_of("plant-c", [value(5)]), left_out=["mill"]))
+    assert not has_peer_latest(tmp_path, "plant-c", STREAM)
+    assert [row["via"] for row in peer_latest(tmp_path)] == ["plant-a", "plant-c"]
 
 
 def odd(number: int, **fields: object) -> LatestEntry:
@@ -213,6 +216,7 @@ async def test_values_are_asked_for_until_they_are_kept(monkeypatch: pytest.Monk
     assert (asked, failures) == ([10.0, 15.0, 20.0, 25.0, 30.0], [0, 1])
     assert [seed.asked_unix_ms for seed in kept] == [15_000, 25_000]
     assert [entry.subject for entry in kept[-1].values] == ["tag:001", "tag:003"]
+    assert kept[-1].left_out == ["mill"]
 
 
 @pytest.mark.parametrize(
