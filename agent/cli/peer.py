@@ -190,12 +190,13 @@ def _state(settings: NodeSettings) -> dict[str, str]:
         return {}
     states: dict[str, str] = {}
     for peer in found["peers"]:
-        link = CONNECTED if peer["connected"] else f"not connected {peer['trouble']}".rstrip()
-        if peer["connected"] or peer["zone"] not in states:
+        has_answered = peer["connected"] or peer["blocked"]
+        link = CONNECTED if has_answered else f"not connected {peer['trouble']}".rstrip()
+        if has_answered or peer["zone"] not in states:
             states[peer["zone"]] = link
     for peer in found["peers"]:
         if behind := max(0, peer["end_offset"] - peer["position"]):
             states[peer["zone"]] += f"; {peer['stream']} is {behind:,} facts behind"
         if peer["blocked"]:
-            states[peer["zone"]] += f"; {peer['stream']} is blocked: {peer['trouble']}"
+            states[peer["zone"]] += f"; {peer['stream']} is blocked: {peer['trouble'].rstrip('.')}"
     return states

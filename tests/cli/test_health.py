@@ -73,6 +73,7 @@ LINES: list[tuple[str, Any, str]] = [
     ("peers", replace(PEER, catch_up=replace(CATCH_UP, seconds_left=None)), "25.0 % at 50,000 facts/s"),
     ("peers", replace(PEER, pacing=PACING), "limited to 250.0 kB/s: waited 90 s for 12.3 MB, waits now"),
     ("peers", replace(PEER, pacing=replace(PACING, waits=False)), "waited 90 s for 12.3 MB"),
+    ("peers", replace(PEER, connected=False, blocked=True), " blocked, 1,000,000 of 4,000,000"),
     ("peers", replace(PEER, page_waits="full"), "1,000,000 of 4,000,000, a page waits to be stored"),
     ("store", ARTIFACTS, "\n  artifacts 48.0 MB of 50.0 MB"),
     ("store", REFUSED, "artifacts 0.0 MB of 50.0 MB, artifacts_total_bytes_max reached: an artifact needs 1.5 MB more"),

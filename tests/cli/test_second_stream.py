@@ -122,9 +122,8 @@ def test_a_peer_with_one_connected_stream_is_connected(place: int | None, monkey
     settings: Any = SimpleNamespace(node=SimpleNamespace(state_dir=Path()))
     state = "not connected timeout" if place is None else "connected"
     assert peer._state(settings) == {"plant-b": state}
-    pulls[1] |= {"connected": False, "trouble": "not authorized", "blocked": True}
-    if place != 1:
-        assert peer._state(settings) == {"plant-b": f"{state}; s1 is blocked: not authorized"}
+    pulls[1] |= {"connected": False, "trouble": "not authorized. Add it.", "blocked": True}  # so it has answered
+    assert peer._state(settings) == {"plant-b": "connected; s1 is blocked: not authorized. Add it"}
 
 
 def test_facts_that_differ_in_their_object_are_two() -> None:

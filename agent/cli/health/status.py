@@ -85,7 +85,7 @@ def text(found: dict[str, Any]) -> str:
         link = "connected" if broker["connected"] else "not connected"
         lines.append(f"  broker    {broker['name']:<24} {link}")
     for peer in found["peers"]:
-        link = "connected" if peer["connected"] else "not connected"
+        link = "connected" if peer["connected"] else "blocked" if peer["blocked"] else "not connected"
         link = "fenced, stopped" if peer["fenced"] else link
         lines.append(
             f"  peer      {peer['zone'] + '/' + peer['stream']:<24} {link}, {peer['position']:,} of {peer['end_offset']:,}"
