@@ -114,5 +114,7 @@ class LatestSeed:
                 why = f"more than {ANSWERS_BYTES_MAX >> 20} MiB of last values"
                 raise MalformedMessage(why, operation="GetLatest")
             if not answer.more:
-                return PeerLatest(self._requester.peer_node, self._stream, asked_unix_ms, values, sorted(others)[:LEFT_OUT_MAX])
+                return PeerLatest(
+                    self._requester.peer_node, self._stream, asked_unix_ms, values, sorted(others)[:LEFT_OUT_MAX]
+                )
             after = answer.last_after(after)
