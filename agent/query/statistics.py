@@ -165,7 +165,6 @@ def _consumer(consumer: ConsumerStatistics) -> dict[str, Any]:
         "name": state.name,
         "zone": state.zone,
         "stream": state.stream,
-        "state": state.lifecycle.value,
         "frontier": state.frontier,
         "unconfirmed_facts": consumer.unconfirmed_facts,
         "unconfirmed_bytes": consumer.unconfirmed_bytes,

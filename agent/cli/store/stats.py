@@ -117,8 +117,8 @@ def text(found: Statistics) -> str:
     for consumer in found.consumers:
         state = consumer.state
         lines.append(
-            f"  consumer    {state.name} ({state.zone}) of {state.stream}: {state.lifecycle.value}, confirmed to "
-            f"{state.frontier:,}; holds back {consumer.unconfirmed_facts:,} facts, {_mb(consumer.unconfirmed_bytes)}"
+            f"  consumer    {state.name} ({state.zone}) of {state.stream}: confirmed to {state.frontier:,}; "
+            f"holds back {consumer.unconfirmed_facts:,} facts, {_mb(consumer.unconfirmed_bytes)}"
         )
     for incident in found.incidents[:INCIDENTS_SHOWN]:
         at = time_text(incident.last_unix_ms * 1_000_000)

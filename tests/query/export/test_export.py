@@ -358,6 +358,7 @@ def test_statistics_count_what_is_there(tmp_path: Path) -> None:
     assert {definition["zone"]: definition["count"] for definition in found["definitions"]}["plant"] == len(TAGS)
     erp, mes = sorted(found["consumers"], key=lambda entry: entry["name"])
     assert mes["unconfirmed_facts"] == streams[TELEMETRY]["facts"] - 30
+    assert "state" not in mes, "a file says offline of one that is online; bsfg consumer list asks the node"
     assert 0 < mes["unconfirmed_bytes"] < streams[TELEMETRY]["bytes"]
     for whole_stream, unconfirmed in (("facts", "unconfirmed_facts"), ("bytes", "unconfirmed_bytes")):
         assert erp[unconfirmed] == streams[OPERATIONAL][whole_stream]
