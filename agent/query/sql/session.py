@@ -186,7 +186,7 @@ class SqlSession:
             ends, consumers = reader.bounds(), reader.consumers()
         for consumer in consumers:
             behind = ends[consumer.stream][1] - consumer.frontier
-            yield consumer.name, consumer.zone, consumer.stream, consumer.lifecycle.value, consumer.frontier, behind
+            yield consumer.name, consumer.zone, consumer.stream, consumer.frontier, behind
 
     def _incidents(self) -> Iterable[tuple[Any, ...]]:
         for incident in self._reader.incidents(INCIDENTS_MAX):

@@ -83,9 +83,7 @@ CREATE TABLE definitions (
 CREATE TABLE streams (name TEXT, first_offset INTEGER, end_offset INTEGER, facts INTEGER, bytes INTEGER);
 
 -- consumers: the consumers of each stream, and how far they have read
-CREATE TABLE consumers (
-    name TEXT, zone TEXT, stream TEXT, state TEXT, frontier INTEGER, behind_facts INTEGER
-);
+CREATE TABLE consumers (name TEXT, zone TEXT, stream TEXT, frontier INTEGER, behind_facts INTEGER);
 
 -- incidents: what was lost, refused or damaged
 CREATE TABLE incidents (
