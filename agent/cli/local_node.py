@@ -8,6 +8,7 @@ from the person who corrects it. What is not in force is named on standard error
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ import msgspec
 
 from agent import local_socket
 from agent.cli import NumberRange
+from agent.cli.run import EventFormatter
 from agent.client import Client
 from agent.config import load_sections, load_usable
 from agent.pages import Start
@@ -133,6 +135,8 @@ def load_settings(config_file: Path) -> NodeSettings:
     """The settings of the file as far as they are right, and those last in force for the rest; a command reads them
     once. Raises ConfigError if a node could not start with it."""
     loaded: dict[Path, NodeSettings] = click.get_current_context().meta.setdefault(_LOADED, {})
+    assert logging.lastResort is not None
+    logging.lastResort.setFormatter(EventFormatter(as_json=False))  # the store that a command opens logs, too
     if config_file not in loaded:
         plan = load_usable(load_sections(config_file))
         assert plan.settings is not None, "there are settings to run with"

@@ -304,6 +304,18 @@ def test_fetch_of_an_unknown_stream_warns(node: Bsfg) -> None:
     assert node("consumer", "add", "local.erp", "--stream", "facts.operational").stderr == ""
 
 
+def test_what_a_command_finds_in_the_store_is_told_with_its_reason(node: Bsfg, tmp_path: Path) -> None:
+    """Without a node the command opens the store itself, and its log is the terminal: a store that was set aside is
+    named with its new file and the reason, in a process of its own, where no test handles the log."""
+    assert node("append", "order:line1/1", "order_released", "{}").returncode == 0
+    (tmp_path / "state/facts.db").write_bytes(b"no database" * 500)
+    done = command.process(tmp_path, "append", "order:line1/2", "order_released", "{}")
+    assert done.returncode == 0
+    (line,) = [line for line in done.stderr.splitlines() if "store_quarantined" in line]
+    assert "as=facts.db.damaged-" in line
+    assert "reason=" in line
+
+
 def test_an_interpreter_without_asserts_is_refused(tmp_path: Path) -> None:
     """-O would remove the checks the product relies on."""
     done = command.process(tmp_path, "check", python=("-O",))
