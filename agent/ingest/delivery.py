@@ -28,7 +28,7 @@ from agent.ingest.clock import mark_doubted
 from agent.ingest.completeness import Stored
 from agent.ingest.gap import AGENT_STOPPED, TAGS_NAMED_MAX, Gap, TagGap
 from agent.ingest.lifecycle import Newest
-from agent.ingest.ports import FindRemoved
+from agent.ingest.ports import RemovedTag
 from agent.ingest.recorder import Recorder
 from agent.ingest.sampling import Sampler
 from agent.ingest.tags.tag_map import Tag
@@ -283,24 +283,19 @@ class Delivery:
         self._one_stream = streams.pop() if len(streams) == 1 else None
 
 
-async def record_removed(
-    find: FindRemoved,
-    readers: Mapping[str, Collection[str]],
+async def record_ended(
+    ended: Sequence[RemovedTag],
+    readers: Collection[str],
     recorder_of: Callable[[str], Recorder],
     *,
     declares: bool = False,
-    is_start: bool = False,
 ) -> None:
-    """Record as out of service each tag that is not in `readers`, the sources that read each subject: those that were
-    removed from the tag files while no process ran. Otherwise the last value would look current forever. Waits while
-    the store refuses.
+    """Record as out of service each of these tags that no source reads any more: those that were removed from the tag
+    files while no process ran. Otherwise the last value would look current forever. Waits while the store refuses.
 
-    `declares`: also what is missing of them since their source was complete, because its gap does not name them. The
-    same of tags that another source reads now, except at a start, when that one declares it.
+    `readers`: the subjects that are read. `declares`: also what is missing of all since their source was complete,
+    because its gap does not name them.
     """
-    ended = await asyncio.to_thread(find, readers)
-    if is_start:
-        ended = [tag for tag in ended if tag.subject not in readers]
     now_ns = time.time_ns()
     for source in dict.fromkeys(tag.source for tag in ended):
         recorder, of_source = recorder_of(source), [tag for tag in ended if tag.source == source]

@@ -38,7 +38,8 @@ class StorePort(Protocol):
 
 class RemovedTag(NamedTuple):
     """A tag of this node that its source reads no more: the stream of its newest sample, its number and subject, the
-    source time of that sample, its source, and up to when that was complete before the search; None: not known."""
+    source time of that sample, its source, and up to when that was complete before the search; None: not known.
+    `is_behind`: its source was complete up to an earlier time than one that reads it now."""
 
     stream: str
     number: int
@@ -46,11 +47,16 @@ class RemovedTag(NamedTuple):
     newest_ns: int
     source: str
     complete_ns: int | None = None
+    is_behind: bool = False
 
 
-FindRemoved = Callable[[Mapping[str, Collection[str]]], Sequence[RemovedTag]]
-"""Finds the tags of this node in the store that are not out of service, and whose source is not among those that read
-their subject now. It may be called in any thread and may take a second."""
+Readers = Mapping[str, Collection[str]]
+"""The sources that read each subject now."""
+
+
+FindRemoved = Callable[[Readers], Sequence[RemovedTag]]
+"""Finds the tags of this node in the store that are not out of service, and whose source is not among the
+readers of their subject. It may be called in any thread and may take a second."""
 
 
 class StoredFacts(Protocol):
@@ -58,9 +64,11 @@ class StoredFacts(Protocol):
     Times are source times in ns since 1970. If the store cannot be read, the searches find nothing, except
     `sample_times`."""
 
-    def completeness(self, source: str, subjects: Collection[str]) -> Mapping[str, Stored]:
-        """Up to when the parts of a source with these tags are complete: its values (empty), `events`, and tags that
-        are behind. One of which nothing is recorded continues the sources that recorded its tags last."""
+    def completeness(self, source: str) -> Mapping[str, Stored]:
+        """Up to when the parts of a source are complete: its values (empty), `events`, and tags that are behind."""
+
+    def completeness_of_others(self, source: str, subjects: Collection[str]) -> Mapping[str, Stored]:
+        """The same of the other sources that recorded these tags last, for a source that was renamed."""
 
     def newest_samples(self, stream: str, numbers: Collection[int]) -> Mapping[int, Newest]:
         """The newest sample of each of these tag numbers that has one near the end of the stream."""

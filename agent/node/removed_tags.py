@@ -20,6 +20,7 @@ from agent.node.zone_samples import NewestSearch, ZoneSamples
 log = logging.getLogger(__name__)
 
 NEWEST_DEPTH_FACTS = 1_000_000  # some 0.3 s of reading; at 1,000 facts a second a quarter of an hour
+BEHIND_NS = 2_000_000_000  # sources that stop together are complete up to about the same time
 
 
 def find_removed_tags(
@@ -31,10 +32,23 @@ def find_removed_tags(
         own = ZoneSamples(reader).own_tags()
         left = {tag.subject for tag in own if tag.source not in readers.get(tag.subject, ())}
         found = find_tags_in_service(reader, lambda tag: tag.subject in left, depth_facts)
+        ended = [tag for tag in found if tag.source not in readers.get(tag.subject, ())]
+        return [tag._replace(is_behind=_is_behind(reader, tag, readers.get(tag.subject, ()))) for tag in ended]
     except StoreError as error:
         log.warning("removed_tags_unknown", extra={"why": str(error)})
         return ()
-    return [tag for tag in found if tag.source not in readers.get(tag.subject, ())]
+
+
+def _is_behind(reader: StoreReader, tag: RemovedTag, readers: Collection[str]) -> bool:
+    """Whether one of the readers continues from a later time than the source of the tag."""
+
+    def here_ns(complete_ns: int, source: str) -> int:
+        return complete_ns - (reader.completeness(source)[""][1] or 0)
+
+    if tag.complete_ns is None:
+        return False
+    ends = [here_ns(known[""][0], name) for name in readers if "" in (known := reader.completeness(name))]
+    return any(end_ns > here_ns(tag.complete_ns, tag.source) + BEHIND_NS for end_ns in ends)
 
 
 def find_tags_in_service(

@@ -45,21 +45,25 @@ class StoredSamples:
             _log_unreadable(stream, error)
         return found.by_tag()
 
-    def completeness(self, source: str, subjects: Collection[str]) -> Mapping[str, Stored]:
-        """Up to when the parts of a source are complete, as this node has recorded it. One of which nothing is
-        recorded, for example because it was renamed, continues the sources that recorded its tags last."""
+    def completeness(self, source: str) -> Mapping[str, Stored]:
+        """Up to when the parts of a source are complete, as this node has recorded it."""
         try:
-            parts = self._reader.completeness(source) or self._completeness_of_others(source, subjects)
-            return {part: Stored(*known) for part, known in parts.items()}
+            return {part: Stored(*known) for part, known in self._reader.completeness(source).items()}
         except StoreError as error:
             _log_unreadable(source, error)
             return {}
 
-    def _completeness_of_others(self, source: str, subjects: Collection[str]) -> dict[str, tuple[int, int | None]]:
-        others = find_tags_in_service(self._reader, lambda tag: tag.subject in subjects and tag.source != source)
-        found = dict[str, tuple[int, int | None]]()
+    def completeness_of_others(self, source: str, subjects: Collection[str]) -> Mapping[str, Stored]:
+        """Up to when these tags are complete at the sources that recorded them last, other than this one; of each part
+        the earliest."""
+        found = dict[str, Stored]()
+        try:
+            others = find_tags_in_service(self._reader, lambda tag: tag.subject in subjects and tag.source != source)
+        except StoreError as error:
+            _log_unreadable(source, error)
+            return found
         for other in sorted({tag.source for tag in others}):
-            for part, known in self._reader.completeness(other).items():
+            for part, known in self.completeness(other).items():
                 if part in subjects or part in {"", EVENTS_PART}:
                     found[part] = min(known, found.get(part, known), key=itemgetter(0))
         return found

@@ -102,8 +102,11 @@ class Before:
             return {n: Newest(Sample(n, self._lost_ns, None, BAD_COMMUNICATION_ERROR), good_ns) for n in numbers}
         return {n: Newest(Sample(n, at_ns, 1.0), good_ns) for n in numbers} if at_ns else {}
 
-    def completeness(self, _: str, __: object) -> Mapping[str, Stored]:
+    def completeness(self, _: str) -> Mapping[str, Stored]:
         return self._complete
+
+    def completeness_of_others(self, *_: object) -> Mapping[str, Stored]:
+        return {}
 
 
 def before(

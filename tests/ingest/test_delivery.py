@@ -5,7 +5,7 @@ from functools import partial
 from agent.columns import SampleColumns
 from agent.ingest import Ingest, IngestPorts
 from agent.ingest.completeness import Stored
-from agent.ingest.delivery import Delivery, record_removed
+from agent.ingest.delivery import Delivery, record_ended
 from agent.ingest.lifecycle import Newest
 from agent.ingest.ports import RemovedTag
 from agent.ingest.quality import BAD_COMMUNICATION_ERROR, BAD_NODE_ID_UNKNOWN, TAG_REMOVED
@@ -248,5 +248,5 @@ async def test_a_commit_that_fails_is_repeated() -> None:
     store.failing_futures = 2
     recorder_of = partial(Recorder, zone="plant-a", store=store)
     removed = RemovedTag("facts.telemetry", 1, "tag:plant/old", 5, "plc")
-    await record_removed(lambda _: [removed], ["tag:plant/x"], recorder_of)
+    await record_ended([removed], ["tag:plant/x"], recorder_of)
     assert [sample.quality for sample in store.of("plant/old")] == [TAG_REMOVED]

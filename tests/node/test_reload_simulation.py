@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, closing, suppress
-from itertools import pairwise
+from itertools import dropwhile, pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -20,6 +20,7 @@ from agent.fact_store.append import CommitGroup
 from agent.fact_store.writer import Writer
 from agent.ingest import TAG_REMOVED, Ingest, load_tag_maps
 from agent.ingest.completeness import Stored
+from agent.ingest.errors import SourceLost
 from agent.ingest.gap import GapLog
 from agent.ingest.modbus.source import ModbusSource
 from agent.local_socket.serving import open_store
@@ -37,7 +38,7 @@ SETTLE_S = 5
 DEFECT_SEEDS = 40
 SLACK_US = 2_000_000
 TOP = '[node]\nzone = "plant-a"\n[store]\nballast_bytes = 0\ndisk_free_bytes_min = 0\n'
-SECTION = '[[modbus]]\nname = "{0}"\nhost = "h"\ntags_file = "{0}.csv"\naddress_base = {1}\nport = {2}\n'
+SECTION = '[[modbus]]\nname = "{0}"\nhost = "h"\ntags_file = "{0}.csv"\naddress_base = {1}\nport = {2}\nreconnect_delay_max_ms = 1000\n'
 NOTIFY = '[[notify]]\nname = "duty"\nwebhook_url = "https://h"\n'
 
 
@@ -140,6 +141,7 @@ class Simulation:
 
     async def _play(self) -> None:
         """Edits, each with what an operator does next; then everything is mended, and judged."""
+        Device.random, Device.loss = self._random, self._random.choice([0, 0.1])
         for _ in range(self._random.randint(2, 8)):
             for _ in range(self._random.randint(1, 3)):
                 self._files.edit()
@@ -152,6 +154,7 @@ class Simulation:
                 await self._restart()
             await asyncio.sleep(self._random.choice([0, SETTLE_S]))  # tidy: virtual time
         self._files.mend()
+        Device.loss = 0
         if not self._process.node._reloader.not_in_force or self._random.random() < 0.5:
             with suppress(ReloadRefused):  # then something is not in force
                 await self._process.node._reload()
@@ -205,7 +208,8 @@ def undeclared(reader: StoreReader) -> list[str]:
             times.setdefault(subject, []).append((time_ns // 1000, quality))
     found = list[str]()
     for subject, samples in times.items():
-        for (first, quality), (last, _) in pairwise(sorted(samples)):
+        known = dropwhile(lambda sample: sample[1], sorted(samples))  # from the first good one on
+        for (first, quality), (last, _) in pairwise(known):
             at = first + SLACK_US
             for begin, end, tags in sorted(spans):
                 if begin <= at and subject in tags:
@@ -215,8 +219,23 @@ def undeclared(reader: StoreReader) -> list[str]:
     return found
 
 
+class Device:
+    """What all sources read."""
+
+    random, loss = Random(), 0.0
+
+    @classmethod
+    def is_lost(cls) -> bool:
+        """Asked every second."""
+        return cls.random.random() < cls.loss
+
+
 async def _live(source: ModbusSource, on_up: Callable[[], None]) -> None:
-    """In the place of a life: a value of each tag every second."""
+    """In the place of a life: a value of each tag every second, until the device is lost."""
+    await source._take_over_map()
+    if Device.is_lost():
+        await asyncio.sleep(1)  # tidy: virtual time
+        raise SourceLost("no answer")
     on_up()
     await source._delivery.recorder.begin_complete("", Stored(source.clock.now_ns()))
     while True:
@@ -225,6 +244,8 @@ async def _live(source: ModbusSource, on_up: Callable[[], None]) -> None:
         await deliver(source, source.complete.time_ns)
         await source._delivery.note_complete({"": Stored(source.complete.time_ns)})
         await asyncio.sleep(1)  # tidy: virtual time
+        if Device.is_lost():
+            raise SourceLost("gone")
 
 
 async def _look(_: str, __: object, check: Callable[[], Awaitable[float]], ___: object) -> None:
@@ -284,7 +305,7 @@ def test_what_a_node_is_follows_from_its_files() -> None:
     [
         (ConfigFile, "is_unread", lambda _: False, "not in force"),
         (InForce, "keep_files", lambda *_: None, "lost"),
-        (Ingest, "_record_removed", lambda *_, **__: None, "not ended"),
+        (Ingest, "_record_ended", lambda *_, **__: asyncio.sleep(0), "not ended"),
         (GapLog, "add", lambda *_: None, "in no fact"),
     ],
 )

@@ -104,7 +104,7 @@ def test_a_store_that_cannot_be_read_holds_no_source_up(store: FactStore, monkey
     assert stored.newest_samples(STREAM, [1]) == {}
     assert stored.open_outages("plc") == []
     monkeypatch.setattr(StoreReader, "completeness", damaged)
-    assert stored.completeness("plc", ()) == {}
+    assert stored.completeness("plc") == {}
     with pytest.raises(StoredUnreadable, match="a page is broken"):
         stored.sample_times(STREAM, [1], 0, S, 10)
 
@@ -189,8 +189,8 @@ def test_a_source_is_complete_up_to_what_was_recorded_last(tmp_path: Path) -> No
         store.appends.set_completeness("other", {"": (7, 0)}).result()
     with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
         stored = StoredSamples(store.reader)
-        assert stored.completeness("plc", ()) == {"": Stored(10, 5), "events": Stored(8, None)}
-        assert stored.completeness("unknown", {"tag:t/a"}) == {}
+        assert stored.completeness("plc") == {"": Stored(10, 5), "events": Stored(8, None)}
+        assert stored.completeness("unknown") == {}
 
 
 def test_a_renamed_source_continues_the_ones_that_recorded_its_tags(store: FactStore) -> None:
@@ -205,7 +205,9 @@ def test_a_renamed_source_continues_the_ones_that_recorded_its_tags(store: FactS
             source, {"": (9 - n, n), "tag:t/a": (5, None), "events": (2, 0), "tag:t/x": (1, 1)}
         ).result()
     store.appends.define([TagDefinition("tag:t/a", source="line")]).result()
-    continued = StoredSamples(store.reader).completeness("line", {"tag:t/a", "tag:t/b", "tag:t/d", "tag:t/new"})
+    continued = StoredSamples(store.reader).completeness_of_others(
+        "line", {"tag:t/a", "tag:t/b", "tag:t/d", "tag:t/new"}
+    )
     assert continued == {"": Stored(8, 1), "tag:t/a": Stored(5), "events": Stored(2, 0)}
 
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from agent.concurrency import TaskGroup
 from agent.file_watch import PATIENT, WatchTimes
-from agent.ingest.delivery import record_removed
+from agent.ingest.delivery import record_ended
 from agent.ingest.errors import TagFileProblem, UnknownSource
-from agent.ingest.ports import IngestPorts
+from agent.ingest.ports import IngestPorts, Readers, RemovedTag
 from agent.ingest.probe_result import TagReading
 from agent.ingest.recorder import Recorder
 from agent.ingest.supervision.joint_search import JointSearch
@@ -70,7 +70,8 @@ class Ingest:
             log.warning("tag file has a note", extra={"action": "tag_file_note", "note": note})
         async with TaskGroup() as group:
             self._group = group
-            self._run_background(group, is_start=True)  # first: it looks up to when the sources were complete
+            self._run_background(group)
+            self._record_removed(group, is_start=True)  # first: it looks up to when the sources were complete
             for supervisor in self._by_name.values():
                 supervisor.start(group)
             await self._stop.wait()
@@ -97,14 +98,16 @@ class Ingest:
             self._by_name = {
                 s.name: before[s.name] if s.name in kept else self._supervisor(s, tag_maps[s.name]) for s in sources
             }
-            for name, supervisor in self._by_name.items():
-                if name in kept & tag_maps.keys() and log_change(name, supervisor.tags, tag_maps[name]):
-                    supervisor.offer(tag_maps[name])
-            self._stale = frozenset()
-            self._run_background(self._group)  # before a source starts: it looks up to when they were complete
+            # Before a source begins to read a tag of another one, or to be complete up to a later time.
+            ended, readers = await self._find_ended(tag_maps) if self._is_recording else ((), {})
             for name, supervisor in self._by_name.items():
                 if name not in kept:
                     supervisor.start(self._group)
+                elif name in tag_maps and log_change(name, supervisor.tags, tag_maps[name]):
+                    supervisor.offer(tag_maps[name])
+            self._stale = frozenset()
+            self._run_background(self._group)
+            self._background.append(self._group.create_task(self._record_ended(ended, readers), name="removed tags"))
 
     def begin_recording(self, since_ns: int | None) -> None:
         """Record from now on. `since_ns`: up to when all that another gateway of the zone recorded is here, or declared
@@ -143,8 +146,8 @@ class Ingest:
         """Whether it records, and what each source missed until now is stored."""
         return self._is_recording and all(supervisor.is_gap_stored for supervisor in self._by_name.values())
 
-    def _run_background(self, group: TaskGroup, *, is_start: bool = False) -> None:
-        """Watch the tag files of the sources, and record once the tags that are in none of them any more."""
+    def _run_background(self, group: TaskGroup) -> None:
+        """Watch the tag files of the sources."""
         self._background, self._background_over = [], asyncio.Event()
         supervisors = list(self._by_name.values())
         maps = {source.settings.name: source.tags for source in supervisors}
@@ -162,19 +165,34 @@ class Ingest:
             )
             watching = group.create_permanent(watch.run(), name="tag files", until=self._background_over)
             self._background.append(watching)
-        if self._is_recording:
-            self._record_removed(group, is_start=is_start)
 
     def _record_removed(self, group: TaskGroup, *, is_start: bool = False) -> None:
         """Record once the tags that are in none of the maps in force any more, or in that of another source."""
-        if (find_removed := self._ports.find_removed) is not None:
-            readers = dict[str, set[str]]()
-            for name, supervisor in self._by_name.items():
-                for subject in supervisor.subjects:
-                    readers.setdefault(subject, set()).add(name)
-            declares = self._earlier_lead is None  # otherwise another gateway may have recorded
-            removal = record_removed(find_removed, readers, self._recorder_of, declares=declares, is_start=is_start)
-            self._background.append(group.create_task(removal, name="removed tags"))
+        if self._is_recording:
+            self._background.append(group.create_task(self._find_removed(is_start=is_start), name="removed tags"))
+
+    async def _find_removed(self, *, is_start: bool) -> None:
+        await self._record_ended(*await self._find_ended(), is_start=is_start)
+
+    async def _find_ended(
+        self, maps: Mapping[str, TagMap] = MappingProxyType({})
+    ) -> tuple[Sequence[RemovedTag], Readers]:
+        """The tags that their source reads no more, and the sources that read each subject: with these maps, or those
+        in force or offered."""
+        readers = dict[str, set[str]]()
+        for name, supervisor in self._by_name.items():
+            offered = {tag.definition.subject for tag in maps.get(name, supervisor.tags).tags}
+            for subject in supervisor.subjects | offered:
+                readers.setdefault(subject, set()).add(name)
+        find = self._ports.find_removed
+        return () if find is None else await asyncio.to_thread(find, readers), readers
+
+    async def _record_ended(self, ended: Sequence[RemovedTag], readers: Readers, *, is_start: bool = False) -> None:
+        # In a pair, another gateway may have recorded what is missing here.
+        declares = self._earlier_lead is None
+        # At a start, a source that continues from the same time declares it.
+        ended = [tag for tag in ended if tag.subject not in readers or not is_start or tag.is_behind]
+        await record_ended(ended, readers, self._recorder_of, declares=declares)
 
     def _end_background(self) -> None:
         self._background_over.set()

@@ -102,8 +102,8 @@ class SourceSupervisor:
 
     @property
     def subjects(self) -> frozenset[str]:
-        """Of the tags in that map, and of those that are read until it is taken over."""
-        return frozenset(tag.definition.subject for tag in (*self._tags.tags, *self._delivery.tags.values()))
+        """Of the tags that are read until an offered map is taken over."""
+        return frozenset(tag.definition.subject for tag in self._delivery.tags.values())
 
     def start(self, group: TaskGroup) -> None:
         """Run in `group`; once."""
@@ -313,8 +313,11 @@ class SourceSupervisor:
         """Before anything is recorded: continue where an earlier process of this node ended, or another gateway, if
         that recorded later. The time since then is an outage."""
         source, delivery, parts, stored = self._source, self._delivery, dict[str, Stored](), list[Newest]()
+        is_renamed = False
         if self._stored is not None and self._search is not None:
-            parts |= await asyncio.to_thread(self._stored.completeness, self.settings.name, self.subjects)
+            parts |= await asyncio.to_thread(self._stored.completeness, self.settings.name)
+            if is_renamed := not parts:
+                parts |= await asyncio.to_thread(self._stored.completeness_of_others, self.settings.name, self.subjects)
             for stream, numbers in delivery.numbers_by_stream().items():
                 newest = await self._search.newest_samples(stream, numbers)
                 delivery.seed(newest)
@@ -333,9 +336,11 @@ class SourceSupervisor:
             )
         if led is not None:
             own.pop("", None)  # so that `led` replaces it in the store
-        self._recorder.continue_from(own)
+        self._recorder.continue_from({} if is_renamed else own)
         if led is not None:
             await self._recorder.begin_complete("", led)
+        for part, known in own.items() if is_renamed else ():
+            await self._recorder.begin_complete(part, known)
         self._outages.begin(parts, led)
 
     async def _number_offers(self) -> None:
@@ -356,6 +361,7 @@ class SourceSupervisor:
         if offered is self._tags or is_first:  # otherwise a newer one was offered meanwhile
             self._delivery.offer_map(offered.tags, numbers)
             self._has_numbers.set()
+            self._retry.set()  # a source that waits takes it over: what a removed tag has missed is declared
         if is_first:  # before a newer one replaces it: what the tags that end with it have missed is declared
             self._delivery.take_over_map(self._source.clock.now_ns())
 

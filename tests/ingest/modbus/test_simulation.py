@@ -16,7 +16,7 @@ import pytest
 
 from agent.concurrency import TaskGroup
 from agent.ingest.completeness import Stored
-from agent.ingest.delivery import Delivery, record_removed
+from agent.ingest.delivery import Delivery, record_ended
 from agent.ingest.lifecycle import Newest
 from agent.ingest.modbus.address import Register, Table
 from agent.ingest.modbus.decode import value_type
@@ -55,8 +55,11 @@ class Before:
     def __init__(self, store: FakeStore) -> None:
         self._store = store
 
-    def completeness(self, source: str, _: object) -> Mapping[str, Stored]:
+    def completeness(self, source: str) -> Mapping[str, Stored]:
         return {part: known for (of, part), known in self._store.complete.items() if of == source}
+
+    def completeness_of_others(self, *_: object) -> Mapping[str, Stored]:
+        return {}
 
     def newest_samples(self, stream: str, numbers: Collection[int]) -> dict[int, Newest]:
         newest = dict[int, Newest]()
@@ -67,7 +70,7 @@ class Before:
         return newest
 
     def find_removed(self, readers: Mapping[str, object]) -> list[RemovedTag]:
-        complete, definitions = self.completeness("plc", ()).get(""), self._store.definitions
+        complete, definitions = self.completeness("plc").get(""), self._store.definitions
         newest = {definitions[sample.tag - 1].subject: (stream, sample) for stream, sample in self._store.samples}
         return [
             RemovedTag(stream, sample.tag, subject, sample.source_time_ns, "plc", complete and complete.complete_ns)
@@ -127,7 +130,7 @@ class Simulation:
         readers = {tag.definition.subject: {"plc"} for tag in tags.tags}
         try:
             async with TaskGroup() as group:
-                removal = record_removed(before.find_removed, readers, recorder_of, declares=True)
+                removal = record_ended(before.find_removed(readers), readers, recorder_of, declares=True)
                 removing = group.create_task(removal, name="removed")
                 supervisor.start(group)
                 for _ in range(acts):

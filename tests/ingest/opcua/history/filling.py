@@ -49,7 +49,10 @@ class FakeStored:
     def newest_samples(self, stream: str, numbers: Collection[int]) -> Mapping[int, Newest]:  # noqa: ARG002
         return {}
 
-    def completeness(self, source: str, subjects: object) -> Mapping[str, Stored]:  # noqa: ARG002
+    def completeness_of_others(self, *_: object) -> Mapping[str, Stored]:
+        return {}
+
+    def completeness(self, source: str) -> Mapping[str, Stored]:  # noqa: ARG002
         return {}
 
     def sample_times(
