@@ -264,7 +264,7 @@ def _config_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
         yield _reason(Problem.CONFIG_PART_REFUSED, part.subject, f"{effect}: {part.why}", alert=True)
     if snapshot.config_refused:
         text = f"was refused when it was reloaded, and the previous settings stay in force: {snapshot.config_refused}"
-        yield _reason(Problem.CONFIG_REFUSED, "node.toml", " ".join(text.split()), alert=True)
+        yield _reason(Problem.CONFIG_REFUSED, "node.toml", "; ".join(map(str.strip, text.splitlines())), alert=True)
     elif snapshot.config_changed:
         text = "changed since the node read it; the change is not in force"
         yield _reason(Problem.CONFIG_CHANGED, "node.toml", text, zone=snapshot.name)
