@@ -64,6 +64,7 @@ LINES: list[tuple[str, Any, str]] = [
     ("consumers", CONSUMER, "online, confirmed to 12, 0 behind"),
     ("consumers", BEHIND, "10 behind, oldest 30.0 s, holds back 1.5 MB"),
     ("consumers", READING, "10,000,000 behind, oldest 2 days, reads 50,000 facts/s, 3 min left, holds back 1.5 MB"),
+    ("consumers", replace(READING, oldest_unconfirmed_age_s=0.3), "10,000,000 behind, oldest 0.3 s, holds back 1.5 MB"),
     ("sources", SOURCE, "connected, 40 tags, 9,000 values"),
     ("sources", replace(SOURCE, values_total=0, last_value_unix_ms=1_000), "0 values since the start"),
     ("sources", replace(SOURCE, lost_total=12, tags_bad=3), "40 tags (3 bad), 9,000 values, 12 lost"),

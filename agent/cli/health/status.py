@@ -27,6 +27,7 @@ everything_option = click.option("--all", "everything", is_flag=True, help="Prin
 LATE = 3  # so that monitoring tells a bad sensor from a dead source
 READ_MARKS = range(123, 128)  # https://www.sqlite.org/walformat.html, "WAL Locks": WAL_READ_LOCK(0) to (4)
 LASTING_S = 0.3  # a reader of ours ends within milliseconds
+KEEPS_UP_S = 10.0  # a consumer whose oldest unconfirmed fact is younger is not catching up
 
 
 @click.command()
@@ -214,11 +215,11 @@ def _room(stream: dict[str, Any]) -> str:
 
 
 def _behind(consumer: dict[str, Any]) -> str:
-    """The age of a consumer's oldest unconfirmed fact, and the time it needs to catch up."""
+    """The age of a consumer's oldest unconfirmed fact, and the time it needs to catch up if it is late."""
     age, left = consumer["oldest_unconfirmed_age_s"], consumer["seconds_left"]
     if not consumer["behind_facts"] or age is None:
         return ""
-    pace = "" if left is None else f", reads {consumer['facts_per_s']:,.0f} facts/s, {duration(left)} left"
+    pace = "" if left is None or age < KEEPS_UP_S else f", reads {consumer['facts_per_s']:,.0f} facts/s, {duration(left)} left"
     return f", oldest {duration(age)}{pace}"
 
 
