@@ -138,5 +138,5 @@ def _link_hint(topic: str) -> str:
     match topic.split("/"):
         case ["bsfg", _, serving, asking, *_]:
             link = f"--link {serving}:{asking}"
-            return f"Add it (bsfg broker config FOLDER {link}), unless the node was denied on purpose."
+            return f"Add the link (bsfg broker config FOLDER {link}), unless the node was denied on purpose."
     return "Add the link to this peer: bsfg broker config FOLDER --link SERVING:ASKING."
