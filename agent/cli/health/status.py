@@ -219,7 +219,11 @@ def _behind(consumer: dict[str, Any]) -> str:
     age, left = consumer["oldest_unconfirmed_age_s"], consumer["seconds_left"]
     if not consumer["behind_facts"] or age is None:
         return ""
-    pace = "" if left is None or age < KEEPS_UP_S else f", reads {consumer['facts_per_s']:,.0f} facts/s, {duration(left)} left"
+    pace = (
+        ""
+        if left is None or age < KEEPS_UP_S
+        else f", reads {consumer['facts_per_s']:,.0f} facts/s, {duration(left)} left"
+    )
     return f", oldest {duration(age)}{pace}"
 
 
