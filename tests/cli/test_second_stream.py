@@ -95,6 +95,8 @@ def test_latest_values_of_a_zone_from_a_peer(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(peer_requests, "get_latest", get_latest)
     assert typed("latest", "--from", "relay", "--fresh-s", "1.5").exit_code == 0
     assert fresh_ms == [1_500]
+    refused = typed("latest", "--from", "relay", "--depth", "9")
+    assert (refused.exit_code, fresh_ms) == (2, [1_500]), "a depth that the peer would not obey is not sent to it"
     for words, shown in (([], zones), (["--zone", "plant-c"], ("plant-c",)), (["--zone", "plant-x"], ())):
         found = typed("latest", "--from", "relay", "--json", *words)
         assert [json.loads(line)["zone"] for line in found.stdout.splitlines()] == [*shown]
