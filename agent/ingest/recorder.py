@@ -62,6 +62,11 @@ class _Flight:
         """Whether the store has committed them."""
         return self.future is not None and self.future.done() and self.future.exception() is None
 
+    @property
+    def is_refused(self) -> bool:
+        """Whether the store has refused them after it had taken them."""
+        return self.future is not None and self.future.done() and isinstance(self.future.exception(), _REFUSALS)
+
 
 class _Completeness:
     """Up to when the parts of a source are complete, as stored and to be stored."""
@@ -129,6 +134,7 @@ class Recorder:
         self._gaps_due_s = 0.0
         self.taken_total = self.settled_total = 0  # flights
         self._held_from: int | None = None  # behind so many flights that were taken
+        self._is_full = False  # the store has refused the oldest ones
         self._complete = _Completeness()
         self.samples_total = 0
         self.lost_total = 0
@@ -284,9 +290,14 @@ class Recorder:
             await self._settle_oldest()
 
     async def _launch(self) -> None:
-        """Append what has no future yet, the oldest first. Waits while the store refuses."""
+        """Append what has no future yet, the oldest first. Waits while the store refuses. While it is full, only the
+        oldest is tried: if a newer one were stored first, an older value would follow it as the last one."""
         wait_s = REFUSED_WAIT_S
         for flight in list(self._flights):
+            if flight.is_refused:
+                self._take_back()
+            if self._is_full and flight is not self._flights[0]:
+                return
             while flight.future is None:
                 try:
                     flight.future = flight.append()
@@ -328,7 +339,7 @@ class Recorder:
             await _committed(flight.future)
         except _REFUSALS:
             self.refused_total += 1
-            flight.future = None
+            self._take_back()
             await asyncio.sleep(REFUSED_WAIT_S)
             return
         except asyncio.CancelledError:
@@ -341,6 +352,16 @@ class Recorder:
         self._in_flight -= flight.weight
         self.samples_total += flight.count
         self.last_value_unix_ms = max(self.last_value_unix_ms, flight.value_ns // 1_000_000)
+        if self._is_full:
+            self._is_full = False
+            await self._launch()
+
+    def _take_back(self) -> None:
+        """The store is full. All that it has refused is to be appended again."""
+        self._is_full = True
+        for flight in self._flights:
+            if flight.is_refused:
+                flight.future = None
 
     async def _retry_while_refused(self, ask: Callable[[], Future[ResultT]]) -> ResultT:
         wait_s = REFUSED_WAIT_S

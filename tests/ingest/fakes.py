@@ -19,8 +19,9 @@ STOP_S = 20.0
 
 
 class FakeStore:
-    """Satisfies StorePort. `refusing` makes it refuse, `failing_futures` makes that many appends fail with `failure`
-    after being taken. `before`: how many messages there were before each append of samples, and what was complete."""
+    """Satisfies StorePort. `refusing` makes it refuse at once, `is_full` after it has taken something,
+    `failing_futures` makes that many appends fail with `failure`. `before`: how many messages there were before each
+    append of samples, and what was complete."""
 
     def __init__(self) -> None:
         self.definitions: list[TagDefinition] = []
@@ -29,12 +30,14 @@ class FakeStore:
         self.events: dict[str, Message] = {}
         self.complete: dict[tuple[str, str], Stored] = {}
         self.before: list[tuple[int, Mapping[tuple[str, str], Stored]]] = []
-        self.refusing = False
+        self.refusing = self.is_full = False
         self.failing_futures = 0
         self.failure: Exception = StoreBusy("after all")
 
     def define(self, definitions: Sequence[TagDefinition]) -> Future[list[int]]:
         self._check()
+        if self.is_full:
+            return failed(StoreFull("full"))
         for definition in definitions:
             check_definition(definition)
             if definition not in self.definitions:
@@ -45,9 +48,9 @@ class FakeStore:
         self._check()
         if self.failing_futures:
             self.failing_futures -= 1
-            future: Future[Any] = Future()
-            future.set_exception(self.failure)
-            return future
+            return failed(self.failure)
+        if self.is_full:
+            return failed(StoreFull("full"))
         pack(columns, len(self.definitions))  # raises ValueError, as the store would
         self.before.append((len(self.messages), dict(self.complete)))
         self.samples += [(stream, row) for row in columns.rows()]
@@ -55,6 +58,8 @@ class FakeStore:
 
     def append_message(self, stream: str, message: Message) -> Future[Any]:
         self._check()
+        if self.is_full:
+            return failed(StoreFull("full"))
         check_message(message)
         kept = self.messages if stream == "facts.operational" else self.events
         assert stream in ("facts.operational", "events", "alarms")
@@ -101,6 +106,13 @@ class SlowStore(FakeStore):
             return found
         self.waiting.append(Future())
         return self.waiting[-1]
+
+
+def failed(error: Exception) -> Future[Any]:
+    """A future that has."""
+    future: Future[Any] = Future()
+    future.set_exception(error)
+    return future
 
 
 def done(result: Any) -> Future[Any]:

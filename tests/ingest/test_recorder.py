@@ -41,6 +41,23 @@ async def test_a_store_that_refuses_holds_the_source_and_loses_nothing() -> None
     assert recorder.samples_total == 3
 
 
+async def test_what_a_full_store_has_taken_is_appended_again_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what it refuses, only the oldest is tried again until the store takes it. Then all the rest is appended before
+    what comes later: a newer sample would be followed by older ones, which would count as the last values."""
+    monkeypatch.setattr(recorder_module, "REFUSED_WAIT_S", 0.0)
+    store, rows = FakeStore(), [Sample(1, n, n) for n in range(1, 8)]
+    recorder = made(store)
+    await recorder.define([DEFINITION])
+    store.is_full = True
+    for row in rows[:5]:
+        await recorder.record("facts.telemetry", SampleColumns.of([row]))
+    assert recorder.refused_total == 5
+    store.is_full = False
+    for row in rows[5:]:
+        await recorder.record("facts.telemetry", SampleColumns.of([row]))
+    assert [row for _, row in store.samples] == rows
+
+
 async def test_a_gap_is_stored_when_it_is_committed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not while it is merged with others, nor while the store has only queued it."""
     store, committed, told = FakeStore(), Future[None](), list[bool]()

@@ -114,7 +114,8 @@ class Simulation:
         """Processes that are stopped or killed, then one that ends in a calm; then the judgement."""
         for _ in range(self.random.randint(0, 2)):
             await self._run_process(self.random.randint(5, 60), is_killed=self.random.random() < 0.4)
-            self.store.refusing = self.store.refusing and self.random.random() < 0.5
+            if self.random.random() < 0.5:
+                self.store.refusing = self.store.is_full = False
             await asyncio.sleep(self.random.choice([0, 1, 10]))  # tidy: virtual time
         await self._run_process(self.random.randint(20, 120), is_last=True)
         self._judge_values()
@@ -155,13 +156,13 @@ class Simulation:
             supervisor.retry()
         elif act < 0.15:
             self.store.refusing = not self.store.refusing
-        elif act < 0.17:
-            self.store.failing_futures = 1
+        elif act < 0.18:
+            self.store.is_full = not self.store.is_full
 
     async def _calm_down(self, supervisor: WatchedSupervisor) -> None:
         """All faults end: every tag of the last map is good again."""
         self.device.recover()
-        self.store.refusing, self.store.failing_futures = False, 0
+        self.store.refusing = self.store.is_full = False
         self._offer_map(supervisor)
         await asyncio.sleep(CALM_S)  # tidy: virtual time
         assert not supervisor.unexpected, f"unexpected: {supervisor.unexpected}"
@@ -197,6 +198,8 @@ class Simulation:
         facts = [fact for fact in self.store.told() if "first_time" in fact]
         spans = [(1_000 * us(fact["first_time"]), 1_000 * us(fact["last_time"]), fact["tags"]) for fact in facts]
         for subject, samples in series.items():
+            times_ns = [sample.source_time_ns for sample in samples if sample.quality != TAG_REMOVED]
+            assert times_ns == sorted(times_ns), f"order: {subject} {times_ns}"
             samples.sort(key=lambda sample: sample.source_time_ns)
             mine = [(first_ns, last_ns) for first_ns, last_ns, tags in spans if subject in tags]
             for before, after in itertools.pairwise(samples):
