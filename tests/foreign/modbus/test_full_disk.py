@@ -1,6 +1,7 @@
 """A full disk under a node, as a person on call meets it: status and log name the disk, not what follows from it."""
 
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
@@ -34,7 +35,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 async def test_a_full_disk_is_the_headline(small_disk: Path, tmp_path: Path) -> None:
     """Another program takes the whole disk: status begins with the full disk, which is the only cause that it lists,
-    and the log names it. Once that program has gone, the node is good again and says so in the log."""
+    and the log names it. Once that program has gone, the node is good again and says so in the log, and stores what it
+    has read meanwhile, in order."""
     with modbus_device(tmp_path) as device:
         told = settings_of(source(device.port, tmp_path, words_map(0, 20)))
         device.count(1, "holding", 0, 19)
@@ -57,3 +59,7 @@ async def test_a_full_disk_is_the_headline(small_disk: Path, tmp_path: Path) -> 
             other.unlink()
             await wait_until_async(lambda: begins("plant-a: good"), "room again", 60)
             assert node.events("appends_stored_again")
+        _, told = await node.bsfg("sql", "select source_time from facts where subject = 'tag:f/0' order by offset")
+        times = re.findall(r"20\S+Z", told)
+        assert len(times) > 10
+        assert times == sorted(times)
