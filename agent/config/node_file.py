@@ -225,7 +225,8 @@ def _digest_of(*files: Path) -> bytes:
     found = b""
     for file in files:
         with contextlib.suppress(OSError, ValueError):  # ValueError: a name that no file can have
-            found += hashlib.blake2b(file.read_bytes()).digest()
+            if file.is_file():  # a pipe would be empty afterwards, or block
+                found += hashlib.blake2b(file.read_bytes()).digest()
     return found
 
 

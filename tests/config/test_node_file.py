@@ -1,7 +1,9 @@
 """node.toml: all problems at once, each with path, value and reason; and a sample file that agrees with the code."""
 
 import dataclasses
+import os
 import re
+import threading
 import tomllib
 import typing
 from pathlib import Path
@@ -378,6 +380,18 @@ def test_a_file_that_was_refused_is_not_read_again_until_it_changes(tmp_path: Pa
     assert file.is_unread()
     assert file.load().node.zone == "a"
     assert (file.is_changed(), file.is_unread()) == (False, False)
+
+
+def test_a_pipe_is_read_once(tmp_path: Path) -> None:
+    """A shell gives one: `--config <(sops -d node.toml)`. A second read would find nothing; that of a tag file waits
+    for ever."""
+    path, source = tmp_path / "node.toml", 'name = "m"\nhost = "h"\ntags_file = "pipe.csv"\naddress_base = 0\n'
+    for pipe in (path, tmp_path / "pipe.csv"):
+        os.mkfifo(pipe)
+    writer = threading.Thread(target=path.write_text, args=[f'[node]\nzone = "a"\n[[modbus]]\n{source}'], daemon=True)
+    writer.start()
+    assert ConfigFile(path).load().node.zone == "a"
+    writer.join()
 
 
 def test_a_file_counts_as_unread_when_a_file_that_it_names_has_changed(tmp_path: Path) -> None:
