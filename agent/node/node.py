@@ -219,9 +219,8 @@ class Node:
             found = (runtime.lead_requester(node) for runtime in self._runtimes.values())
             return next((requester for requester in found if requester is not None), None)
 
-        def lacks() -> str:
+        def lacks(ends: Mapping[str, int]) -> str:
             exports = (peer.exports for peer in self._reloader.settings.peer if peer.node == partner)
-            ends = {stream.name: stream.end_offset for stream in self._store.streams()}
             frontiers = {
                 consumer.name: consumer.frontier for consumer in self._store.consumers.all() if consumer.zone == partner
             }
@@ -232,6 +231,7 @@ class Node:
             self._ingest,
             requester_of,
             accepts=lambda: not self._store.refuses_appends,
+            ends=lambda: {stream.name: stream.end_offset for stream in self._store.streams()},
             lacks=lacks,
             unseen_s=lambda: self._collector.unseen_s(partner),
             zone_term=_zone_term(self._store),

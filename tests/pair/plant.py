@@ -269,17 +269,16 @@ class PlantNode(Node):
         )
         peers = {node.name: LeadRequester(self, node) for node in world.nodes}
 
-        def lacks() -> str:
+        def lacks(ends: Mapping[str, int]) -> str:
             frontiers = {consumer.name: consumer.frontier for consumer in store.consumers.all()}
-            return partner_lacks(
-                partner, world.streams, {name: store.end_offset(name) for name in world.streams}, frontiers
-            )
+            return partner_lacks(partner, world.streams, ends, frontiers)
 
         ports = PairPorts(
             world.check.watch_lead(self),
             self.ingest,
             peers.get,  # type: ignore[arg-type]
             accepts=lambda: not store.refuses_appends,
+            ends=lambda: {name: store.end_offset(name) for name in world.streams},
             lacks=lacks,
             unseen_s=lambda: max(pull.unseen_s() for pull in of_partner),
             zone_term=_zone_term(store) or self.first_term,

@@ -59,13 +59,15 @@ class SwitchRefused(BsfgError):
 @dataclass(frozen=True, slots=True)
 class PairPorts:
     """What the pair needs of the node. `requester_of`: to a node, None while its broker is being replaced. `accepts`:
-    whether the store takes facts. `lacks`: why the other node does not hold what is stored here, empty if it does."""
+    whether the store takes facts. `ends`: of the streams here. `lacks`: why the other node does not hold the facts up to
+    these ends, empty if it does."""
 
     store: FactStore
     sources: Ingest
     requester_of: Callable[[str], Requester | None]
     accepts: Callable[[], bool]
-    lacks: Callable[[], str]
+    ends: Callable[[], Mapping[str, int]]
+    lacks: Callable[[Mapping[str, int]], str]
     unseen_s: Callable[[], float] = lambda: 0.0
     """How old a fact of the other node may be that is not here, known or not."""
     zone_term: int = 0
@@ -243,13 +245,13 @@ class PairRunner:
             why = "leads, too" if leads else "has just led, or has fewer sources connected, so it would not begin"
             raise SwitchRefused(f"{partner} {why}: bsfg pair status there")
         # Before anything stops: while the other node is behind, no node would record until it has pulled the rest.
-        if not await _until(lambda: not self._ports.lacks()):
-            raise SwitchRefused(f"{partner} {self._ports.lacks()}")
+        if lacks := await self._pulled():
+            raise SwitchRefused(f"{partner} {lacks}")
         async with self._acting:
             if not leadership.is_recording:
                 raise SwitchRefused(f"this node has just ended to lead: bsfg pair status on {partner}")
             await self._ports.sources.end_recording()
-            await _until(lambda: not self._ports.lacks())
+            await self._pulled()
             leadership.release(time.monotonic_ns())
         self._note_ended("bsfg pair switch")
         await _until(lambda: leadership.leader(time.monotonic_ns()) == partner)
@@ -258,6 +260,13 @@ class PairRunner:
             why = "this node leads again" if now_leads else "no node leads"
             raise SwitchRefused(f"{partner} has not begun within {HEARD_OUT_S:.0f} s, {why}: bsfg pair status on both")
         return PairSwitched(now_leads)
+
+    async def _pulled(self) -> str:
+        """Wait until the other node holds what is stored here now; why it does not within HEARD_OUT_S, empty if it does.
+        It never holds the newest fact of a source that delivers all the time."""
+        ends = self._ports.ends()
+        await _until(lambda: not self._ports.lacks(ends))
+        return self._ports.lacks(ends)
 
     async def leave(self) -> None:
         """Give back the lead at the end of the node, when `run` was cancelled and the sources have ended: the other
@@ -293,8 +302,8 @@ class PairRunner:
 
 
 def partner_lacks(partner: str, exports: Iterable[str], ends: Mapping[str, int], frontiers: Mapping[str, int]) -> str:
-    """Why the partner does not hold the facts of the streams that it may pull, empty if it does. `ends`: of the streams
-    here; `frontiers`: what its consumers have confirmed, by their names. Its copy of the health of this node does not
+    """Why the partner does not hold the facts of the streams that it may pull, empty if it does. `ends`: up to which
+    offsets; `frontiers`: what its consumers have confirmed, by their names. Its copy of the health of this node does not
     matter."""
     pulled = {stream: frontiers.get(f"{partner}.{stream}") for stream in exports if stream != HEALTH_STREAM}
     filled = {stream: frontier for stream, frontier in pulled.items() if ends.get(stream)}

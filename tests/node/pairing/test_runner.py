@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -116,7 +116,7 @@ class Stage:
         self.box, self.witness, self.partner = Box(), Peer(), Peer()
         if complete_ns is not None:
             self.box.complete = {"": (complete_ns, None)}
-        self.accepts, self.lacks = True, ""
+        self.accepts, self.lacks, self.stored = True, "", 0
         self.unseen_s = 0.0
         peers: dict[str, Any] = {"idmz": self.witness, "plant-a-2": self.partner}
         ports = PairPorts(
@@ -124,12 +124,18 @@ class Stage:
             self.box,
             peers.get,
             lambda: self.accepts,
-            lambda: self.lacks,
+            lambda: {"a": self.stored},
+            self._lacks,
             unseen_s=lambda: self.unseen_s,
         )
         name = store_name_of("plant-a", "plant-a", bytes(16))
         desk = LeadDesk({"plant-a-2": "plant-a"}, folder / "leads.json", lambda: name, "plant-a-2")
         self.runner = PairRunner(SETTINGS, ports, desk)
+
+    def _lacks(self, ends: Mapping[str, int]) -> str:
+        is_newest = ends["a"] == self.stored
+        self.stored += 1  # facts arrive all the time, and the other node does not have the newest
+        return self.lacks or (BEHIND if is_newest else "")
 
     @property
     def role(self) -> str:
@@ -305,7 +311,7 @@ async def test_a_store_without_room_leaves_the_lead(tmp_path: Path) -> None:
 
 
 async def test_a_planned_switch(tmp_path: Path) -> None:
-    """The sources stop, the other node gets what is stored, then the lead is given back."""
+    """The sources stop, the other node gets what is stored, then the lead is given back; also while facts arrive."""
     async with leading(tmp_path) as stage:
         stage.box.on_stop = lambda: setattr(stage, "lacks", "is behind with pulling")
         switching = asyncio.ensure_future(stage.runner.switch())
