@@ -59,8 +59,8 @@ class SwitchRefused(BsfgError):
 @dataclass(frozen=True, slots=True)
 class PairPorts:
     """What the pair needs of the node. `requester_of`: to a node, None while its broker is being replaced. `accepts`:
-    whether the store takes facts. `ends`: of the streams here. `lacks`: why the other node does not hold the facts up to
-    these ends, empty if it does."""
+    whether the store takes facts. `ends`: of the streams here. `lacks`: why the other node does not hold the facts up
+    to these ends, empty if it does."""
 
     store: FactStore
     sources: Ingest
@@ -262,8 +262,8 @@ class PairRunner:
         return PairSwitched(now_leads)
 
     async def _pulled(self) -> str:
-        """Wait until the other node holds what is stored here now; why it does not within HEARD_OUT_S, empty if it does.
-        It never holds the newest fact of a source that delivers all the time."""
+        """Wait until the other node holds what is stored here now; why it does not within HEARD_OUT_S, empty if it
+        does. It never holds the newest fact of a source that delivers all the time."""
         ends = self._ports.ends()
         await _until(lambda: not self._ports.lacks(ends))
         return self._ports.lacks(ends)
@@ -303,8 +303,8 @@ class PairRunner:
 
 def partner_lacks(partner: str, exports: Iterable[str], ends: Mapping[str, int], frontiers: Mapping[str, int]) -> str:
     """Why the partner does not hold the facts of the streams that it may pull, empty if it does. `ends`: up to which
-    offsets; `frontiers`: what its consumers have confirmed, by their names. Its copy of the health of this node does not
-    matter."""
+    offsets; `frontiers`: what its consumers have confirmed, by their names. Its copy of the health of this node does
+    not matter."""
     pulled = {stream: frontiers.get(f"{partner}.{stream}") for stream in exports if stream != HEALTH_STREAM}
     filled = {stream: frontier for stream, frontier in pulled.items() if ends.get(stream)}
     if never := [stream for stream, frontier in filled.items() if frontier is None]:
