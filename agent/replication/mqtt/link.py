@@ -25,7 +25,12 @@ from datetime import datetime
 from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.mqtt.transport import MqttConnection
 from agent.replication.pki import Identity, PkiError
-from agent.replication.protocol.errors import ConnectionLost, ConnectionRefused, ReplicationError
+from agent.replication.protocol.errors import (
+    BrokerUntrusted,
+    ConnectionLost,
+    ConnectionRefused,
+    ReplicationError,
+)
 from agent.replication.protocol.pacing import backoff_ms
 from agent.replication.protocol.topics import subscription_to
 
@@ -213,10 +218,10 @@ class BrokerLink:
             await connection.close()
 
     async def _open(self) -> MqttConnection:
-        """Connect with the identity to try now, and report the broker's decision to it."""
+        """Connect with the identity to try now, and report to it whether broker and node accept each other."""
         try:
             connection = await MqttConnection.open(self.access, self._dispatch)
-        except ConnectionRefused as error:
+        except (ConnectionRefused, BrokerUntrusted) as error:
             if self._identity is not None:
                 self._identity.refused(str(error))
             raise

@@ -12,6 +12,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from agent.replication.protocol.errors import (
     BrokerUnreachable,
+    BrokerUntrusted,
     ConnectionRefused,
     NotAuthorized,
     PeerAbsent,
@@ -69,7 +70,7 @@ def connect_error(where: str, error: OSError) -> TransportError:
     """The error for a failed TLS connection. Every error of `ssl` is an OSError."""
     if isinstance(error, ssl.SSLCertVerificationError):
         hint = "Was its certificate issued for this host, by the authority in ca_file? Is this node's clock right?"
-        return BrokerUnreachable(where, f"the broker is not trusted: {explain_untrusted(error)}", hint)
+        return BrokerUntrusted(where, f"the broker is not trusted: {explain_untrusted(error)}", hint)
     if isinstance(error, ssl.SSLEOFError):
         why, hint = _CLOSED_AT_ONCE
         return BrokerUnreachable(where, why, hint[0].upper() + hint[1:])

@@ -73,10 +73,11 @@ class Identity:
             listed = "".join(f"\n  {problem}" for problem in problems)
             raise PkiError(f"this node's identity cannot be used:{listed}", "bsfg check names the same problems")
         loaded = self._loaded[digest]
+        self._trying = digest
         # The broker would refuse an expired certificate without naming the reason.
         for problem in check_times(self.files[1], loaded.certificate, datetime.now(UTC)):
+            self.refused(problem.why)
             raise PkiError(f"this node's identity cannot be used: {problem.why}", problem.hint)
-        self._trying = digest
         return loaded.context
 
     def accepted(self) -> None:

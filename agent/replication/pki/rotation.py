@@ -67,9 +67,11 @@ class Rotation:
         return is_new
 
     def refused(self, digest: bytes, why: str) -> FileChange:
-        """The broker refused `digest`. If no other identity is in force, it stays offered."""
+        """The broker refused `digest`, or its `ca_file` does not know the broker. If no other identity is in force, it
+        stays offered. If the one in force is refused, one that was refused before is tried again: both in turn."""
         if digest != self.offered or self.in_force is None:
             self._was_refused = False
+            self.offered = self.offered or self.rejected
             return FileChange.NONE
         self._was_refused = True
         self.offered, self.rejected = None, digest

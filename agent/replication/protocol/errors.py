@@ -12,6 +12,7 @@ Exceptions:
         DefinitionsUnavailable  the peer lacks tag definitions that its batches name, or it sent others (final)
         TransportError          the connection to the peer failed (`retryable`: waiting may help)
             BrokerUnreachable   no TCP or TLS connection to the broker (retry)
+              BrokerUntrusted   its certificate is not of an authority in ca_file, or not of this host (retry)
             ConnectionRefused   the broker closed before CONNACK, or refused the session (retry slowly)
             ConnectionLost      the connection ended during a request (retry)
             PeerAbsent          the request topic has no subscriber (retry)
@@ -195,6 +196,10 @@ class TransportError(ReplicationError):
 
 class BrokerUnreachable(TransportError):
     """No connection to the broker."""
+
+
+class BrokerUntrusted(BrokerUnreachable):
+    """The broker's certificate does not prove that it is the broker, with our ca_file."""
 
 
 class ConnectionRefused(TransportError):

@@ -107,11 +107,18 @@ def _all_of_another_authority(files: Files) -> None:
     files.ca.write_bytes(files.ca.read_bytes() + (files.folder / "both.pem").read_bytes())
 
 
+def _all_of_the_next_authority(files: Files) -> None:
+    """The node has the certificates of a new authority before the broker has."""
+    _all_of_another_authority(files)
+    shutil.copy(files.folder / "both.pem", files.ca)
+
+
 @pytest.mark.parametrize(
     "spoil,says",
     [
         (_half, "the key does not match"),
         (_all_of_another_authority, "its authority is not known to the broker"),
+        (_all_of_the_next_authority, "the broker is not trusted"),
     ],
 )
 async def test_bad_files_change_nothing_and_are_named(

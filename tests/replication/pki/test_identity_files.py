@@ -38,6 +38,22 @@ def test_an_expired_certificate_is_not_presented(own: Identity, monkeypatch: pyt
         own.context()
 
 
+def test_one_that_was_refused_is_tried_when_the_one_in_force_has_expired(
+    own: Identity, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker had refused the next one before, as one of an authority that it did not know yet: without another try
+    the node would stay cut off until its restart."""
+    pki.issue_zone(folder, "idmz", datetime.now(UTC), force=True)
+    assert own.check_files() == []
+    renewed = own.context()
+    own.refused("unknown authority")
+    with monkeypatch.context() as patched:
+        patched.setattr(tested, "check_times", lambda *_files: [EXPIRED])
+        with pytest.raises(PkiError, match="expired at noon"):
+            own.context()
+    assert own.context() is renewed
+
+
 def test_a_file_that_changes_while_it_is_loaded_is_not_offered(
     own: Identity, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

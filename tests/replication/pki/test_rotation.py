@@ -85,11 +85,15 @@ def test_the_identity_in_force_is_refused_by_the_broker(rotation: Rotation) -> N
 
 
 def test_both_identities_are_tried_when_the_broker_refuses_each(rotation: Rotation) -> None:
-    """The old one was revoked after the broker had refused the new one: periodic checks offer the new one, and it is
-    tried, because the broker may know its authority by now."""
+    """The old one was revoked after the broker had refused the new one: the new one is tried at once, because the
+    broker may know its authority by now, and then both in turn. The refusal is reported once."""
     rotation.files_checked(NEW, "")
     rotation.refused(NEW, "unknown authority")
-    assert rotation.candidate() == OLD
-    assert rotation.refused(OLD, "revoked") is FileChange.NONE
-    assert rotation.files_checked(NEW, "", is_retry=True) is FileChange.OFFERED
-    assert rotation.candidate() == NEW
+    for _ in range(3):
+        assert rotation.candidate() == OLD
+        assert rotation.refused(OLD, "revoked") is FileChange.NONE
+        assert (rotation.candidate(), rotation.problem) == (NEW, "unknown authority")
+        assert rotation.refused(NEW, "unknown authority") is FileChange.NONE
+    rotation.refused(OLD, "revoked")
+    assert rotation.accepted(NEW)
+    assert (rotation.candidate(), rotation.problem) == (NEW, "")
