@@ -118,6 +118,7 @@ class ModbusSource:
             # wait.
             grid, refused = PollGrid(self._intervals(), boot_ns()), self._delivery.recorder.refused_total
             # The first poll has time for the search: most refusals are found here.
+            self._poll_began = self.clock.now()
             await self._poll_all(line, self._intervals(), boot_ns() + FIRST_POLL_NS)
             is_alive = not all(unit.is_silent for unit in self._units)
             for unit in self._units[:UNITS_ASKED_AGAIN]:
@@ -198,7 +199,7 @@ class ModbusSource:
         """Poll at each slot of the grid. `refused_before`: how often the store had refused when it began."""
         while True:
             await asyncio.sleep(max(0, grid.next_ns() - boot_ns()) / 1e9)
-            now_ns = boot_ns()
+            now_ns, self._poll_began = boot_ns(), self.clock.now()  # before the store may make us wait
             slot = grid.take_slot(now_ns)
             self.polls_late_total += slot.late
             if slot.missed:
@@ -209,7 +210,7 @@ class ModbusSource:
                 grid.keep(self._intervals(), now_ns)
                 # Some of these had a value at another unit.
                 silent = [tag for unit in self._units if unit.is_silent for tag in unit.all_tags()]
-                await self._delivery.lose(quality.BAD_TIMEOUT, self.clock.now_ns(), silent)
+                await self._delivery.lose(quality.BAD_TIMEOUT, self._poll_began.time_ns, silent)
             if slot.due:
                 await self._poll_all(line, slot.due, grid.next_ns())
             if all(unit.is_silent for unit in self._units):
@@ -225,7 +226,7 @@ class ModbusSource:
 
     async def _poll_all(self, line: Line, due: frozenset[int], next_ns: int) -> None:
         """Poll the values of these intervals. The search ends before the next slot."""
-        self._poll_began, now_ns = self.clock.now(), boot_ns()
+        now_ns = boot_ns()
         search_end_ns = now_ns + int((next_ns - now_ns) * SEARCH_PART)
         sweeps: list[tuple[Unit, Sweep]] = []
         for unit in self._units:
@@ -456,7 +457,12 @@ class ModbusSource:
         """A unit has not answered in this poll. It is polled in the next one as if it had."""
         await self._flush()
         self._log_missing(unit, error)
-        await self._delivery.lose(quality.BAD_TIMEOUT, self.clock.now_ns(), unit.all_tags(), since_ns=unit.answered_ns)
+        await self._lose_unit(unit)
+
+    async def _lose_unit(self, unit: Unit) -> None:
+        """Its tags have no value since its last answer, or since this poll began: some had one at another unit."""
+        since_ns = unit.answered_ns or self._poll_began.time_ns
+        await self._delivery.lose(quality.BAD_TIMEOUT, self.clock.now_ns(), unit.all_tags(), since_ns=since_ns)
 
     async def _note_silence(self, line: Line, unit: Unit, error: UnitSilent) -> None:
         await self._flush()
@@ -466,5 +472,5 @@ class ModbusSource:
         if is_news:
             extra = {"action": "unit_lost", "source": self._settings.name, "unit": unit.unit_id, "why": str(error)}
             log.warning("unit lost", extra=extra)
-        await self._delivery.lose(quality.BAD_TIMEOUT, self.clock.now_ns(), unit.all_tags(), since_ns=unit.answered_ns)
+        await self._lose_unit(unit)
         self._silence.set()

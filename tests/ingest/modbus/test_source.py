@@ -343,9 +343,11 @@ async def test_a_source_that_is_lost_in_a_poll_is_complete_up_to_the_beginning_o
     assert source.complete.time_ns <= began_ns[0]
 
 
-async def test_a_tag_that_moves_to_a_silent_unit_loses_its_value() -> None:
-    """Otherwise its last value, of the unit before, would look current for as long as the new one does not answer."""
-    source, store = await made(THREE_UNITS)
+@pytest.mark.parametrize("is_known", [True, False])
+async def test_a_tag_that_moves_to_a_silent_unit_loses_its_value(is_known: bool) -> None:
+    """Otherwise its last value, of the unit before, would look current for as long as the new one does not answer.
+    Neither that value nor the source is complete while the store makes the new map wait."""
+    source, store = await made(THREE_UNITS if is_known else [THREE_UNITS[0], THREE_UNITS[2]])
     device = Device(silent=lambda read: read.unit_id == 2)
     await poll(source, device)
     first, *others = THREE_UNITS
@@ -354,17 +356,22 @@ async def test_a_tag_that_moves_to_a_silent_unit_loses_its_value() -> None:
     )
     numbers = await source._delivery.recorder.define([tag.definition for tag in (moved, *others)])
     source._delivery.offer_map([moved, *others], numbers)
-    slots = [Slot(frozenset(), 0, ())]
+    slots, taken_over_ns = [Slot(frozenset({1_000}), 0, ())], list[int]()
 
     def take_slot(_: int) -> Slot:
         if not slots:
             raise SourceLost("enough")
         return slots.pop()
 
-    grid = SimpleNamespace(next_ns=lambda: 0, take_slot=take_slot, keep=lambda *_: None)
+    def keep(*_: object) -> None:
+        taken_over_ns.append(source.clock.now_ns())
+
+    grid = SimpleNamespace(next_ns=lambda: 0, take_slot=take_slot, keep=keep)
     with pytest.raises(SourceLost, match="enough"):
         await source._poll(device, grid, 0)  # type: ignore[arg-type]
     assert qualities(store)["1"] == [0, BAD_TIMEOUT]
+    assert source.complete is not None
+    assert max(store.of("a/1")[-1].source_time_ns, source.complete.time_ns) < taken_over_ns[0]
 
 
 async def test_a_poll_reads_the_intervals_that_are_due() -> None:
