@@ -82,8 +82,9 @@ class Problem(Enum):
         "nothing if it was put back: they come home by comparison. Else a copy of this machine runs: stop one of the two",
     )
     HISTORY_DIVIDES = _good(
-        "A zone's store was put back to a copy or runs twice, within the last day. Both sides are stored.",
-        "if it was not put back on purpose, a copy of its machine runs: stop one of the two (docs/operate/integrity.md)",
+        "Within the last day, a zone's store was put back to a copy, ran twice, or the second of its two gateways took over. "
+        "Both sides are stored.",
+        "nothing if it has two gateways, or was put back on purpose; else a copy of its machine runs: stop one of the two",
     )
     HISTORY_GAP = _good(
         "Facts of a zone before others that arrived within the last day were not at the peer.",
