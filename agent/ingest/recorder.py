@@ -209,8 +209,7 @@ class Recorder:
             return
         self._held_from = None
         await self._launch()
-        while self._in_flight > IN_FLIGHT_SAMPLES_MAX:
-            await self._settle_oldest()
+        await self._settle_while(lambda: self._in_flight > IN_FLIGHT_SAMPLES_MAX)
         await self._settle_done()
 
     def add_gap(self, gap: Gap) -> None:
@@ -286,8 +285,7 @@ class Recorder:
     async def drain(self) -> None:
         """Wait until everything handed in is committed, gaps included."""
         self.release()
-        while self._flights:
-            await self._settle_oldest()
+        await self._settle_while(lambda: bool(self._flights))
 
     async def _launch(self) -> None:
         """Append what has no future yet, the oldest first. Waits while the store refuses. While it is full, only the
@@ -329,7 +327,13 @@ class Recorder:
         while self._flights and self._flights[0].future is not None and self._flights[0].future.done():
             await self._settle_oldest()
 
-    async def _settle_oldest(self) -> None:
+    async def _settle_while(self, is_needed: Callable[[], bool]) -> None:
+        wait_s = REFUSED_WAIT_S
+        while is_needed():
+            await self._settle_oldest(wait_s)
+            wait_s = min(wait_s * 2, REFUSED_WAIT_MAX_S) if self._is_full else REFUSED_WAIT_S
+
+    async def _settle_oldest(self, refused_wait_s: float = REFUSED_WAIT_S) -> None:
         """Wait for the commit of the oldest samples. If the store refuses them, they are appended again."""
         flight = self._flights[0]
         if flight.future is None:
@@ -340,7 +344,7 @@ class Recorder:
         except _REFUSALS:
             self.refused_total += 1
             self._take_back()
-            await asyncio.sleep(REFUSED_WAIT_S)
+            await asyncio.sleep(refused_wait_s)
             return
         except asyncio.CancelledError:
             raise  # the source is being stopped; the samples stay in flight
