@@ -54,9 +54,12 @@ class SourceClock:
         self._earlier_ahead_ns: int | None = None  # of our wall clock, in an earlier process
 
     def now_ns(self) -> int:
-        """The present time on it, as far as is known: before the first reading, that of our own clock."""
+        """The present time on it, as far as is known: before the first reading, by what an earlier process saw, and
+        otherwise that of our own clock."""
         monotonic_ns, wall_ns = self._ours()
-        return wall_ns if self._shown is None else monotonic_ns + self._ahead_ns
+        if self._shown is not None:
+            return monotonic_ns + self._ahead_ns
+        return wall_ns + (self._earlier_ahead_ns or 0 if wall_ns > BUILT_NS else 0)
 
     def now(self) -> Moment:
         """The present moment on it."""
