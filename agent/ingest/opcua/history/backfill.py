@@ -152,6 +152,7 @@ class HistoryBackfill:
 
     async def run(self, session: OpcuaSession) -> None:
         """Fill gaps for the length of a session."""
+        await self._recorder.drain()  # what was read in an earlier one, before a fact says that its gap is filled
         for begun in self._jobs:
             if begun.fill is not None:
                 begun.fill.forget_continuation_points()
