@@ -209,5 +209,9 @@ def _print_restored(found: Backup, targets: list[RestoreTarget], folders: Mappin
             click.echo(f"restored {count} file{'s' * (count > 1)} in {folder}")
     for text in found.left_out:
         click.echo(f"  not in the backup: {text}")
+    if Place.AUTHORITY in folders:
+        crl_file = folders[Place.AUTHORITY] / "ca.crl"
+        click.echo(f"  next: if certificates were revoked since, copy a broker's zones.crl over {crl_file}:")
+        click.echo("  a list made from the older one would lift those revocations")
     if found.authority and Place.AUTHORITY not in folders:
         click.echo("  the backup also holds an authority; --authority FOLDER restores it there")

@@ -188,6 +188,20 @@ def test_an_authority(tmp_path: Path, bsfg: Bsfg, run: Run) -> None:
     assert bsfg("backup", "--list", "none", "--passphrase-file", "pw").returncode == 1
 
 
+@pytest.mark.usefixtures("node")
+def test_an_older_authority_takes_the_revocations_from_a_broker(tmp_path: Path, bsfg: Bsfg, run: Run) -> None:
+    """A backup from before a revocation would lift it with its next list. What restore says to do keeps it."""
+    assert run("pki", "ca", "--pki", "auth")[0] == 0
+    assert run("pki", "issue", "plant-a", "plant-b", "--pki", "auth")[0] == 0
+    assert run("backup", "a.bak", "--authority", "auth")[0] == 0
+    assert run("pki", "revoke", "plant-a", "--pki", "auth")[0] == 0
+    code, said = run("restore", "a.bak", "--authority", "again")
+    assert (code, f"zones.crl over {tmp_path / 'again/ca.crl'}" in said) == (0, True)
+    (tmp_path / "again/ca.crl").write_bytes((tmp_path / "auth/ca.crl").read_bytes())  # as a broker has it
+    assert run("pki", "revoke", "plant-b", "--pki", "again")[0] == 0
+    assert bsfg("pki", "list", "--pki", "again").stdout.count("  revoked ") == 2
+
+
 def test_refused_before_anything_is_written(node: Path, tmp_path: Path, run: Run) -> None:
     """A wrong passphrase, a cut file, another file, a node that runs there: the folder stays empty."""
     run("backup", "a.bak", "--config", "old/plant-a.toml")
