@@ -76,6 +76,7 @@ class _Completeness:
         self._noted: dict[str, Stored] = {}
         self._waiting: tuple[int, dict[str, Stored]] | None = None  # for so many flights to be settled
         self._stored: Future[Any] | None = None
+        self._sent: Mapping[str, Stored | None] = {}  # what `_stored` is about
         self._due_s = 0.0
 
     def due(self, parts: Mapping[str, Stored], taken: int, settled: int) -> dict[str, Stored | None]:
@@ -90,8 +91,6 @@ class _Completeness:
         if settled < count or (self._stored is not None and not self._stored.done()):
             return {}
         self._waiting = None
-        if self._stored is not None and self._stored.exception() is not None:
-            self.parts = dict.fromkeys(self.parts, Stored(0))  # all of it again
         return self._changed(noted)
 
     def last(self) -> dict[str, Stored | None]:
@@ -99,6 +98,8 @@ class _Completeness:
         return self._changed(self._noted) if self._noted else {}
 
     def _changed(self, noted: Mapping[str, Stored]) -> dict[str, Stored | None]:
+        if self._stored is not None and self._stored.done() and self._stored.exception() is not None:
+            self.parts = dict.fromkeys([*self.parts, *self._sent], Stored(0))  # all of it again
         changed: dict[str, Stored | None] = {
             part: known for part, known in noted.items() if self.parts.get(part) != known
         }
@@ -106,7 +107,7 @@ class _Completeness:
 
     def store(self, changed: Mapping[str, Stored | None], stored: Future[Any]) -> None:
         """These parts are on their way to the store."""
-        self._stored, self._due_s = stored, time.monotonic() + COMPLETE_INTERVAL_S
+        self._stored, self._sent, self._due_s = stored, changed, time.monotonic() + COMPLETE_INTERVAL_S
         for part, known in changed.items():
             if known is None:
                 self.parts.pop(part, None)

@@ -68,9 +68,11 @@ class FakeStore:
 
     def set_completeness(self, source: str, parts: Mapping[str, Stored | None]) -> Future[Any]:
         self._check()
+        if self.is_full:
+            return failed(StoreFull("full"))
         for part, known in parts.items():
             if known is None:
-                del self.complete[source, part]
+                self.complete.pop((source, part), None)
             else:
                 self.complete[source, part] = known
         return done(None)

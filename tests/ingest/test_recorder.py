@@ -390,12 +390,16 @@ async def test_a_source_is_complete_when_everything_before_is_committed(monkeypa
     assert await noted(7) == {"part 0": 6}
     store.refusing = False
     assert await noted(7, 8) == {"part 0": 7, "part 1": 8}
-    with monkeypatch.context() as failing:
-        uncommitted = Future[Any]()
-        uncommitted.set_exception(StoreBusy("after all"))
-        failing.setattr(store, "set_completeness", lambda *_: uncommitted)
-        await noted(8, 8)
+    store.is_full = True
+    await noted(8, 8)
+    store.is_full = False
     assert await noted(8, 8) == {"part 0": 8, "part 1": 8}
-    await recorder.note_complete({"part 0": Stored(9)})
+    store.is_full = True
+    await noted(8)
+    store.is_full = False
+    assert await noted(8) == {"part 0": 8}, "part 1 is removed although the store has failed to"
+    store.is_full = True
+    await noted(9)
+    store.is_full = False
     await recorder.end_recording()
     assert {part: known.complete_ns for (_, part), known in store.complete.items()} == {"part 0": 9}
