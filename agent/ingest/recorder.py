@@ -289,24 +289,31 @@ class Recorder:
         await self._settle_while(lambda: bool(self._flights))
 
     async def _launch(self) -> None:
-        """Append what has no future yet, the oldest first. Waits while the store refuses. While it is full, only the
-        oldest is tried: if a newer one were stored first, an older value would follow it as the last one."""
+        """Append what has no future yet. Waits while the store refuses."""
         wait_s = REFUSED_WAIT_S
+        while not self._append_waiting():
+            self.refused_total += 1
+            await asyncio.sleep(wait_s)
+            wait_s = min(wait_s * 2, REFUSED_WAIT_MAX_S)
+
+    def _append_waiting(self) -> bool:
+        """Append what has no future yet, the oldest first; False if the store refuses. While it is full, only the
+        oldest is tried: if a newer one were stored first, an older value would follow it as the last one."""
         for flight in list(self._flights):
             if flight.is_refused:
                 self._take_back()
             if self._is_full and flight is not self._flights[0]:
-                return
-            while flight.future is None:
-                try:
-                    flight.future = flight.append()
-                except _REFUSALS:
-                    self.refused_total += 1
-                    await asyncio.sleep(wait_s)
-                    wait_s = min(wait_s * 2, REFUSED_WAIT_MAX_S)
-                except BaseException:
-                    self._failed(flight)
-                    raise
+                return True
+            if flight.future is not None:
+                continue
+            try:
+                flight.future = flight.append()
+            except _REFUSALS:
+                return False
+            except BaseException:
+                self._failed(flight)
+                raise
+        return True
 
     def _failed(self, flight: _Flight) -> None:
         """Count a failure other than a refusal. Samples that fail FAILURES_MAX times are given up and recorded as a

@@ -1,13 +1,71 @@
 """What the simulations of sources have in common."""
 
+import asyncio
 import random
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
 from datetime import datetime
 from typing import Any
 
+from agent.columns import SampleColumns
+from agent.errors import StoreFull
+from agent.ingest.completeness import Stored
 from agent.ingest.errors import SourceError
 from agent.ingest.supervision.supervisor import SourceSupervisor
+from agent.message import Message, TagDefinition
+from tests.ingest.fakes import FakeStore
 from tests.support.virtual_time import run_virtual
+
+FSYNC_S, INTERVAL_S, DEFERRED_S = 0.01, 0.25, 1.0
+
+
+class CommittingStore(FakeStore):
+    """Commits what it has taken later, in groups, as the real one does; what it cannot commit then fails. What is not
+    committed when the process is killed is lost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._taken = list[tuple[Callable[[], Future[Any]], Future[Any]]]()
+
+    def define(self, definitions: Sequence[TagDefinition]) -> Future[list[int]]:
+        return self._take(lambda: super(CommittingStore, self).define(definitions), FSYNC_S)
+
+    def append_columns(self, stream: str, columns: SampleColumns) -> Future[Any]:
+        copied = SampleColumns(*map(list, columns))
+
+        def append() -> Future[Any]:
+            assert columns == copied, "unexpected: changed after it was handed in"
+            return super(CommittingStore, self).append_columns(stream, columns)
+
+        return self._take(append, INTERVAL_S)
+
+    def append_message(self, stream: str, message: Message) -> Future[Any]:
+        return self._take(lambda: super(CommittingStore, self).append_message(stream, message), FSYNC_S)
+
+    def set_completeness(self, source: str, parts: Mapping[str, Stored | None]) -> Future[Any]:
+        given = dict(parts)
+        return self._take(lambda: super(CommittingStore, self).set_completeness(source, given), DEFERRED_S)
+
+    def commit(self) -> None:
+        """Everything that it has taken. At the end of a process, too."""
+        taken, self._taken = self._taken, []
+        for append, future in taken:
+            try:
+                future.set_result(append().result())
+            except (StoreFull, ValueError, AssertionError) as error:
+                future.set_exception(error)
+
+    def kill(self) -> None:
+        """The process is."""
+        self._taken.clear()
+
+    def _take(self, append: Callable[[], Future[Any]], due_s: float) -> Future[Any]:
+        self._check()
+        taken: Future[Any] = Future()
+        taken.set_running_or_notify_cancel()
+        self._taken.append((append, taken))
+        asyncio.get_running_loop().call_later(due_s, self.commit)
+        return taken
 
 
 class WatchedSupervisor(SourceSupervisor):

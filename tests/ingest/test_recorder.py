@@ -7,7 +7,7 @@ import pytest
 
 from agent.columns import SampleColumns
 from agent.concurrency import TaskGroup
-from agent.errors import StoreBusy
+from agent.errors import StoreBusy, StoreFull
 from agent.ingest import recorder as recorder_module
 from agent.ingest.completeness import Stored
 from agent.ingest.gap import LEADER_CHANGED, SERVER_QUEUE_OVERFLOW, SOURCE_LOST, STORE_REFUSED, Gap
@@ -55,6 +55,31 @@ async def test_what_a_full_store_has_taken_is_appended_again_in_order(monkeypatc
     store.is_full = False
     for row in rows[5:]:
         await recorder.record("facts.telemetry", SampleColumns.of([row]))
+    assert [row for _, row in store.samples] == rows
+
+
+async def test_what_fails_while_a_newer_one_is_refused_is_appended_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store's queue is full because its disk is: it has room again when what it holds fails, and would then take
+    the newer sample first."""
+    monkeypatch.setattr(recorder_module, "REFUSED_WAIT_S", 0.0)
+    store, rows = FakeStore(), [Sample(1, n, n) for n in (1, 2)]
+    recorder = made(store)
+    await recorder.define([DEFINITION])
+    calls, first, append = list[int](), Future[Any](), store.append_columns
+
+    def append_columns(*given: Any) -> Future[Any]:
+        calls.append(len(calls))
+        if len(calls) == 1:
+            return first
+        if len(calls) == 2:
+            asyncio.get_running_loop().call_soon(first.set_exception, StoreFull("the disk"))
+            raise StoreBusy("a full queue")
+        return append(*given)
+
+    monkeypatch.setattr(store, "append_columns", append_columns)
+    for row in rows:
+        await recorder.record("facts.telemetry", SampleColumns.of([row]))
+    await recorder.drain()
     assert [row for _, row in store.samples] == rows
 
 

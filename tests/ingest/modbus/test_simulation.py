@@ -35,7 +35,7 @@ from agent.message import Sample, TagDefinition
 from agent.settings.sources import ModbusSourceSettings
 from tests.ingest.fakes import FakeStore
 from tests.ingest.modbus.faulty_device import EPOCH_S, REGISTERS, TABLES, UNITS, FaultyDevice, epoch, place
-from tests.ingest.simulated import WatchedSupervisor, fault_of, us
+from tests.ingest.simulated import CommittingStore, WatchedSupervisor, fault_of, us
 from tests.sim import first_seed, patient, scaled
 from tests.support.virtual_time import STARTED_S
 
@@ -85,7 +85,7 @@ class Simulation:
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
-        self.device, self.store = FaultyDevice(self.random), FakeStore()
+        self.device, self.store = FaultyDevice(self.random), CommittingStore()
         choice = self.random.choice
         self.settings = ModbusSourceSettings(
             "plc",
@@ -146,6 +146,8 @@ class Simulation:
                 supervisor.stop()
         except* Killed:
             self.device.break_all()
+            self.store.kill()
+        self.store.commit()
 
     def _disturb(self, supervisor: SourceSupervisor) -> None:
         """An operator edits tags, the store refuses."""

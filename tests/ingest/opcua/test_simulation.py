@@ -18,10 +18,9 @@ from agent.ingest.opcua.subscriptions.monitoring import Monitoring
 from agent.ingest.recorder import Recorder
 from agent.ingest.tags.tag_map import Tag, TagMap
 from agent.settings.sources import OpcuaSourceSettings
-from tests.ingest.fakes import FakeStore
 from tests.ingest.opcua.faulty_server import JUDGED, OTHERS, REFUSALS, FaultyServer
 from tests.ingest.opcua.sources import tag
-from tests.ingest.simulated import WatchedSupervisor, fault_of, us
+from tests.ingest.simulated import CommittingStore, WatchedSupervisor, fault_of, us
 from tests.sim import first_seed, patient, scaled
 
 CALM_S = 60
@@ -33,7 +32,7 @@ class Simulation:
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
-        self.server, self.store = FaultyServer(self.random), FakeStore()
+        self.server, self.store = FaultyServer(self.random), CommittingStore()
         choice = self.random.choice
         settings = OpcuaSourceSettings(
             "plc",
@@ -64,6 +63,7 @@ class Simulation:
                 await self._calm_down()
             finally:
                 self.supervisor.stop()
+        self.store.commit()
         missing = self.find_missing()
         assert not missing, f"missing: {missing[:5]}"
 
@@ -79,8 +79,8 @@ class Simulation:
             self.supervisor.retry()
         elif act < 0.25:
             self.store.refusing = not self.store.refusing
-        elif act < 0.27:
-            self.store.failing_futures = 1
+        elif act < 0.28:
+            self.store.is_full = not self.store.is_full
 
     def _run_plant(self) -> None:
         self.server.change_values()
@@ -91,7 +91,7 @@ class Simulation:
     async def _calm_down(self) -> None:
         """All faults end: every tag of the last map is good again, and nothing is left open."""
         self.server.recover()
-        self.store.refusing, self.store.failing_futures = False, 0
+        self.store.refusing = self.store.is_full = False
         last = self._draw_map()
         self.supervisor.offer(last)
         for _ in range(2 * CALM_S):
