@@ -87,7 +87,7 @@ class Problem(Enum):
         "nothing if it has two gateways, or was put back on purpose; else a copy of its machine runs: stop one of the two",
     )
     HISTORY_GAP = _good(
-        "Facts of a zone before others that arrived within the last day were not at the peer.",
+        "Facts of a zone before others that arrived within the last day were not at the peer, or declined here.",
         "bsfg peer compare ZONE --repair, with another peer that may hold them",
     )
     HISTORY_CONTRADICTS = _broken(

@@ -263,7 +263,8 @@ def _report(transaction: Transaction, page: ReceivedPage, plan: _Plan) -> None:
         report_branch(transaction, page.stream, origin, branch)
     for gap, others in _first_ones(plan.gaps, "gaps"):
         subject = f"{page.stream} of {Origin(gap.zone, gap.life)}"
-        detail = f"{page.peer} had no sequences {gap.first_sequence} to {gap.last_sequence}{others}"
+        missing = f"no sequences {gap.first_sequence} to {gap.last_sequence}, or they were declined here"
+        detail = f"{page.peer} had {missing}{others}"
         transaction.add_incident("gap", subject, detail)
     for batch, why, ours in plan.forks[:REPORTED_MAX]:
         header = batch.header

@@ -84,7 +84,7 @@ def test_a_gap_is_stored_and_reported(store: FactStore) -> None:
     assert origin.put(store, [third]).gaps == (OriginRange("plant", origin.origin.life, 11, 20),)
     (incident,) = store.reader.incidents()
     assert (incident.kind, incident.count) == ("gap", 1)
-    assert "plant had no sequences 11 to 20" in incident.detail
+    assert "plant had no sequences 11 to 20, or they were declined here" in incident.detail
     assert origin.put(store, [lost]) == PutResult(10, 0, 30)
     assert origin.put(store, [first, lost, third]) == PutResult(0, 30, 30)
 
