@@ -79,7 +79,8 @@ class Appends:
         the stream's `acks`.
 
         They wait for others in the queue for `commit_interval_ms` at most (append/group_commit.py). Raises StoreBusy at
-        once when the queue is full: slow the source. FactsRefused comes through the future.
+        once when the queue is full: slow the source. FactsRefused comes through the future, and StoreFull, with which
+        what waits behind in the stream is refused too: append all of it again, in order.
         """
         try:
             columns = SampleColumns.of(rows)

@@ -240,6 +240,14 @@ class WriteQueue:
         with self._changed:
             return self._take_group(tuple(self._waiting))
 
+    def take_behind(self, refused: AppendSamples | AppendMessages) -> Sequence[Work]:
+        """What is queued of the same stream and kind; of messages, of the same zone."""
+        with self._changed:
+            if isinstance(refused, AppendMessages):
+                return self._other.messages.pop((refused.stream, refused.zone), [])
+            self._waiting.pop(refused.stream, None)
+            return self._samples.pop(refused.stream, [])
+
     def release(self, works: Iterable[Work]) -> None:
         """Release the room of work that is answered."""
         with self._changed:

@@ -185,12 +185,15 @@ class Writer:
             case StoreError() as error:
                 if not isinstance(error, StoreFull | StoreBusy):
                     self._fail(error)
-                self._answer([(work, copy_error(error)) for work in group.all()])
+                outcomes = [(work, copy_error(error)) for work in group.all()]
+                self._answer(outcomes)
+                self._refuse_behind(outcomes)
             case Committed(outcomes, ends):
                 if outcomes:
                     self.queue.committed_ns = time.monotonic_ns()
                     self.meter.commits += 1
                 self._answer(outcomes)  # after the commit only: an answer means that the work is on the disk
+                self._refuse_behind(outcomes)
                 if ends:
                     for callback in list(self._subscribers.values()):
                         callback(ends)
@@ -220,6 +223,13 @@ class Writer:
                 self.acks.answer(work, outcome, self.catalog, now_ns)
             else:
                 work.future.set_result(outcome)
+
+    def _refuse_behind(self, outcomes: list[tuple[Work, Any]]) -> None:
+        """Refuse what was queued behind appends that found no room: it would be stored before them, and an older value
+        would follow as the last one. They are answered already: who has the answer appends them again first."""
+        for work, outcome in outcomes:
+            if isinstance(outcome, StoreFull | StoreBusy) and not isinstance(work, Call):
+                self._answer([(late, copy_error(outcome)) for late in self.queue.take_behind(work)])
 
     def _fail(self, why: StoreError) -> None:
         """The thread ends, and nothing more is taken."""

@@ -1,6 +1,7 @@
 """A stream at its limit refuses and recovers, or drops its oldest facts and records that."""
 
 import json
+from concurrent.futures import Future
 from itertools import count, pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,9 +11,11 @@ import pytest
 
 from agent.errors import StoreFull
 from agent.fact_store import FactStore
+from agent.fact_store.append import CommitGroup
 from agent.fact_store.core import AppendRefusal
 from agent.fact_store.retention.reclaim import Reclaimer
 from agent.fact_store.writer import refusals
+from agent.fact_store.writer.committer import Committer
 from agent.positions import Position
 from agent.settings.store import StoreSettings, StreamSettings
 from tests.fact_store.making import (
@@ -103,6 +106,34 @@ def test_a_full_stream_refuses_and_recovers(tmp_path: Path) -> None:
         assert done(store.consumers.confirm("idmz.a", acknowledged)) == acknowledged
         assert done(store.appends.append_samples(TELEMETRY, rows_)).first_offset == acknowledged + 1
         assert notices(store) == []
+
+
+@pytest.mark.parametrize("is_message", [False, True])
+def test_what_was_queued_behind_a_refused_append_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_message: bool
+) -> None:
+    """There is room again when its turn comes. It would be stored before the older one that its producer appends again,
+    and the older value would be the last one."""
+    with store_of(tmp_path, bytes_max=200_000) as store:
+        fill_up(store, noise(1, 50_000))
+        behind, commit = list[Future[Any]](), Committer.commit
+
+        def append() -> Future[Any]:
+            if is_message:
+                return store.appends.append_message(TELEMETRY, message("a"))
+            return store.appends.append_samples(TELEMETRY, samples(1))
+
+        def grow_meanwhile(committer: Committer, group: CommitGroup) -> Any:
+            found = commit(committer, group)
+            if not behind:
+                store.set_limits(0, [StreamSettings(TELEMETRY, bytes_max=2 * 1024 * 1024)], {})
+                behind.append(append())
+            return found
+
+        monkeypatch.setattr(Committer, "commit", grow_meanwhile)
+        assert isinstance(failed(append()), StoreFull)
+        assert isinstance(failed(behind[0]), StoreFull)
+        done(append())
 
 
 def test_limits_are_replaced_while_the_store_runs(tmp_path: Path) -> None:
