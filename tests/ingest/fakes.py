@@ -19,9 +19,9 @@ STOP_S = 20.0
 
 
 class FakeStore:
-    """Satisfies StorePort. `refusing` makes it refuse at once, `is_full` after it has taken something,
-    `failing_futures` makes that many appends fail with `failure`. `before`: how many messages there were before each
-    append of samples, and what was complete."""
+    """Satisfies StorePort. `refusing` makes it refuse at once, `is_full` after it has taken something, in
+    `full_streams` only facts of these, `failing_futures` makes that many appends fail with `failure`. `before`: how
+    many messages there were before each append of samples, and what was complete."""
 
     def __init__(self) -> None:
         self.definitions: list[TagDefinition] = []
@@ -31,6 +31,7 @@ class FakeStore:
         self.complete: dict[tuple[str, str], Stored] = {}
         self.before: list[tuple[int, Mapping[tuple[str, str], Stored]]] = []
         self.refusing = self.is_full = False
+        self.full_streams = set[str]()
         self.failing_futures = 0
         self.failure: Exception = StoreBusy("after all")
 
@@ -49,7 +50,7 @@ class FakeStore:
         if self.failing_futures:
             self.failing_futures -= 1
             return failed(self.failure)
-        if self.is_full:
+        if self.is_full or stream in self.full_streams:
             return failed(StoreFull("full"))
         pack(columns, len(self.definitions))  # raises ValueError, as the store would
         self.before.append((len(self.messages), dict(self.complete)))
@@ -58,7 +59,7 @@ class FakeStore:
 
     def append_message(self, stream: str, message: Message) -> Future[Any]:
         self._check()
-        if self.is_full:
+        if self.is_full or stream in self.full_streams:
             return failed(StoreFull("full"))
         check_message(message)
         kept = self.messages if stream == "facts.operational" else self.events
