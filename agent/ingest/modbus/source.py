@@ -71,7 +71,7 @@ class ModbusSource:
         self._line = Line(settings, endpoints.of(settings))
         self._asked_silent_ns = 0  # when a unit that holds the line was last asked
         self._holders_logged: frozenset[int] = frozenset()
-        self._missing_logged = set[int]()  # units that missed a request in this life
+        self._missing_logged = set[int]()  # units that missed a request in this life, or have been silent since
         self._points: Mapping[int, Register] = delivery.points  # those of the units
         self._units = self._units_for(delivery.points, [])
         self._counters = CounterTracker(self._moduli(), lambda tag: delivery.sampler.last(tag)[1:3])
@@ -106,7 +106,7 @@ class ModbusSource:
             unit.mark_parked_again()
             unit.replan()  # the last life may have ended during a search
         self._silence.clear()
-        self._missing_logged.clear()
+        self._missing_logged &= {unit.unit_id for unit in self._units if unit.misses}  # still the same silence
         self._is_missing_logged = self._takes_one_line = False
         settings = self._settings
         if settings.connections_max == 1:  # it is for the gateway that records

@@ -208,6 +208,20 @@ async def live(source: ModbusSource, device: Device) -> None:
         await source.run(came_up)
 
 
+async def test_a_device_that_stays_silent_is_no_news_with_each_attempt(caplog: pytest.LogCaptureFixture) -> None:
+    """It accepts connections for days. When it was up again, the next silence is news."""
+    caplog.set_level(logging.INFO)
+    source, _ = await made()
+    for _ in range(2):
+        await live(source, Device())
+        caplog.clear()
+        for _ in range(3):
+            source._line = contextlib.nullcontext(dead())  # type: ignore[assignment]
+            with pytest.raises((SourceLost, ExceptionGroup)):
+                await source.run(lambda: None)
+        assert told(caplog) == ["answer_missing", "unit_lost"]
+
+
 async def test_a_life_begins_with_what_the_device_can_now() -> None:
     """That a device closed a second connection, or that units were silent, counts for one life: after its restart it
     may accept one, and each unit is polled. The life has a sign of life with its first value, from which the pause
