@@ -19,9 +19,9 @@ STOP_S = 20.0
 
 
 class FakeStore:
-    """Satisfies StorePort. `refusing` makes it refuse at once, `is_full` after it has taken something, in
-    `full_streams` only facts of these, `failing_futures` makes that many appends fail with `failure`. `before`: how
-    many messages there were before each append of samples, and what was complete."""
+    """Satisfies StorePort. `refusing` makes it refuse at once. After it has taken something, it refuses facts of
+    `full_streams`, or everything if `is_full`, as a disk is; `failing_futures` makes that many appends fail with
+    `failure`. `before`: how many messages there were before each append of samples, and what was complete."""
 
     def __init__(self) -> None:
         self.definitions: list[TagDefinition] = []

@@ -5,6 +5,7 @@ import random
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import datetime
+from random import Random
 from typing import Any
 
 from agent.columns import SampleColumns
@@ -17,6 +18,7 @@ from tests.ingest.fakes import FakeStore
 from tests.support.virtual_time import run_virtual
 
 FSYNC_S, INTERVAL_S, DEFERRED_S = 0.01, 0.25, 1.0
+STREAMS = ("facts.telemetry", "facts.slow", "facts.operational")
 
 
 class CommittingStore(FakeStore):
@@ -54,6 +56,14 @@ class CommittingStore(FakeStore):
                 future.set_result(append().result())
             except (StoreFull, ValueError, AssertionError) as error:
                 future.set_exception(error)
+
+    def toggle_limits(self, random: Random) -> None:
+        """Some streams reach their limits, or all have room again. Definitions and completeness need none."""
+        self.full_streams = set() if self.full_streams else set(random.choices(STREAMS, k=random.randint(1, 9)))
+
+    def recover(self) -> None:
+        """It takes everything again."""
+        self.refusing, self.full_streams = False, set()
 
     def kill(self) -> None:
         """The process is."""

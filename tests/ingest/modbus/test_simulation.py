@@ -115,7 +115,7 @@ class Simulation:
         for _ in range(self.random.randint(0, 2)):
             await self._run_process(self.random.randint(5, 60), is_killed=self.random.random() < 0.4)
             if self.random.random() < 0.5:
-                self.store.refusing = self.store.is_full = False
+                self.store.recover()
             await asyncio.sleep(self.random.choice([0, 1, 10]))  # tidy: virtual time
         await self._run_process(self.random.randint(20, 120), is_last=True)
         self._judge_values()
@@ -159,12 +159,12 @@ class Simulation:
         elif act < 0.15:
             self.store.refusing = not self.store.refusing
         elif act < 0.18:
-            self.store.is_full = not self.store.is_full
+            self.store.toggle_limits(self.random)
 
     async def _calm_down(self, supervisor: WatchedSupervisor) -> None:
         """All faults end: every tag of the last map is good again."""
         self.device.recover()
-        self.store.refusing = self.store.is_full = False
+        self.store.recover()
         self._offer_map(supervisor)
         await asyncio.sleep(CALM_S)  # tidy: virtual time
         assert not supervisor.unexpected, f"unexpected: {supervisor.unexpected}"

@@ -80,7 +80,7 @@ class Simulation:
         elif act < 0.25:
             self.store.refusing = not self.store.refusing
         elif act < 0.28:
-            self.store.is_full = not self.store.is_full
+            self.store.toggle_limits(self.random)
 
     def _run_plant(self) -> None:
         self.server.change_values()
@@ -91,7 +91,7 @@ class Simulation:
     async def _calm_down(self) -> None:
         """All faults end: every tag of the last map is good again, and nothing is left open."""
         self.server.recover()
-        self.store.refusing = self.store.is_full = False
+        self.store.recover()
         last = self._draw_map()
         self.supervisor.offer(last)
         for _ in range(2 * CALM_S):
