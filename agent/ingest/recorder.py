@@ -93,13 +93,16 @@ class _Completeness:
         self._waiting = None
         return self._changed(noted)
 
+    def failed(self) -> Mapping[str, Stored | None]:
+        """What the store has failed to take, after it had queued it. It is still true."""
+        is_failed = self._stored is not None and self._stored.done() and self._stored.exception() is not None
+        return self._sent if is_failed else {}
+
     def last(self) -> dict[str, Stored | None]:
         """What to store at the end, when everything is settled."""
         return self._changed(self._noted) if self._noted else {}
 
     def _changed(self, noted: Mapping[str, Stored]) -> dict[str, Stored | None]:
-        if self._stored is not None and self._stored.done() and self._stored.exception() is not None:
-            self.parts = dict.fromkeys([*self.parts, *self._sent], Stored(0))  # all of it again
         changed: dict[str, Stored | None] = {
             part: known for part, known in noted.items() if self.parts.get(part) != known
         }
@@ -206,6 +209,7 @@ class Recorder:
 
     async def settle(self) -> None:
         """Append what was handed in. Returns when the number of uncommitted samples is within the limit."""
+        self._store_complete_again()
         if self._held_from is not None and self._in_flight <= IN_FLIGHT_SAMPLES_MAX:
             return
         self._held_from = None
@@ -248,6 +252,7 @@ class Recorder:
         """Store up to when the parts of the source are complete, as soon as everything that was handed in until now is
         committed, and no gap is waiting. Called regularly; at most one record a second is made."""
         await self._settle_done()
+        self._store_complete_again()
         if self._gaps:
             return
         changed = self._complete.due(parts, self.taken_total, self.settled_total)
@@ -259,8 +264,14 @@ class Recorder:
         """Wait until everything handed in is committed. Then store up to when the source is complete by what was noted
         last."""
         await self.drain()
+        self._store_complete_again()
         if changed := self._complete.last():
             await self._store_complete(changed)
+
+    def _store_complete_again(self) -> None:
+        if failed := self._complete.failed():
+            with suppress(*_REFUSALS):
+                self._complete.store(failed, self._store.set_completeness(self.source, failed))
 
     async def _store_complete(self, changed: dict[str, Stored | None]) -> None:
         """Returns when the store has taken it. It is committed with the next fact at the latest, and within a second,

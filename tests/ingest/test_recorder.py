@@ -385,6 +385,18 @@ async def test_the_time_of_the_last_value_is_of_no_bad_sample() -> None:
     assert recorder.last_value_unix_ms == 3_000
 
 
+async def test_the_beginning_of_a_source_is_stored_although_the_first_commit_fails() -> None:
+    """A process that stores values and is killed leaves a gap: the next one must know since when."""
+    store = FakeStore()
+    recorder = made(store)
+    await recorder.define([DEFINITION])
+    store.is_full = True
+    await recorder.begin_complete("", Stored(5))
+    store.is_full = False
+    await recorder.record("facts.telemetry", SampleColumns.of([Sample(1, 6, 1.0)]))
+    assert store.complete == {("plc", ""): Stored(5)}
+
+
 async def test_a_source_is_complete_when_everything_before_is_committed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not while samples are on their way, and not while a gap waits to become a fact. Parts that are no longer known
     are removed, those that an earlier process has stored too. What the store refuses, at once or when it commits, is
