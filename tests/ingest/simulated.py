@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import datetime
 from random import Random
@@ -12,6 +12,9 @@ from agent.columns import SampleColumns
 from agent.errors import StoreFull
 from agent.ingest.completeness import Stored
 from agent.ingest.errors import SourceError
+from agent.ingest.lifecycle import Newest
+from agent.ingest.ports import RemovedTag
+from agent.ingest.quality import TAG_REMOVED, is_bad
 from agent.ingest.supervision.supervisor import SourceSupervisor
 from agent.message import Message, TagDefinition
 from tests.ingest.fakes import FakeStore
@@ -76,6 +79,40 @@ class CommittingStore(FakeStore):
         self._taken.append((append, taken))
         asyncio.get_running_loop().call_later(due_s, self.commit)
         return taken
+
+
+class Killed(Exception):
+    """The process is."""
+
+
+class Before:
+    """What the store holds when a process starts."""
+
+    def __init__(self, store: FakeStore) -> None:
+        self._store = store
+
+    def completeness(self, source: str) -> Mapping[str, Stored]:
+        return {part: known for (of, part), known in self._store.complete.items() if of == source}
+
+    def completeness_of_others(self, *_: object) -> Mapping[str, Stored]:
+        return {}
+
+    def newest_samples(self, stream: str, numbers: Collection[int]) -> dict[int, Newest]:
+        newest = dict[int, Newest]()
+        for of, sample in self._store.samples:
+            if of == stream and sample.tag in numbers:
+                good_ns = newest[sample.tag].good_ns if sample.tag in newest else 0
+                newest[sample.tag] = Newest(sample, good_ns if is_bad(sample.quality) else sample.source_time_ns)
+        return newest
+
+    def find_removed(self, readers: Mapping[str, object]) -> list[RemovedTag]:
+        complete, definitions = self.completeness("plc").get(""), self._store.definitions
+        newest = {definitions[sample.tag - 1].subject: (stream, sample) for stream, sample in self._store.samples}
+        return [
+            RemovedTag(stream, sample.tag, subject, sample.source_time_ns, "plc", complete and complete.complete_ns)
+            for subject, (stream, sample) in newest.items()
+            if subject not in readers and sample.quality != TAG_REMOVED
+        ]
 
 
 class WatchedSupervisor(SourceSupervisor):

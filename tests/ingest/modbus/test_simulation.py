@@ -5,7 +5,7 @@ import asyncio
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,16 +15,14 @@ from typing import Any, cast
 import pytest
 
 from agent.concurrency import TaskGroup
-from agent.ingest.completeness import Stored
 from agent.ingest.delivery import Delivery, record_ended
-from agent.ingest.lifecycle import Newest
 from agent.ingest.modbus.address import Register, Table
 from agent.ingest.modbus.decode import value_type
 from agent.ingest.modbus.line import Endpoints
 from agent.ingest.modbus.line.answers import AnswerMatcher
 from agent.ingest.modbus.source import ModbusSource
 from agent.ingest.modbus.units import Unit
-from agent.ingest.ports import RemovedTag, StoredFacts
+from agent.ingest.ports import StoredFacts
 from agent.ingest.quality import TAG_REMOVED, is_bad
 from agent.ingest.recorder import Recorder
 from agent.ingest.sampling import SamplingRule
@@ -33,9 +31,8 @@ from agent.ingest.supervision.supervisor import SourceSupervisor
 from agent.ingest.tags.tag_map import Tag, TagMap
 from agent.message import Sample, TagDefinition
 from agent.settings.sources import ModbusSourceSettings
-from tests.ingest.fakes import FakeStore
 from tests.ingest.modbus.faulty_device import EPOCH_S, REGISTERS, TABLES, UNITS, FaultyDevice, epoch, place
-from tests.ingest.simulated import CommittingStore, WatchedSupervisor, fault_of, us
+from tests.ingest.simulated import Before, CommittingStore, Killed, WatchedSupervisor, fault_of, us
 from tests.sim import first_seed, patient, scaled
 from tests.support.virtual_time import STARTED_S
 
@@ -43,40 +40,6 @@ CALM_S = 150
 NEXT_POLL_NS, TAKE_OVER_NS = 3 * 10**9, 15 * 10**9  # from an edit to the poll that takes it over: usually, at most
 DEFECT_SEEDS = 60
 KINDS = {1: "uint16", 2: "uint32", 4: "uint64"}  # by registers
-
-
-class Killed(Exception):
-    """The process is."""
-
-
-class Before:
-    """What the store holds when a process starts."""
-
-    def __init__(self, store: FakeStore) -> None:
-        self._store = store
-
-    def completeness(self, source: str) -> Mapping[str, Stored]:
-        return {part: known for (of, part), known in self._store.complete.items() if of == source}
-
-    def completeness_of_others(self, *_: object) -> Mapping[str, Stored]:
-        return {}
-
-    def newest_samples(self, stream: str, numbers: Collection[int]) -> dict[int, Newest]:
-        newest = dict[int, Newest]()
-        for of, sample in self._store.samples:
-            if of == stream and sample.tag in numbers:
-                good_ns = newest[sample.tag].good_ns if sample.tag in newest else 0
-                newest[sample.tag] = Newest(sample, good_ns if is_bad(sample.quality) else sample.source_time_ns)
-        return newest
-
-    def find_removed(self, readers: Mapping[str, object]) -> list[RemovedTag]:
-        complete, definitions = self.completeness("plc").get(""), self._store.definitions
-        newest = {definitions[sample.tag - 1].subject: (stream, sample) for stream, sample in self._store.samples}
-        return [
-            RemovedTag(stream, sample.tag, subject, sample.source_time_ns, "plc", complete and complete.complete_ns)
-            for subject, (stream, sample) in newest.items()
-            if subject not in readers and sample.quality != TAG_REMOVED
-        ]
 
 
 class Simulation:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -15,12 +15,14 @@ from agent.ingest.opcua import source as source_module
 from agent.ingest.opcua.source import OpcuaSource
 from agent.ingest.opcua.subscriptions.losses import Absences
 from agent.ingest.opcua.subscriptions.monitoring import Monitoring
+from agent.ingest.ports import StoredFacts
 from agent.ingest.recorder import Recorder
+from agent.ingest.supervision.joint_search import JointSearch
 from agent.ingest.tags.tag_map import Tag, TagMap
 from agent.settings.sources import OpcuaSourceSettings
 from tests.ingest.opcua.faulty_server import JUDGED, OTHERS, REFUSALS, FaultyServer
 from tests.ingest.opcua.sources import tag
-from tests.ingest.simulated import CommittingStore, WatchedSupervisor, fault_of, us
+from tests.ingest.simulated import Before, CommittingStore, Killed, WatchedSupervisor, fault_of, us
 from tests.sim import first_seed, patient, scaled
 
 CALM_S = 60
@@ -28,13 +30,13 @@ DEFECT_SEEDS = 60
 
 
 class Simulation:
-    """One server, and a source with changing tags of it."""
+    """One server, and a source with changing tags of it in several processes, one after the other."""
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
         self.server, self.store = FaultyServer(self.random), CommittingStore()
         choice = self.random.choice
-        settings = OpcuaSourceSettings(
+        self.settings = OpcuaSourceSettings(
             "plc",
             "opc.tcp://plc",
             Path("t.csv"),
@@ -46,26 +48,45 @@ class Simulation:
             items_per_call_max=choice([1, 3, 100]),
             buffer_values_max=choice([1_000, 50_000]),
             publish_requests=choice([1, 4]),
+            history_values_per_s_max=0,
             events=(),
         )
-        self.supervisor = WatchedSupervisor(settings, self._draw_map(), Recorder("plc", "plant-a", self.store))
+        self.supervisor: WatchedSupervisor
 
     async def run(self) -> None:
-        """Faults, then a calm in which everything comes back, then the judgement."""
-        self.supervisor.begin_recording(None)
-        async with TaskGroup() as group:
-            self.supervisor.start(group)
-            try:
-                for _ in range(self.random.randint(30, 150)):
-                    await asyncio.sleep(self.random.choice([0, 0.05, 0.2, 0.5, 1.5]))  # tidy: virtual time
-                    self._disturb()
-                    self._run_plant()
-                await self._calm_down()
-            finally:
-                self.supervisor.stop()
-        self.store.commit()
+        """Processes that are stopped or killed, then one that ends in a calm in which everything comes back; then the
+        judgement."""
+        for _ in range(self.random.choice([0, 0, 1, 2])):
+            await self._run_process(self.random.randint(5, 80), is_killed=self.random.random() < 0.5)
+            for _ in range(self.random.randint(0, 5)):
+                await asyncio.sleep(0.5)  # tidy: virtual time
+                self.server.change_values()
+        await self._run_process(self.random.randint(30, 150), is_last=True)
         missing = self.find_missing()
         assert not missing, f"missing: {missing[:5]}"
+
+    async def _run_process(self, acts: int, *, is_killed: bool = False, is_last: bool = False) -> None:
+        stored = cast(StoredFacts, Before(self.store))
+        recorder, search = Recorder("plc", "plant-a", self.store), JointSearch(stored)
+        self.supervisor = WatchedSupervisor(self.settings, self._draw_map(), recorder, stored, None, search)
+        self.supervisor.begin_recording(None)
+        try:
+            async with TaskGroup() as group:
+                self.supervisor.start(group)
+                try:
+                    for _ in range(acts):
+                        await asyncio.sleep(self.random.choice([0, 0.05, 0.2, 0.5, 1.5]))  # tidy: virtual time
+                        self._disturb()
+                        self._run_plant()
+                    if is_last:
+                        await self._calm_down()
+                    if is_killed:
+                        raise Killed
+                finally:
+                    self.supervisor.stop()
+        except* Killed:
+            self.store.kill()
+        self.store.commit()
 
     def _disturb(self) -> None:
         """An operator edits tags, the server refuses others, the store does."""
@@ -159,7 +180,8 @@ def _quiet(quiet: None) -> None:
 def test_no_value_is_lost_without_a_gap() -> None:
     """Whatever the server, the store and the operator do: each value from the first good one to the last is stored or
     in the time of a gap fact, and afterwards every tag is good, and complete. A kept, transferred or new session,
-    ended subscriptions, lost and repeated notifications, refused items, new tag maps and a store that refuses."""
+    ended subscriptions, lost and repeated notifications, refused items, new tag maps, a store that refuses, and
+    processes that are stopped or killed."""
     first = first_seed()
     found = {seed: fault for seed in range(first, first + scaled(8, 5_000)) if (fault := find_fault(seed))}
     assert not found
