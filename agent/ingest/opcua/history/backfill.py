@@ -226,7 +226,6 @@ class HistoryBackfill:
 
     async def _step(self, job: _Job, session: OpcuaSession) -> int:
         """Make one call of a job, or end it. Returns how many values were read."""
-        await self._recorder.drain()  # what a session that ended has left: it is not stored yet
         if job.fill is None:
             assert job.slices is not None, "it has begun"
             piece = job.halves.pop() if job.halves else next(job.slices, None)

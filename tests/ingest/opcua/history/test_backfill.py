@@ -226,28 +226,6 @@ async def test_a_session_that_ends_amid_a_page_loses_no_value() -> None:
     assert it.times() == list(range(100, 111))
 
 
-async def test_values_that_a_full_store_did_not_take_are_stored_before_the_gap_is_filled(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The session ends meanwhile: the next one first stores what was read."""
-    it = await prepared()
-    await it.value(100)
-    await it.outage()
-    read = it.history.read_history
-
-    async def filling_the_disk(*given: Any) -> list[HistoryPage]:
-        it.store.is_full = True
-        return await read(*given)
-
-    monkeypatch.setattr(it.history, "read_history", filling_the_disk)
-    async with it.session():
-        await wait_until_async(lambda: it.fill._recorder.refused_total, "a refusal")
-    it.store.is_full = False
-    async with it.session():
-        await it.filled()
-    assert it.times() == list(range(100, 111))
-
-
 async def test_a_session_that_ends_before_its_result_is_recorded_leaves_it() -> None:
     """The store takes the values and refuses the fact about them: the next session records it."""
 
