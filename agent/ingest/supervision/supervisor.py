@@ -6,8 +6,8 @@ with the time up to which the source was complete. When it returns, a gap fact d
 (`completeness`), unless the source has missed nothing. The time without a process is such a gap too.
 
 A source whose tag file was never good waits for it. The store numbers a new tag map (`offer`) while the source runs.
-Then it is offered to the source, which takes it over between two polls or deliveries, or at its next connection. No
-connection is closed for it.
+Then it is offered to the source, which takes it over between two polls or deliveries; one that waits connects at once.
+No connection is closed for it.
 
 This module has the only broad except of the project: any exception of a driver ends one life of one source and is
 counted. An AssertionError is a bug of ours and passes through, so that the process ends.
