@@ -38,7 +38,8 @@ SETTLE_S = 5
 DEFECT_SEEDS = 40
 SLACK_US = 2_000_000
 TOP = '[node]\nzone = "plant-a"\n[store]\nballast_bytes = 0\ndisk_free_bytes_min = 0\n'
-SECTION = '[[modbus]]\nname = "{0}"\nhost = "h"\ntags_file = "{0}.csv"\naddress_base = {1}\nport = {2}\nreconnect_delay_max_ms = 1000\n'
+SECTION = '[[modbus]]\nname = "{0}"\nhost = "h"\ntags_file = "{0}.csv"\naddress_base = {1}\nport = {2}\n'
+SECTION += "reconnect_delay_max_ms = 1000\n"
 NOTIFY = '[[notify]]\nname = "duty"\nwebhook_url = "https://h"\n'
 
 
