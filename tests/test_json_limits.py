@@ -120,7 +120,7 @@ def test_no_module_parses_json_past_the_limit() -> None:
         "config/in_force.py",  # what this node wrote; damage that nests it too deeply is caught like any other
         "health/samples.py",  # objects of stored facts, checked where they came in
         "node/status.py",  # what the watch of the broker on this machine wrote, or damage
-        "client/opened.py", "client/synchronous.py", "page/watch.py",  # an answer of the node of this machine
+        "client/opened.py", "client/asynchronous.py", "page/watch.py",  # an answer of the node of this machine
         "local_socket/serving/server.py",  # a request that was decoded
         "demo/scenario.py",  # the output of our own job
         "settings/notify.py",  # the operator's template; one that nests too deeply is a mistake like any other

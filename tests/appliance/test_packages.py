@@ -122,8 +122,8 @@ def test_the_documents_are_those_of_an_operator(tmp_path: Path) -> None:
         text = (tmp_path / page).read_text("utf-8")
         for _, target in LINK.findall(text):
             assert ((tmp_path / page).parent / target).exists(), (page, target)
-    assert "([decision](" not in (tmp_path / "docs/operate/install.md").read_text()
-    assert "(decision)" in (tmp_path / "docs/operate/install.md").read_text()
+    assert "([how](" not in (tmp_path / "docs/operate/install.md").read_text()
+    assert "(how)" in (tmp_path / "docs/operate/install.md").read_text()
 
 
 def test_an_environment_is_unpacked_without_what_a_gateway_never_uses(tmp_path: Path) -> None:
