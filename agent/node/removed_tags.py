@@ -9,7 +9,7 @@ millions of facts does not delay the start, and a tag that was removed long ago 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 
 from agent.errors import StoreError
 from agent.fact_store import StoreReader
@@ -29,9 +29,12 @@ def find_removed_tags(
     """The tags of the zone that are not out of service and whose source is not among the `readers` of their subject, by
     subject; empty if the store cannot be read, which is logged."""
     try:
-        own = ZoneSamples(reader).own_tags()
+        samples = ZoneSamples(reader)
+        own = samples.own_tags()
         left = {tag.subject for tag in own if tag.source not in readers.get(tag.subject, ())}
-        found = find_tags_in_service(reader, lambda tag: tag.subject in left, depth_facts)
+        found = _in_service(
+            reader, samples, {n: tag for n, tag in enumerate(own, 1) if tag.subject in left}, depth_facts
+        )
         ended = [tag for tag in found if tag.source not in readers.get(tag.subject, ())]
         return [tag._replace(is_behind=_is_behind(reader, tag, readers.get(tag.subject, ()))) for tag in ended]
     except StoreError as error:
@@ -51,16 +54,20 @@ def _is_behind(reader: StoreReader, tag: RemovedTag, readers: Collection[str]) -
     return any(end_ns > here_ns(tag.complete_ns, tag.source) + BEHIND_NS for end_ns in ends)
 
 
-def find_tags_in_service(
-    reader: StoreReader, is_asked: Callable[[TagDefinition], bool], depth_facts: int = NEWEST_DEPTH_FACTS
-) -> Sequence[RemovedTag]:
-    """The tags of sources that were defined so and are not out of service, by subject. Raises StoreError."""
+def find_tags_of_others(reader: StoreReader, source: str, subjects: Collection[str]) -> Sequence[RemovedTag]:
+    """The tags of these subjects that other sources recorded last, and that are not out of service. Raises
+    StoreError."""
     samples = ZoneSamples(reader)
-    tags = {
-        number: tag
-        for number, tag in enumerate(samples.own_tags(), 1)
-        if tag.source not in {"", HEALTH_SOURCE} and not tag.acquisition and is_asked(tag)
-    }
+    own = enumerate(samples.own_tags(), 1)
+    tags = {number: tag for number, tag in own if tag.subject in subjects and tag.source != source}
+    return _in_service(reader, samples, tags, NEWEST_DEPTH_FACTS)
+
+
+def _in_service(
+    reader: StoreReader, samples: ZoneSamples, defined: Mapping[int, TagDefinition], depth_facts: int
+) -> list[RemovedTag]:
+    """Of these definitions, the tags of sources that are not out of service, by subject."""
+    tags = {n: tag for n, tag in defined.items() if tag.source not in {"", HEALTH_SOURCE} and not tag.acquisition}
     # First of all, because sources that are still read go on.
     complete = {source: reader.completeness(source) for source in {tag.source for tag in tags.values()}}
     asked = samples.asked(tags, _live_subject)

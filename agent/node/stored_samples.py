@@ -20,7 +20,7 @@ from agent.errors import StoreError
 from agent.fact_store import StoreReader
 from agent.ingest import EVENTS_PART, FILL_PREDICATE, GAP_PREDICATE, OUTAGE_REASONS, Newest, Stored, StoredUnreadable
 from agent.message import OPERATIONAL_STREAM, TagDefinition
-from agent.node.removed_tags import NEWEST_DEPTH_FACTS, find_tags_in_service
+from agent.node.removed_tags import NEWEST_DEPTH_FACTS, find_tags_of_others
 from agent.node.zone_samples import NewestSearch, ZoneSamples, is_forward
 from agent.query.scan import Bounds, parse_time_ns
 
@@ -58,7 +58,7 @@ class StoredSamples:
         the earliest."""
         found = dict[str, Stored]()
         try:
-            others = find_tags_in_service(self._reader, lambda tag: tag.subject in subjects and tag.source != source)
+            others = find_tags_of_others(self._reader, source, subjects)
         except StoreError as error:
             _log_unreadable(source, error)
             return found

@@ -1,12 +1,14 @@
 import asyncio
+import threading
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from agent.columns import SampleColumns
 from agent.ingest import Ingest, IngestPorts
 from agent.ingest.completeness import Stored
 from agent.ingest.delivery import Delivery, record_ended
-from agent.ingest.lifecycle import Newest
+from agent.ingest.lifecycle import Newest, State
 from agent.ingest.ports import RemovedTag
 from agent.ingest.quality import BAD_COMMUNICATION_ERROR, BAD_NODE_ID_UNKNOWN, TAG_REMOVED
 from agent.ingest.recorder import Recorder
@@ -17,7 +19,7 @@ from agent.message import Sample, TagDefinition, time_text
 from agent.status_codes import CLOCK_UNCERTAIN
 from tests.ingest.fakes import FakeStore
 from tests.ingest.lives import PlayedSource
-from tests.waiting import wait_until_async
+from tests.waiting import LIMIT_S, wait_until_async
 
 S = 1_000_000_000
 SLOW = SamplingRule(min_interval_ns=60 * S)
@@ -220,6 +222,28 @@ async def test_a_source_ends_the_tags_that_it_still_reads_itself(played: PlayedS
         await wait_until_async(lambda: len(asked) == 2, "the search of the reload")
         assert [tag.name for tag in run.ingest.tag_maps()["meter"].tags] == ["plant/x"]
     assert asked[1].keys() == {"tag:plant/x", "tag:plant/y"}
+
+
+async def test_a_stop_while_a_reload_looks_for_removed_tags(played: PlayedSource) -> None:
+    """Nothing begins after it, and what had begun ends."""
+    asked, go_on = list[object](), threading.Event()
+
+    def find(readers: object) -> Sequence[RemovedTag]:
+        asked.append(readers)
+        assert len(asked) < 2 or go_on.wait(LIMIT_S)
+        return []
+
+    played.dies()
+    async with played.ingesting(find_removed=find) as run:
+        await run.wait_good("plant/x")
+        changed = replace(played.settings(), timeout_ms=7_000)
+        changing = asyncio.create_task(run.ingest.change([changed], load_tag_maps([changed])))
+        await wait_until_async(lambda: len(asked) == 2, "the search of the reload")
+        run.ingest.stop()
+        await asyncio.sleep(0)
+        go_on.set()
+        await changing
+        assert [source.state for source in run.ingest.statistics()] == [State.STOPPED]
 
 
 async def test_removed_tags_are_looked_for_again_when_a_source_has_its_first_map(played: PlayedSource) -> None:

@@ -94,12 +94,15 @@ class Ingest:
             ending = [supervisor.stop() for name, supervisor in self._by_name.items() if name not in kept]
             if ending:
                 await asyncio.wait(ending)
+            # Before a source begins to read a tag of another one, or to be complete up to a later time.
+            readers = self._readers(tag_maps, kept)
+            ended = await self._find_ended(readers)
+            if self._stop.is_set():
+                return
             before = self._by_name
             self._by_name = {
                 s.name: before[s.name] if s.name in kept else self._supervisor(s, tag_maps[s.name]) for s in sources
             }
-            # Before a source begins to read a tag of another one, or to be complete up to a later time.
-            ended, readers = await self._find_ended(tag_maps) if self._is_recording else ((), {})
             for name, supervisor in self._by_name.items():
                 if name not in kept:
                     supervisor.start(self._group)
@@ -172,20 +175,24 @@ class Ingest:
             self._background.append(group.create_task(self._find_removed(is_start=is_start), name="removed tags"))
 
     async def _find_removed(self, *, is_start: bool) -> None:
-        await self._record_ended(*await self._find_ended(), is_start=is_start)
+        readers = self._readers({}, self._by_name)
+        await self._record_ended(await self._find_ended(readers), readers, is_start=is_start)
 
-    async def _find_ended(
-        self, maps: Mapping[str, TagMap] = MappingProxyType({})
-    ) -> tuple[Sequence[RemovedTag], Readers]:
-        """The tags that their source reads no more, and the sources that read each subject: with these maps, or those
-        in force or offered."""
+    def _readers(self, maps: Mapping[str, TagMap], kept: Collection[str]) -> Readers:
+        """The sources that read each subject: those with new maps, and those that are kept, until they have taken a new
+        map over."""
         readers = dict[str, set[str]]()
-        for name, supervisor in self._by_name.items():
-            offered = {tag.definition.subject for tag in maps.get(name, supervisor.tags).tags}
-            for subject in supervisor.subjects | offered:
+        for name in maps.keys() | kept:
+            read = self._by_name[name].subjects if name in kept else frozenset()
+            tags = maps[name].tags if name in maps else self._by_name[name].tags.tags
+            for subject in read.union(tag.definition.subject for tag in tags):
                 readers.setdefault(subject, set()).add(name)
+        return readers
+
+    async def _find_ended(self, readers: Readers) -> Sequence[RemovedTag]:
+        """The tags that their source reads no more; none while another gateway records."""
         find = self._ports.find_removed
-        return () if find is None else await asyncio.to_thread(find, readers), readers
+        return await asyncio.to_thread(find, readers) if find is not None and self._is_recording else ()
 
     async def _record_ended(self, ended: Sequence[RemovedTag], readers: Readers, *, is_start: bool = False) -> None:
         # In a pair, another gateway may have recorded what is missing here.
