@@ -33,6 +33,7 @@ from agent.ingest.gap import (
 )
 from agent.ingest.opcua.address import Reading
 from agent.ingest.opcua.history.gap_fill import (
+    CallSize,
     FillOutcome,
     GapFill,
     HistoryPage,
@@ -61,7 +62,7 @@ SLICE_TAGS = 100  # the stored times of a slice are held in memory: 100 tags at 
 SLICE_NS = 3_600 * 1_000_000_000
 STORED_TIMES_MAX = 2_000_000  # some 150 MB; a slice with more is halved
 RETRY_S, RETRY_MAX_S = 1.0, 60.0  # after a call that failed as a whole
-CALLS_FAILED_MAX = 8  # calls that fail for some four minutes
+CALLS_FAILED_MAX = 8  # in a row, and the last asked for one value: some nine minutes
 GONE_NS_MAX = 86_400 * 1_000_000_000  # read again of a tag whose node was gone; one that never was there is in each gap
 
 
@@ -127,6 +128,7 @@ class HistoryBackfill:
         self._endless: set[int] = set()  # tags whose history never ends; it is read again on request
         self._gone: dict[int, tuple[int, int]] = {}  # by tag whose node was gone: the times that were not read
         self._asked_s = 0.0  # when the store was searched for the present slice
+        self._size = CallSize(NODES_PER_READ_MAX, VALUES_PER_READ_MAX)
         self._unfilled: Sequence[tuple[int, int]] | None = None  # outages of earlier processes; None: not searched yet
         self.now_ns: Callable[[], int] = time.time_ns  # replaced by the server's clock of the source
 
@@ -247,8 +249,9 @@ class HistoryBackfill:
         if not call:
             self._count(job, job.fill)
             job.fill = None
+            self._size.fill_ended()
             return 0
-        pages = await self._read(session, call, job.fill.values_max)
+        pages = await self._read(session, call, self._size.values)
         elapsed_ns = int((time.monotonic() - job.begun_s) * 1e9)
         now_ns = await session.clock_ns() or self.now_ns()
         while new := self._without_history_number(call):  # the map may change during the await
@@ -313,25 +316,26 @@ class HistoryBackfill:
                 return None
             for number, times in found.items():
                 stored[numbers[number]].update(times)
-        fill = GapFill(stored, piece.first_ns - 1, piece.last_ns, NODES_PER_READ_MAX, VALUES_PER_READ_MAX)
+        fill = GapFill(stored, piece.first_ns - 1, piece.last_ns, self._size)
         fill.give_up(FillOutcome.ENDLESS, self._endless)
         return fill
 
     def _refused(self, job: _Job, error: HistoryRefused, failures: int) -> None:
         """A call failed as a whole. Ask for less later, or give up."""
         assert job.fill is not None, "a call was made"
+        nodes = len(job.fill.next_call())
         if error.is_final:
             self._give_up(job, FillOutcome.NO_HISTORY)
-        elif failures >= CALLS_FAILED_MAX and not job.fill.call_too_large():
+        elif not self._size.halve(nodes) and failures >= CALLS_FAILED_MAX:
             self._give_up(job, FillOutcome.FAILED)
         else:
             job.fill.forget_continuation_points()
-            job.fill.call_too_large()
 
     def _give_up(self, job: _Job, outcome: FillOutcome) -> None:
         """End the whole job, because the server refuses all slices alike."""
         assert job.fill is not None, "a call was made"
         job.fill.give_up(outcome)
+        self._size = CallSize(NODES_PER_READ_MAX, VALUES_PER_READ_MAX)  # no size was to blame
         self._count(job, job.fill)
         job.fill = None
         job.slices, job.halves = iter(()), []

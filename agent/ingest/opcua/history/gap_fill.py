@@ -108,24 +108,49 @@ class _Cursor:
         return is_new
 
 
-class GapFill:
-    """Fills the gap of some tags, with at most `nodes_max` nodes in a call and `values_max` values of each. `after_ns`
-    and `before_ns` are excluded."""
+class CallSize:
+    """What one call asks for: at most `nodes` nodes, and `values` values of each. A server does not say its limits, so
+    they are learned from what it refuses, and kept for the fills that follow."""
 
-    def __init__(
-        self,
-        stored: Mapping[int, Collection[int]],
-        after_ns: int,
-        before_ns: int,
-        nodes_max: int,
-        values_max: int,
-    ) -> None:
-        """`stored`: by tag, the times that are already in the store."""
+    def __init__(self, nodes_max: int, values_max: int) -> None:
         assert nodes_max >= 1 <= values_max, "a call reads at least one value of one node"
+        self._nodes_max, self._values_max = nodes_max, values_max
+        self.nodes, self.values = nodes_max, values_max
+        self._is_refused = False
+
+    def halve(self, nodes: int) -> bool:
+        """A call of this many nodes was refused. True if a smaller one is to be tried."""
+        self._is_refused = True
+        if min(self.nodes, nodes) > 1:
+            self.nodes = min(self.nodes, nodes) // 2
+        elif self.values > 1:
+            self.values //= 2
+        else:
+            return False
+        return True
+
+    def limit_nodes(self, nodes: int) -> None:
+        """The server answered only this many nodes of a call."""
+        self._is_refused = True
+        self.nodes = max(1, min(self.nodes, nodes))
+
+    def fill_ended(self) -> None:
+        """Ask for more again in the next fill if nothing was refused in this one: a server may have been busy."""
+        if not self._is_refused:
+            self.nodes = min(2 * self.nodes, self._nodes_max)
+            self.values = min(2 * self.values, self._values_max)
+        self._is_refused = False
+
+
+class GapFill:
+    """Fills the gap of some tags with calls of this size. `after_ns` and `before_ns` are excluded."""
+
+    def __init__(self, stored: Mapping[int, Collection[int]], after_ns: int, before_ns: int, size: CallSize) -> None:
+        """`stored`: by tag, the times that are already in the store."""
         self._stored, self._after_ns, self.before_ns = stored, after_ns, before_ns
         self._open = {tag: _Cursor(after_ns) for tag in stored if before_ns - after_ns > 1}
         self.outcomes = dict.fromkeys(stored.keys() - self._open.keys(), FillOutcome.FILLED)
-        self._nodes_max, self.values_max = nodes_max, values_max
+        self.size = size
         self._is_ordered = True  # the server has returned everything in the order of time
 
     def next_call(self) -> list[HistoryRange]:
@@ -143,17 +168,7 @@ class GapFill:
             for tag, cursor in self._open.items()
             if (cursor.continuation_point is None, start_ns := cursor.call_start_ns or cursor.start_ns) == kind
         )
-        return list(islice(alike, self._nodes_max))
-
-    def call_too_large(self) -> bool:
-        """The call was refused for its size. True if a smaller one is to be tried."""
-        if self._nodes_max > 1:
-            self._nodes_max //= 2
-        elif self.values_max > 1:
-            self.values_max //= 2
-        else:
-            return False
-        return True
+        return list(islice(alike, self.size.nodes))
 
     def forget_continuation_points(self) -> None:
         """The session has ended, and its continuation points with it. Reading continues from the last value, or begins
@@ -191,7 +206,7 @@ class GapFill:
             cursor.still = 0 if has_moved else cursor.still + 1
             cursor.continuation_point = page.continuation_point or None
             cursor.call_start_ns = asked.start_ns if page.continuation_point else None
-            if cursor.continuation_point is None and len(page.values) < self.values_max:
+            if cursor.continuation_point is None and len(page.values) < self.size.values:
                 has_all = self._is_ordered or cursor.knows_all
                 self._end_tag(asked.tag, FillOutcome.FILLED if has_all else FillOutcome.FAILED)
             elif cursor.still >= PAGES_STILL_MAX:
@@ -214,7 +229,7 @@ class GapFill:
         """If the server had no continuation points for some nodes, read only as many nodes in a call as it had for."""
         refused = sum(page.status & quality.CODE_BITS == _NO_CONTINUATION_POINTS for page in pages)
         if refused:
-            self._nodes_max = max(1, min(self._nodes_max, len(pages) - refused or len(pages) // 2))
+            self.size.limit_nodes(len(pages) - refused or len(pages) // 2)
 
     def _refused(self, tag: int, cursor: _Cursor, status: int, *, is_alone: bool) -> None:
         self._break_off(cursor)  # the continuation point is lost

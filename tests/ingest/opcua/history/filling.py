@@ -81,6 +81,7 @@ class FakeHistory:
         self.calls: list[tuple[int, int]] = []
         self.names = "abc"  # of the tags, in the order of their numbers
         self.is_gone = False
+        self.nodes_max = 20  # of a call; it refuses more
         self.now_ns = 0
         self.answers: asyncio.Semaphore | None = None  # how many it may give, if not any number
 
@@ -102,6 +103,8 @@ class FakeHistory:
         if self.refusal is not None and self.refusals_left:
             self.refusals_left -= 1
             raise self.refusal
+        if len(ranges) > self.nodes_max:
+            raise HistoryRefused("BadTooManyOperations", is_final=False)
         if self.is_gone:
             return [HistoryPage(quality.BAD_NODE_ID_UNKNOWN) for _ in ranges]
         start, end = min(r.start_ns for r in ranges), max(r.end_ns for r in ranges)

@@ -122,6 +122,19 @@ async def test_a_passing_failure_costs_nothing() -> None:
     assert it.times() == list(range(100, 111))
 
 
+async def test_what_a_server_refuses_is_not_asked_for_again_in_each_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that answers one node in a call is asked for all three in the first hour only, and for two when it has
+    refused nothing for an hour. A refused call may take until its time-out."""
+    monkeypatch.setattr(backfill, "SLICE_NS", 100 * S)
+    history = FakeHistory()
+    history.nodes_max = 1
+    async with filling("abc", history=history) as it:
+        it.fill.request(100 * S, 400 * S)
+        await it.filled()
+    assert [nodes for nodes, _ in history.calls if nodes > 1] == [3, 2]
+    assert it.times("a") == it.times("c") == list(range(100, 400))
+
+
 async def test_history_is_read_at_its_rate_and_committed_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next page is asked for when the one before is committed, and after the pause that its values are worth: an
     hour of history neither fills the memory nor keeps live values waiting."""

@@ -14,6 +14,7 @@ from agent.ingest import quality
 from agent.ingest.opcua.history.gap_fill import (
     PAGES_STILL_MAX,
     READS_PER_TAG_FAILED_MAX,
+    CallSize,
     FillOutcome,
     GapFill,
     HistoryPage,
@@ -94,7 +95,7 @@ class FewPoints(HistoryServer):
 
 def gap_of(tags: Iterable[int], nodes_max: int, values_max: int, after_s: int = 0, before_s: int = 9) -> GapFill:
     """The gap of these tags, of which the store has nothing."""
-    return GapFill(dict.fromkeys(tags, ()), after_s * S, before_s * S, nodes_max, values_max)
+    return GapFill(dict.fromkeys(tags, ()), after_s * S, before_s * S, CallSize(nodes_max, values_max))
 
 
 def fill(gap: GapFill, server: HistoryServer) -> list[tuple[int, HistoryValue]]:
@@ -104,7 +105,7 @@ def fill(gap: GapFill, server: HistoryServer) -> list[tuple[int, HistoryValue]]:
         call = gap.next_call()
         if not call:
             return found
-        samples = gap.answered(call, server.read(call, gap.values_max))
+        samples = gap.answered(call, server.read(call, gap.size.values))
         found += [(sample.tag, HistoryValue(sample.source_time_ns, sample.value, sample.quality)) for sample in samples]
     pytest.fail("the gap is not filled after 10,000 calls")
 
@@ -163,7 +164,7 @@ def test_each_missing_value_is_returned_once(
     that the store lacks come back, each once, each tag in the order of time."""
     history = {tag: [HistoryValue(t * S, float(t), 0) for t in sorted(found)] for tag, found in times.items()}
     stored = {tag: {(100 + tag) * S} for tag in times}
-    gap = GapFill(stored, after * S, (after + length) * S, nodes_max, values_max)
+    gap = GapFill(stored, after * S, (after + length) * S, CallSize(nodes_max, values_max))
     server = HistoryServer(history, has_points=has_points, values_max=values_max, remembers=remembers)
     found: list[tuple[int, HistoryValue]] = []
     for turn in range(10_000):
@@ -172,7 +173,7 @@ def test_each_missing_value_is_returned_once(
             server.session += 1
         if not (call := gap.next_call()):
             break
-        samples = gap.answered(call, server.read(call, gap.values_max))
+        samples = gap.answered(call, server.read(call, gap.size.values))
         found += [(sample.tag, HistoryValue(sample.source_time_ns, sample.value, sample.quality)) for sample in samples]
     for tag in times:
         missing = [v for v in history[tag] if v.source_time_ns not in stored[tag]]
@@ -287,18 +288,26 @@ def test_a_node_that_fails_between_its_pages_is_read_to_the_end() -> None:
     while call := gap.next_call():
         gap.answered(call, [HistoryPage(BUSY)])
         if call := gap.next_call():
-            found += [float(str(sample.value)) for sample in gap.answered(call, server.read(call, gap.values_max))]
+            found += [float(str(sample.value)) for sample in gap.answered(call, server.read(call, gap.size.values))]
     assert gap.outcomes == {1: FillOutcome.FILLED}
     assert found == [float(t) for t in range(1, 21)]
 
 
-def test_a_call_that_is_too_large_is_halved_down_to_one_value_of_one_node() -> None:
-    """First fewer nodes, then fewer values, then the truth."""
-    gap = gap_of((1, 2, 3), 3, 4)
-    sizes = []
-    while gap.call_too_large():
-        sizes.append((len(gap.next_call()), gap.values_max))
-    assert sizes == [(1, 4), (1, 2), (1, 1)]
+def test_a_size_is_learned_once_and_tried_larger_when_nothing_was_refused() -> None:
+    """First fewer nodes, then fewer values, then the truth. The next fill begins with what the one before has learned,
+    and a fill without a refusal lets the next one ask for twice as much, as a server may have been busy."""
+    size = CallSize(4, 4)
+    assert [size.halve(9) and (size.nodes, size.values) for _ in range(5)] == [(2, 4), (1, 4), (1, 2), (1, 1), False]
+    size.fill_ended()
+    assert (size.nodes, size.values) == (1, 1), "it has learned in this fill"
+    size.fill_ended()
+    assert (size.nodes, size.values) == (2, 2)
+    size.limit_nodes(0)
+    size.fill_ended()
+    assert (size.nodes, size.values) == (1, 2)
+    for _ in range(3):
+        size.fill_ended()
+    assert (size.nodes, size.values) == (4, 4), "no more than at first"
 
 
 ENDLESS = {
