@@ -18,6 +18,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from agent.columns import SampleColumns
@@ -91,8 +92,7 @@ class _Job:
     slices: Iterator[_Slice] | None = None  # None: not begun
     halves: list[_Slice] = field(default_factory=list)  # halves of slices with too many stored times; taken first
     fill: GapFill | None = None
-    outcomes: Counter[FillOutcome] = field(default_factory=Counter)
-    not_filled: list[int] = field(default_factory=list)
+    outcomes: dict[int, FillOutcome] = field(default_factory=dict)  # by tag
     values: int = 0
 
     def touches(self, later: _Job) -> bool:
@@ -335,24 +335,27 @@ class HistoryBackfill:
         """End the whole job, because the server refuses all slices alike."""
         assert job.fill is not None, "a call was made"
         job.fill.give_up(outcome)
-        self._size = CallSize(NODES_PER_READ_MAX, VALUES_PER_READ_MAX)  # no size was to blame
         self._count(job, job.fill)
-        job.fill = None
-        job.slices, job.halves = iter(()), []
+        for piece in chain(job.halves, job.slices or ()):
+            self._note_outcome(job, piece.tags, outcome)
+        self._size = CallSize(NODES_PER_READ_MAX, VALUES_PER_READ_MAX)  # no size was to blame
+        job.fill, job.halves = None, []
 
     def _skip(self, job: _Job, piece: _Slice, error: StoredUnreadable) -> None:
         """Leave a slice unfilled."""
         extra = {"action": "history_not_filled", "source": self._delivery.source, "why": str(error)}
         log.error("a part of a gap is not filled from history", extra=extra)
-        job.outcomes[FillOutcome.FAILED] += len(piece.tags)
-        self._name_unfilled(job, piece.tags)
+        self._note_outcome(job, piece.tags, FillOutcome.FAILED)
 
-    def _name_unfilled(self, job: _Job, tags: Iterable[int]) -> None:
-        new = [tag for tag in tags if tag not in job.not_filled]
-        job.not_filled += new[: TAGS_NAMED_MAX - len(job.not_filled)]
+    def _note_outcome(self, job: _Job, tags: Iterable[int], outcome: FillOutcome) -> None:
+        """Note the result for tags in one slice. A tag is filled if it is in each of them."""
+        for tag in map(self._delivery.number, tags):
+            if outcome is not FillOutcome.FILLED or tag not in job.outcomes:
+                job.outcomes[tag] = outcome
 
     def _count(self, job: _Job, fill: GapFill) -> None:
-        job.outcomes.update(fill.outcomes.values())
+        for tag, outcome in fill.outcomes.items():
+            self._note_outcome(job, [tag], outcome)
         for tag in (tag for tag, outcome in fill.outcomes.items() if outcome is FillOutcome.NODE_GONE):
             first_ns, last_ns = self._gone.get(tag, (job.first_ns, job.last_ns))
             last_ns = max(last_ns, job.last_ns)
@@ -366,7 +369,6 @@ class HistoryBackfill:
                 " it is read again by `bsfg opcua backfill`",
                 extra=extra,
             )
-        self._name_unfilled(job, (tag for tag, outcome in fill.outcomes.items() if outcome is not FillOutcome.FILLED))
 
     def _hand_in(self, samples: Sequence[Sample]) -> None:
         """Hand in the samples that the rules let through. The numbers of the tags are known."""
@@ -392,7 +394,9 @@ class HistoryBackfill:
 
     async def _conclude(self, job: _Job) -> None:
         """Record the result of a job as a fact and in the log."""
-        filled, none, failed, endless, gone = (job.outcomes[outcome] for outcome in FillOutcome)
+        counts = Counter(job.outcomes.values())
+        filled, none, failed, endless, gone = (counts[outcome] for outcome in FillOutcome)
+        not_filled = [tag for tag, outcome in job.outcomes.items() if outcome is not FillOutcome.FILLED]
         content = {
             "cause": job.cause,
             "first_time": time_text(job.first_ns),
@@ -403,7 +407,7 @@ class HistoryBackfill:
             "tags_without_history": none,
             "tags_failed": failed + endless,
             "tags_gone": gone,
-            "tags": self._delivery.subjects(self._delivery.present(job.not_filled)),
+            "tags": self._delivery.subjects(self._delivery.present(not_filled[:TAGS_NAMED_MAX])),
         }
         await self._recorder.append_fact(self._message(job, canonical_json(content)))
         self._jobs.remove(job)

@@ -95,15 +95,17 @@ async def test_a_store_that_cannot_be_read_leaves_the_gap_unfilled_by_name() -> 
 
 
 @pytest.mark.parametrize("is_final, key", [(True, "tags_without_history"), (False, "tags_failed")])
-async def test_a_refused_history_is_said_and_ends(is_final: bool, key: str) -> None:
-    """Without the service at once; after a number of attempts, each asking for less, where calls fail."""
+async def test_a_refused_history_is_said_and_ends(is_final: bool, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the service at once; after a number of attempts, each asking for less, where calls fail. The tags that
+    were not asked for are named, too."""
+    monkeypatch.setattr(backfill, "SLICE_TAGS", 2)
     history = FakeHistory(HistoryRefused("BadSomething", is_final=is_final))
-    async with filling("ab", history=history) as it:
-        await it.delivery.deliver(SampleColumns.of([Sample(1, 100 * S, 1), Sample(2, 100 * S, 1)]), 100 * S)
+    async with filling("abc", history=history) as it:
+        await it.delivery.deliver(SampleColumns.of([Sample(tag, 100 * S, 1) for tag in (1, 2, 3)]), 100 * S)
         await it.outage()
         await it.filled()
         (said,) = it.fills()
-        assert (said[key], said["tags"], said["values"]) == (2, ["tag:a", "tag:b"], 0)
+        assert (said[key], said["tags"], said["values"]) == (3, ["tag:a", "tag:b", "tag:c"], 0)
     if is_final:
         assert len(history.calls) == 1
     else:
@@ -172,6 +174,7 @@ async def test_a_range_asked_for_by_hand_is_cut_into_pieces(monkeypatch: pytest.
     assert it.times() == list(range(260, 400))
     assert it.times("b") == list(range(260, 400))
     assert it.times("c") == list(range(100, 400))
+    assert it.fills()[0]["tags_filled"] == 3, "each tag counts once"
     assert max(numbers for numbers, _, _ in stored.asked) == 4
     assert min(numbers for numbers, _, _ in stored.asked) == 2
 
