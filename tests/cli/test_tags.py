@@ -193,7 +193,10 @@ def test_a_list_becomes_a_tag_file(bsfg: Bsfg, tmp_path: Path) -> None:
     (tmp_path / "one.csv").write_text("group,name,address,type\nm,a,1!400001,int16\n")
     for out in ((), ("--out", "-")):
         whole = bsfg("tags", "import", "--from", "neuron", "one.csv", *out)
-        assert (whole.returncode, whole.stdout) == (0, "\ufefftag,unit_id,register,type\nm/a,1,40001,int16\n")
+        assert (whole.returncode, whole.stdout) == (
+            0,
+            "\ufefftag,unit_id,register,type,byte_order\nm/a,1,40001,int16,ABCD\n",
+        )
     assert not (tmp_path / "-").exists()
 
 

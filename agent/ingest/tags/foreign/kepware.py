@@ -85,7 +85,7 @@ def _modbus(cells: Mapping[str, str], options: Options) -> tuple[dict[str, str],
     own = register_cells(options, table, number) | _type(match, kind)
     if rate := cells.get("scan rate", ""):
         own["poll_interval_ms"] = rate
-    lost = [] if cells.get("client access", "RO").upper() in {"", "RO", "R/W", "RW"} else [cells["client access"]]
+    lost = [] if cells.get("client access", "RO").upper() in {"", "RO", "R", "R/W", "RW"} else [cells["client access"]]
     own |= _scaling(cells)
     clamps = [name for name in ("clamp low", "clamp high") if cells.get(name, "0") not in {"", "0"}]
     if len(clamps) == 1:  # our clamp has two ends

@@ -1,6 +1,6 @@
 """Neuron's tag list (EMQX Neuron), its Excel sheet saved as CSV.
 
-Columns: group, interval, name, address, attribute, type, description, decimal, precision. Modbus addresses are
+Columns: group, interval, name, address, attribute, type, description, decimal, precision, bias. Modbus addresses are
 `SLAVE!ADDRESS[.BIT][#ENDIAN][.LEN[H][L][D][E]]`, such as `1!400001`, `1!400010.4`, `1!300004#BL`, `1!400001.10H`; OPC
 UA addresses are `NAMESPACE!NODEID`. Core.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from fractions import Fraction
 
 from agent.ingest.tags.foreign.translation import (
     ForeignCsv,
@@ -22,7 +23,7 @@ from agent.ingest.tags.foreign.translation import (
     translate_rows,
 )
 
-CSV = ForeignCsv("Neuron", required=("group", "name", "address", "type"), numbers=("decimal",))
+CSV = ForeignCsv("Neuron", required=("group", "name", "address", "type"), numbers=("decimal", "bias"))
 MODBUS_TYPES = {
     "int16": "int16",
     "uint16": "uint16",
@@ -36,9 +37,10 @@ MODBUS_TYPES = {
     "float": "float32",
     "double": "float64",
 }
-ORDERS = {"B": "BADC", "L": "ABCD", "LL": "ABCD", "LB": "BADC", "BL": "CDAB", "BB": "DCBA"}  # the bytes 1,2,3,4 of each
+ORDERS = {"LL": "ABCD", "LB": "BADC", "BL": "CDAB", "BB": "DCBA"}
+ORDERS_OF_EIGHT_BYTES = {**ORDERS, "L": "ABCD", "B": "DCBA", "WS": "CDABGHEF", "WR": "EFGHABCD"}
 ADDRESS = re.compile(
-    r"(?P<unit>[0-9]{1,3})!(?P<table>[0-9])(?P<number>[0-9]{1,5})(?:\.(?P<part>[0-9]{1,3}))?(?:#(?P<endian>[BL]{1,2}))?"
+    r"(?P<unit>[0-9]{1,3})!(?P<table>[0-9])(?P<number>[0-9]{1,5})(?:\.(?P<part>[0-9]{1,3}))?(?:#(?P<endian>[BL]{1,2}|WS|WR))?"
     r"(?:\.(?P<length>[0-9]{1,3}))?(?P<half>[HLDE]?)"
 )
 
@@ -50,7 +52,8 @@ def translate(file: str, data: bytes, options: Options) -> Translation:
     found.notes += notes
     if options.protocol == "modbus":
         found.notes.append(
-            "tags without #.. in their address follow the node's endianness: set byte_order of the source"
+            "numbers of 4 and 8 bytes without #.. in their address follow the node's endianness: set byte_order of the source;"
+            " texts without H or L are read as by Neuron's driver, high byte first, though its manual says L"
         )
     return found
 
@@ -80,15 +83,15 @@ def _modbus(cells: Mapping[str, str], options: Options) -> dict[str, str]:
     own |= _type(match, kind)
     if rate := cells.get("interval", ""):
         own["poll_interval_ms"] = rate
-    return own | _decimal(cells)
+    return own | _scaling(cells)
 
 
 def _opcua(cells: Mapping[str, str], options: Options) -> dict[str, str]:
     namespace, separator, identifier = cells.get("address", "").partition("!")
     if not separator or not namespace.isdigit() or not identifier:
         raise NotTranslated(f"{cells.get('address')!r} is no OPC UA address such as 2!Device1.Tag1")
-    if _decimal(cells):
-        raise NotTranslated(f"decimal {cells['decimal']}: values of OPC UA are recorded as the server gives them")
+    if _scaling(cells):
+        raise NotTranslated("has decimal or bias: values of OPC UA are recorded as the server gives them")
     node = f"i={identifier}" if identifier.isdigit() else f"s={identifier}"
     return {"address": node_address(options, int(namespace), node)}
 
@@ -101,21 +104,22 @@ def _type(match: re.Match[str], kind: str) -> dict[str, str]:
             raise NotTranslated("is a text without a length in its address")
         if match["half"] in ("D", "E"):
             raise NotTranslated(f"holds one byte in each register ({match['half']}), which has no counterpart")
-        return {"type": f"string{int(length)}"} | ({} if match["half"] == "H" else {"byte_order": "BADC"})
+        return {"type": f"string{int(length)}", "byte_order": "BADC" if match["half"] == "L" else "ABCD"}
     if kind == "bit":
         is_bit_table = match["table"] in ("0", "1")
-        return {} if is_bit_table else {"type": f"bit{int(match['part'] or 0)}"}
+        return {} if is_bit_table else {"type": f"bit{int(match['part'] or 0)}", "byte_order": "ABCD"}
     if kind not in MODBUS_TYPES or match["part"] or match["length"]:
         raise NotTranslated(f"type {kind or '(none)'} at {match[0]} has no counterpart")
-    found = {"type": MODBUS_TYPES[kind]}
-    if match["endian"]:
-        if found["type"].endswith("64"):
-            raise NotTranslated(f"byte order #{match['endian']} of eight bytes is not known; compare with the device")
-        found["byte_order"] = ORDERS[match["endian"]]
-    return found
+    return {"type": MODBUS_TYPES[kind], "byte_order": _order(MODBUS_TYPES[kind], match["endian"] or "")}
 
 
-def _decimal(cells: Mapping[str, str]) -> dict[str, str]:
-    """The multiplier of a tag as cells; 0 stands for none."""
-    scale = number(cells.get("decimal", ""))
-    return factor(scale) if scale else {}
+def _order(kind: str, endian: str) -> str:
+    """The byte order of a number, empty if it is that of the node, which does not apply to two bytes."""
+    if kind.endswith("16"):
+        return "BADC" if endian.startswith("B") else "ABCD"
+    return (ORDERS_OF_EIGHT_BYTES if kind.endswith("64") else ORDERS).get(endian, "")
+
+
+def _scaling(cells: Mapping[str, str]) -> dict[str, str]:
+    """The multiplier of a tag, of which 0 stands for none, and what is added, as cells."""
+    return factor(number(cells.get("decimal", "")) or Fraction(1), number(cells.get("bias", "")))

@@ -9,8 +9,9 @@ from __future__ import annotations
 import csv
 import io
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from agent.ingest.errors import TagFileProblem, TagMapError
@@ -28,6 +29,7 @@ from agent.ingest.tags.tag_map import Dialect, read_rows, read_tags
 
 TABLES = {"0": "coil", "1": "discrete", "3": "input", "4": "holding"}
 REGISTER_MAX = 65_536
+LATIN_MAX = 0x24F
 # Limited, so that numbers stay small in exact arithmetic.
 NUMBER = re.compile(r"[+-]?[0-9]{1,18}(?:\.[0-9]{0,18})?(?:[eE][+-]?[0-9]{1,2})?")
 
@@ -42,7 +44,7 @@ class Options:
 
     `base` is the address base of the written registers. `zero_based`: the registers of the file count from 0 within
     their table. `device`: import only its rows, or the device of the file. `namespaces` are the URIs of namespace
-    numbers. `code_page` is that of a file which is not UTF-8.
+    numbers. `code_page` is that of a file which is not UTF-8. `types` is a second file with the types of the first.
     """
 
     protocol: str
@@ -52,6 +54,7 @@ class Options:
     device: str = ""
     namespaces: Mapping[int, str] = field(default_factory=dict)
     code_page: str = ""
+    types: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,8 @@ def translate_rows(
         except NotTranslated as error:
             found.refused.append(Remark(row, name, str(error)))
             continue
+        if not name.isascii() and not own.get("description"):
+            own = {**own, "description": name}
         filled = {column: plain for column, text in own.items() if (plain := " ".join(text.split()))}
         found.rows.append((row, {"tag": tag_name(options, name), **filled}))
         if lost:
@@ -111,20 +116,23 @@ def tag_file(found: Translation, dialect: Dialect) -> bytes:
         data = write_csv(columns, ([cells.get(name, "") for name in columns] for _, cells in found.rows))
         if not found.rows:
             return data
-        _, problems = read_tags("tags.csv", read_rows("tags.csv", data, dialect), "import", dialect)
+        sheet = read_rows("tags.csv", data, dialect)
+        # With the row numbers of the foreign file, which the reasons name.
+        rows = (replace(row, line=number) for row, (number, _) in zip(sheet.rows, found.rows, strict=True))
+        _, problems = read_tags("tags.csv", replace(sheet, rows=tuple(rows)), "import", dialect)
         if not problems:
             return data
         _refuse(found, problems)
 
 
 def _refuse(found: Translation, problems: Sequence[TagFileProblem]) -> None:
-    """Move the rows with these problems. The header is row 1 of a tag file."""
-    at_fault = {problem.row - 2: problem for problem in reversed(problems)}
-    assert all(0 <= index < len(found.rows) for index in at_fault), "the file as a whole is well formed"
-    for index, problem in sorted(at_fault.items()):
-        row, cells = found.rows[index]
-        found.refused.append(Remark(row, cells["tag"], f"{problem.column} {problem.value!r} {problem.why}"))
-    found.rows = [row for index, row in enumerate(found.rows) if index not in at_fault]
+    """Move the rows with these problems."""
+    at_fault = {problem.row: problem for problem in reversed(problems)}
+    assert at_fault.keys() <= {row for row, _ in found.rows}, "the file as a whole is well formed"
+    for row, cells in found.rows:
+        if problem := at_fault.get(row):
+            found.refused.append(Remark(row, cells["tag"], f"{problem.column} {problem.value!r} {problem.why}"))
+    found.rows = [row for row in found.rows if row[0] not in at_fault]
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +192,17 @@ def _csv_rows(file: str, text: str, delimiter: str, kind: ForeignCsv) -> list[Fo
 
 
 def tag_name(options: Options, name: str) -> str:
-    """A foreign name as a tag. Blanks and characters that are not printable ASCII become `_`."""
-    return options.prefix + "".join(letter if "!" <= letter <= "~" else "_" for letter in name)
+    """A foreign name as a tag. Accents are left out, a letter beyond Latin becomes its number, so that names stay
+    distinct, and a blank or another character `_`."""
+    return options.prefix + "".join(_ascii(letter) for letter in unicodedata.normalize("NFKD", name))
+
+
+def _ascii(letter: str) -> str:
+    if "!" <= letter <= "~":
+        return letter
+    if unicodedata.combining(letter):
+        return ""
+    return f"u{ord(letter):x}" if letter.isalnum() and ord(letter) > LATIN_MAX else "_"
 
 
 def register_cells(options: Options, table: str, number: int) -> dict[str, str]:
@@ -221,12 +238,12 @@ def linear(raw_low: str, raw_high: str, low: str, high: str) -> dict[str, str]:
 def clamp(low: str, high: str) -> dict[str, str]:
     """The cell of the limits of a value."""
     first, last = sorted((number(low), number(high)))
-    return {"clamp": f"{_decimal(first)}..{_decimal(last)}"}
+    return {"clamp": f"{decimal(first)}..{decimal(last)}"}
 
 
 def factor(scale: Fraction, offset: Fraction = Fraction(0)) -> dict[str, str]:
     """The cells of scale and offset, without those that change nothing."""
-    cells = {"scale": "" if scale == 1 else _decimal(scale), "offset": _decimal(offset) if offset else ""}
+    cells = {"scale": "" if scale == 1 else decimal(scale), "offset": decimal(offset) if offset else ""}
     return {name: text for name, text in cells.items() if text}
 
 
@@ -240,7 +257,8 @@ def node_address(options: Options, namespace: int, identifier: str) -> str:
     return f"nsu={options.namespaces[namespace]};{identifier}"
 
 
-def _decimal(number: Fraction) -> str:
+def decimal(number: Fraction) -> str:
+    """A number as the text of a cell."""
     if number.denominator == 1:
         return str(number.numerator)
     return repr(float(number))

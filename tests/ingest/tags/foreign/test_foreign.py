@@ -85,12 +85,50 @@ def test_neuron() -> None:
         "meter/running": ("coil", 4, 2, "bool", "AB", 1, 0),
         "meter/alarm": ("holding", 9, 2, "bit4", "AB", 1, 0),
         "meter/serial": ("holding", 99, 1, "string10", "AB", 1, 0),
-        "meter/model": ("holding", 109, 1, "string10", "BA", 1, 0),
+        "meter/model": ("holding", 109, 1, "string10", "AB", 1, 0),
+        "meter/wide": ("holding", 139, 1, "int64", "GHEFCDAB", 1, 0),
     }
     reasons = refused(found)
-    for row, why in ((10, "one byte"), (11, "Write"), (12, "Static"), (13, "#BL"), (14, "table 7"), (15, "1!400001")):
+    for row, why in ((10, "one byte"), (11, "Write"), (12, "Static"), (14, "table 7"), (15, "1!400001")):
         assert why in reasons.pop(row)
     assert not reasons
+
+
+@pytest.mark.parametrize(
+    "address, kind, order",
+    [
+        ("400001", "INT16", "AB"),
+        ("400001#B", "INT16", "BA"),
+        ("400001.10", "STRING", "AB"),
+        ("400001.10L", "STRING", "BA"),
+        ("400001", "INT32", "DCBA"),
+        ("400001#B", "INT32", "DCBA"),
+        ("400001#LB", "INT32", "BADC"),
+        ("400001", "DOUBLE", "HGFEDCBA"),
+        ("400001#L", "DOUBLE", "ABCDEFGH"),
+        ("400001#B", "DOUBLE", "HGFEDCBA"),
+        ("400001#WS", "UINT64", "CDABGHEF"),
+        ("400001#WR", "UINT64", "EFGHABCD"),
+    ],
+)
+def test_byte_orders_of_neuron(address: str, kind: str, order: str) -> None:
+    """Only numbers of several registers follow the order of the node, here DCBA; a single letter counts for two and
+    eight bytes; texts have the high byte first."""
+    data = f"group,name,address,attribute,type,decimal,bias\ng,a,1!{address},Read,{kind},,\n".encode()
+    options = Options("modbus", 40_001)
+    found = neuron.translate("list.csv", data, options)
+    settings = ModbusSourceSettings(name="d", host="h", tags_file=Path("t.csv"), address_base=40_001, byte_order="DCBA")
+    (tag,) = read_tag_map("t.csv", tag_file(found, dialect(options)), "s", dialect_of(settings)).tags
+    assert tag.point.kind.order_name == order
+
+
+def test_bias_of_neuron() -> None:
+    """The bias is added after the multiplier."""
+    data = (
+        b"group,name,address,attribute,type,decimal,bias\ng,a,1!400001,Read,INT16,0.1,-40\ng,b,1!400002,Read,INT16,,5\n"
+    )
+    _, tags = translated("neuron", "list.csv", data)
+    assert [(tag.point.kind.scale, tag.point.kind.offset) for tag in tags.tags] == [(0.1, -40), (1, 5)]
 
 
 def test_ignition_json() -> None:
@@ -375,3 +413,21 @@ def test_a_list_with_many_wrong_rows() -> None:
     found = Translation([(row, {"tag": f"a/{row}", "register": "40001", "type": "word"}) for row in range(2, 32)])
     tag_file(found, dialect(options))
     assert refused(found).keys() == set(range(2, 32))
+def test_names_in_other_scripts() -> None:
+    """Stay distinct as tags, and the description keeps them where the list has none. An accent is left out."""
+    data = (
+        "Tag Name,Address,Data Type,Description\n温度,40001,Word,\n压力,40002,Word,p\nKühler °C,40003,Word,\n".encode()
+    )
+    _, tags = translated("kepware", "list.csv", data)
+    assert [(tag.name, tag.definition.description) for tag in tags.tags] == [
+        *(("u6e29u5ea6", "温度"), ("u538bu529b", "p"), ("Kuhler__C", "Kühler °C")),
+    ]
+
+
+
+
+def test_rows_in_reasons_are_those_of_the_list() -> None:
+    """Also if rows before are refused."""
+    rows = "A,SYSTEM,Word\nB,SYSTEM,Word\nC,40001,Word\nD,40001,Word\n"
+    found, _ = translated("kepware", "list.csv", f"Tag Name,Address,Data Type\n{rows}".encode())
+    assert "is read the same way in row 4" in refused(found)[5]
