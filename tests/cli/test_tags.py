@@ -206,6 +206,7 @@ def test_a_list_becomes_a_tag_file(bsfg: Bsfg, tmp_path: Path) -> None:
         (("--from", "neuron", "missing.csv"), 1, "missing.csv cannot be read: No such file"),
         (("--from", "kepware", "list.csv"), 1, "is no export of Kepware: its first line has no column 'Tag Name'"),
         (("--from", "kepware", "--protocol", "opcua", "list.csv"), 2, "--device Channel1.Device1"),
+        (("--from", "ignition", "--types", "missing.json", "list.csv"), 1, "missing.json cannot be read: No such file"),
         (("--from", "neuron", "--namespace", "x", "list.csv"), 2, "write NUMBER=URI"),
         (("--from", "neuron", "--encoding", "nope", "list.csv"), 2, "--encoding 'nope' is not known"),
         (("list.csv",), 2, "--from"),

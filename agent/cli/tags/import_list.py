@@ -36,8 +36,12 @@ OWN_BASE = {"kepware": 40_001, "neuron": 40_001, "ignition": 1}  # the base in w
 @click.option("--zero-based", is_flag=True, help="The device was set to count registers from 0.")
 @click.option("--prefix", default="", metavar="TEXT", help="Put before each tag, such as line1/.")
 @click.option(
-    "--device", default="", metavar="NAME", help="Ignition: only this device. Kepware, OPC UA: Channel.Device."
+    "--device",
+    default="",
+    metavar="NAME",
+    help="Ignition: only this device, or this OPC UA server. Kepware, OPC UA: Channel.Device.",
 )
+@click.option("--types", type=FILE, help="Ignition: the export of the UDT definitions, if it is a file of its own.")
 @click.option(
     "--namespace",
     "namespaces",
@@ -55,6 +59,7 @@ def import_list(
     zero_based: bool,
     prefix: str,
     device: str,
+    types: Path | None,
     namespaces: Sequence[str],
     encoding: str | None,
     file: Path,
@@ -69,7 +74,16 @@ def import_list(
         )
     out = None if out == Path("-") else out
     base = OWN_BASE[product] if base is None else base
-    options = Options(protocol, base, zero_based, prefix, device, _namespaces(namespaces), _code_page(encoding or ""))
+    options = Options(
+        protocol,
+        base,
+        zero_based,
+        prefix,
+        device,
+        _namespaces(namespaces),
+        code_page=_code_page(encoding or ""),
+        types=_content(types) if types else b"",
+    )
     try:
         found = PRODUCTS[product](file.name, _content(file), options)
         data = tag_file(found, dialect_of(temporary_source(protocol, file, base)))

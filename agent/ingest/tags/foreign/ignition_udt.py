@@ -38,6 +38,7 @@ WHOLE_TYPES = {"byte", "short", "integer", "long", "int1", "int2", "int4", "int8
 SETTINGS = (
     *("valueSource", "enabled", "opcServer", "opcItemPath", "engUnit", "documentation", "tooltip"),
     *("scaleMode", "rawLow", "rawHigh", "scaledLow", "scaledHigh", "clampMode", "deadband", "deadbandMode"),
+    *("engLow", "engHigh"),
 )
 TEXTS = {"engUnit", "documentation", "tooltip"}  # a reference without a value in them makes no wrong value
 
@@ -45,13 +46,14 @@ TEXTS = {"engUnit", "documentation", "tooltip"}  # a reference without a value i
 class IgnitionExport:
     """The tags of a JSON export."""
 
-    def __init__(self, file: str, root: object) -> None:
+    def __init__(self, file: str, root: object, types: object = None) -> None:
+        """`root` is the export, `types` that of the UDT definitions if these are in another file."""
         self.has_tags = False
         self._file, self._nodes = file, 0
-        is_single = isinstance(root, dict) and "name" in root and ("tags" not in root or _is_udt(root))
-        self._root = {"tags": [root]} if is_single else {"tags": root} if isinstance(root, list) else root
+        self._root = _provider(root)
         self._types: dict[str, dict[str, Any]] = {}
         self._definitions: dict[str, dict[str, Any]] = {}  # with what they inherit
+        self._collect_types(_provider(types), "", 0)
         self._collect_types(self._root, "", 0)
 
     def tags(self) -> Iterator[tuple[str, Mapping[str, str] | str]]:
@@ -114,7 +116,7 @@ class IgnitionExport:
         while name:
             known = self._types.get(_type_name(name))
             if known is None:
-                why = f"is a UDT instance of {name}, which is not in this file; export the type with it"
+                why = f"is a UDT instance of {name}, which is not in this file; give the export of the types as --types"
                 raise NotTranslated(why)
             if len(chain) > DEPTH_MAX:
                 raise NotTranslated(f"its type {name} inherits from more than {DEPTH_MAX} types, or from itself")
@@ -127,8 +129,15 @@ class IgnitionExport:
         return definition
 
 
-def _is_udt(node: dict[str, Any]) -> bool:
-    return node.get("tagType") in {"UdtInstance", "UdtType"}
+def _provider(root: object) -> object:
+    """An export as that of a provider: a list of tags, a single tag or a folder, whose name is part of the names in it,
+    becomes its content."""
+    if isinstance(root, list):
+        return {"tags": root}
+    if not isinstance(root, dict) or "name" not in root:
+        return root
+    is_part = "tags" not in root or root.get("tagType") in {"Folder", "UdtInstance", "UdtType"}
+    return {"tags": [root]} if is_part else root
 
 
 def _type_name(text: str) -> str:

@@ -273,6 +273,53 @@ def test_an_export_of_an_instance_alone() -> None:
 
 
 @pytest.mark.parametrize(
+    "protocol, names",
+    [("modbus", "Gateway (6), Press (1)"), ("opcua", "Kepware (1), PLC (1)")],
+)
+def test_ignition_lists_of_several_devices(protocol: str, names: str) -> None:
+    """Are refused with their names unless one is chosen: a tag file is read from one device, and another one has other
+    values at the same address."""
+    with pytest.raises(TagMapError, match=r"give one: --device") as caught:
+        translated("ignition", "ignition.json", protocol=protocol, namespaces={2: "Kep"})
+    assert names in str(caught.value)
+
+
+def test_ignition_tags_of_other_drivers() -> None:
+    """Are read from Ignition's own OPC UA server, whose namespace 1 the person names; without it, the reason says
+    so, and names Modbus as the other way."""
+    data = json.dumps(
+        [
+            {"name": "A", "valueSource": "opc", "opcItemPath": "[Logix]Program:Main.Speed"},
+            {"name": "B", "valueSource": "opc", "opcItemPath": "ns=1;s=[Logix]Axis[0].Pos"},
+        ]
+    ).encode()
+    found, _ = translated("ignition", "list.json", data, protocol="opcua", namespaces={1: "urn:gateway"})
+    assert [cells["address"] for _, cells in found.rows] == [
+        "nsu=urn:gateway;s=[Logix]Program:Main.Speed",
+        "nsu=urn:gateway;s=[Logix]Axis[0].Pos",
+    ]
+    found = ignition.translate("list.json", data, Options("opcua", 1))
+    assert all("--namespace 1=URI" in why and "--protocol modbus" in why for why in refused(found).values())
+    found = ignition.translate("list.json", data, Options("modbus", 1))
+    assert all("--protocol opcua" in why for why in refused(found).values())
+
+
+def test_ignition_types_in_a_file_of_their_own() -> None:
+    """The designer exports UDT definitions and tags separately, a folder with its name, which is part of the name of a
+    type and of a tag. The definitions alone are no list of tags, which is said."""
+    member = {"name": "P", "valueSource": "opc", "opcItemPath": {"bindType": "parameter", "binding": "[D]HR{N}"}}
+    motor = {"name": "Motor", "tagType": "UdtType", "parameters": {"N": {"value": 7}}, "tags": [member]}
+    types = json.dumps({"name": "Drives", "tagType": "Folder", "tags": [motor]}).encode()
+    instance = {"name": "M1", "tagType": "UdtInstance", "typeId": "Drives/Motor"}
+    hall = json.dumps({"name": "Hall", "tagType": "Folder", "tags": [instance]}).encode()
+    found, tags = translated("ignition", "hall.json", hall, types=types)
+    assert [(tag.name, tag.point.address) for tag in tags.tags] == [("Hall/M1/P", 6)], found.refused
+    assert "--types" in ignition.translate("hall.json", hall, Options("modbus", 1)).refused[0].why
+    with pytest.raises(TagMapError, match=r"holds only UDT definitions.*--types"):
+        ignition.translate("types.json", types, Options("modbus", 1))
+
+
+@pytest.mark.parametrize(
     "item, kind, address",
     [
         ("HR1", "int16", 0),
@@ -283,6 +330,7 @@ def test_an_export_of_an_instance_alone() -> None:
         ("HRBCD10", "bcd16", 9),
         ("HRD100", "float64", 99),
         ("DI3", "bool", 2),
+        ("HRUS4.15", "bit15", 3),
     ],
 )
 def test_kinds_of_ignitions_registers(item: str, kind: str, address: int) -> None:
@@ -290,6 +338,12 @@ def test_kinds_of_ignitions_registers(item: str, kind: str, address: int) -> Non
     data = json.dumps([{"name": "A", "valueSource": "opc", "opcItemPath": f"[D]{item}"}]).encode()
     found, tags = translated("ignition", "list.json", data)
     assert [(tag.point.kind.name, tag.point.address) for tag in tags.tags] == [(kind, address)], found.refused
+
+
+def test_bits_of_several_registers() -> None:
+    """Are refused: which register holds the bit depends on the word order."""
+    data = json.dumps([{"name": "A", "valueSource": "opc", "opcItemPath": "[D]HRI4.3"}]).encode()
+    assert "several registers" in refused(ignition.translate("list.json", data, Options("modbus", 1)))[1]
 
 
 def test_ignition_csv() -> None:
@@ -300,9 +354,12 @@ def test_ignition_csv() -> None:
         "Boiler/Level": ("holding", 4, 1, "int16", "AB", 0.5, 5),
         "Boiler/Flow": ("holding", 10, 2, "float32", "ABCD", 1, 0),
     }
-    assert (tags.tags[0].rule.deadband, tags.tags[0].rule.deadband_is_percent) == (1, True)
+    assert (tags.tags[0].rule.deadband, tags.tags[0].rule.deadband_is_percent) == (0.5, False)  # 1 % of 0 to 50
+    assert tags.tags[1].rule.deadband == 1  # of 0 to 100, the default
     assert tags.tags[2].rule.deadband is None  # the negligible default of the product
-    assert set(refused(found)) == {6, 7}
+    reasons = refused(found)
+    assert set(reasons) == {7, 8, 9}
+    assert "UDT instance" in reasons[9]
 
 
 def test_opcua_namespaces_are_named() -> None:
@@ -311,10 +368,9 @@ def test_opcua_namespaces_are_named() -> None:
     found, tags = translated("neuron", "neuron_opcua.csv", protocol="opcua", namespaces={2: "urn:x"})
     assert [tag.definition.address for tag in tags.tags] == ["i=2258", "nsu=urn:x;s=Device1.Speed"]
     assert "--namespace 3=URI" in refused(found)[4]
-    _, tags = translated("ignition", "ignition.json", protocol="opcua", namespaces={2: "KEPServerEX"})
-    assert [tag.definition.address for tag in tags.tags] == [
-        *("nsu=KEPServerEX;s=Channel1.Device1.Speed", "nsu=urn:vendor:plc;s=Named"),
-    ]
+    found, tags = translated("ignition", "ignition.json", protocol="opcua", namespaces={2: "Kep"}, device="Kepware")
+    assert [tag.definition.address for tag in tags.tags] == ["nsu=Kep;s=Channel1.Device1.Speed"]
+    assert "--device PLC" in refused(found)[14]
     found, tags = translated("kepware", "kepware.csv", protocol="opcua", device="C1.D1")
     assert tags.tags[0].definition.address == "nsu=KEPServerEX;s=C1.D1.Boiler.Pressure"
     assert (len(tags.tags), set(refused(found))) == (13, {12})
@@ -355,6 +411,7 @@ def udt(depth: int, width: int) -> bytes:
         ("kepware", b"", "no column 'Tag Name'"),
         ("kepware", b"a,b\n1,2\n", "is no export of Kepware"),
         ("neuron", b"PK\x03\x04", "save the sheet as CSV"),
+        ("ignition", b"<Tags>", "is XML"),
         ("ignition", b"{}", "holds no tags"),
         ("ignition", b"[1, null]", "holds no tags"),
         ("ignition", b'{"tags": ' + b"[" * 100_000, "is not JSON"),
@@ -366,6 +423,17 @@ def test_what_is_no_list(product: str, data: bytes, why: str) -> None:
     with pytest.raises(TagMapError) as caught:
         translated(product, "list", data)
     assert why in str(caught.value)
+
+
+def test_names_in_other_scripts() -> None:
+    """Stay distinct as tags, and the description keeps them where the list has none. An accent is left out."""
+    data = (
+        "Tag Name,Address,Data Type,Description\n温度,40001,Word,\n压力,40002,Word,p\nKühler °C,40003,Word,\n".encode()
+    )
+    _, tags = translated("kepware", "list.csv", data)
+    assert [(tag.name, tag.definition.description) for tag in tags.tags] == [
+        *(("u6e29u5ea6", "温度"), ("u538bu529b", "p"), ("Kuhler__C", "Kühler °C")),
+    ]
 
 
 def test_code_pages_of_lists() -> None:
@@ -413,17 +481,6 @@ def test_a_list_with_many_wrong_rows() -> None:
     found = Translation([(row, {"tag": f"a/{row}", "register": "40001", "type": "word"}) for row in range(2, 32)])
     tag_file(found, dialect(options))
     assert refused(found).keys() == set(range(2, 32))
-def test_names_in_other_scripts() -> None:
-    """Stay distinct as tags, and the description keeps them where the list has none. An accent is left out."""
-    data = (
-        "Tag Name,Address,Data Type,Description\n温度,40001,Word,\n压力,40002,Word,p\nKühler °C,40003,Word,\n".encode()
-    )
-    _, tags = translated("kepware", "list.csv", data)
-    assert [(tag.name, tag.definition.description) for tag in tags.tags] == [
-        *(("u6e29u5ea6", "温度"), ("u538bu529b", "p"), ("Kuhler__C", "Kühler °C")),
-    ]
-
-
 
 
 def test_rows_in_reasons_are_those_of_the_list() -> None:
