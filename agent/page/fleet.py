@@ -29,6 +29,9 @@ SILENT_HINT = (
     "look at the zones between: the first whose health is also old has the problem, or its link; if it alone is silent, "
     "log in there: systemctl status bsfg@{zone}"
 )
+OLD_HINT = (
+    "compare its clock with the one here (timedatectl, there); if it is right, see which zone between passes facts on late"
+)
 WITHHELD_HINT = (
     "health comes from there and these facts do not: bsfg peer compare at each zone on the way; the first that has them "
     "and does not pass them on withholds them (docs/operate/threats.md)"
@@ -195,12 +198,14 @@ def zone_row(health: ZoneHealth, now_unix_ms: int) -> ZoneRow:
     if silent is not None:
         before = f"; it was {level.value} then" + (f" ({what})" if what else "")
         what, hint = f"silent: no health for {words.age(age_s)}{before}", SILENT_HINT.format(zone=health.zone)
+        if _is_old_on_arrival(health, now_unix_ms):
+            what, hint = f"its health is {words.age(age_s)} old when it comes{before}", OLD_HINT
         level = max(level, Level.BROKEN if silent else Level.LATE, key=RANK.__getitem__)
         alert, since = alert or silent, health.at_unix_ms
-        alerts = (("silent", what, hint), *alerts)
+        alerts = (("silent", what, hint), *alerts) if silent else alerts
     if health.missing:
         what, hint = health.missing, WITHHELD_HINT
-        level, alert = Level.BROKEN, True
+        level, alert, since = Level.BROKEN, True, None
         alerts = (("missing", what, hint), *alerts)
     waiting = [words.number(consumer.get("oldest_unconfirmed_age_s")) for _, consumer in folders(found, "consumer")]
     lags = [words.number(peer.get("lag_seconds")) for _, peer in folders(found, "peer")]
@@ -212,13 +217,19 @@ def zone_row(health: ZoneHealth, now_unix_ms: int) -> ZoneRow:
         since,
         what,
         hint,
-        behind_s=max((lag for lag in (*waiting, *lags) if lag is not None), default=None),
+        behind_s=max((lag for lag in (*waiting, *lags) if lag is not None and silent is None), default=None),
         hold_hours=min((left for left in hours if left is not None), default=None),
         health_s=age_s,
         version=words.text(found.get("version")),
         node=health.zone,
         alerts=alerts,
     )
+
+
+def _is_old_on_arrival(health: ZoneHealth, now_unix_ms: int) -> bool:
+    """Whether health comes, and its times are old."""
+    limit_ms, arrived_ms = THRESHOLDS["health_age"].alert * 1000, health.arrived_unix_ms
+    return now_unix_ms - arrived_ms <= limit_ms < arrived_ms - health.at_unix_ms
 
 
 def _alerts(reasons: Sequence[Mapping[str, object]]) -> tuple[tuple[str, str, str], ...]:

@@ -6,8 +6,11 @@ are never opened.
 
 from __future__ import annotations
 
+import time
+from bisect import bisect
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any
 
 from agent.batch import Kind, Origin
@@ -18,16 +21,20 @@ from agent.page.named_ends import NamedEnds
 from agent.query.scan import BatchFacts, Dictionary, Scanner
 
 ZONES_MAX = 5_000
+MARK_MS = 60_000
+"""A store's marks give the time of an arrival to the minute."""
 
 
 @dataclass(frozen=True, slots=True)
 class ZoneHealth:
-    """The health of a zone at a moment: values by path (`store_fill_percent`, `source/boiler/tags_bad`)."""
+    """The health of a zone at a moment: values by path (`store_fill_percent`, `source/boiler/tags_bad`). `at_unix_ms` is by
+    the zone's clock, and not after `arrived_unix_ms`, which is by the clock here, to a minute."""
 
     zone: str
     at_unix_ms: int
     values: dict[str, Any]
     offset: int = 0
+    arrived_unix_ms: int = 0
     missing: str = ""
     """Facts that it names and that do not come (`named_ends`)."""
 
@@ -65,8 +72,10 @@ class HealthTail:
             for zone, summary in newest.items()
             if zone not in known or summary.time_max_ns // 1_000_000 >= known[zone].at_unix_ms
         )
+        marks = self._arrivals()
         for facts in scanner.facts_of(HEALTH_STREAM, opened):
-            if found := _health(facts):
+            _, arrived_ms = marks[max(bisect(marks, facts.first_offset, key=itemgetter(0)) - 1, 0)]
+            if found := _health(facts, arrived_ms):
                 self.zones[found.zone] = found
         self._end_offset = end_offset
         return self.zones.keys() & newest.keys()
@@ -79,14 +88,21 @@ class HealthTail:
             if missing != known.missing:
                 self.zones[zone] = replace(known, missing=missing)
 
+    def _arrivals(self) -> list[tuple[int, int]]:
+        """When what was not read yet has arrived at the latest (Unix ms), by first offset."""
+        marks = [] if self._end_offset else self._reader.clock_marks(HEALTH_STREAM)
+        return [(offset, unix_ms + MARK_MS) for offset, unix_ms in marks] or [(0, time.time_ns() // 1_000_000)]
+
     def _reached(self, zone: str, stream: str, life: bytes) -> int | None:
         if ranges := self._reader.held_of(stream, Origin(zone, life)):
             return ranges[-1].last_sequence
         return 0 if self._reader.holds_zone(stream, zone) else None
 
 
-def _health(facts: BatchFacts) -> ZoneHealth | None:
+def _health(facts: BatchFacts, arrived_ms: int) -> ZoneHealth | None:
     samples = zip(facts.column("subject"), facts.column("source_time_ns"), facts.values(), strict=True)
     at_ns, values = read_health(samples)
     zone = facts.batch.header.origin.zone
-    return ZoneHealth(zone, at_ns // 1_000_000, values, facts.first_offset) if values else None
+    # By a clock that is ahead, silence would not be seen, nor what comes once it is set.
+    at_ms = min(at_ns // 1_000_000, arrived_ms)
+    return ZoneHealth(zone, at_ms, values, facts.first_offset, arrived_ms) if values else None

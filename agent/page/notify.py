@@ -87,7 +87,7 @@ class NoticeCore:
             if zone not in alerting:
                 del self._alerts[zone]
                 if told.told_unix_ms and told.row is not None:
-                    over = replace(told.row, hint=f"it was, from {moment(told.since_unix_ms)}: {told.row.what}")
+                    over = replace(told.row, hint=f"it was, from {moment(_since(told.row, told))}: {told.row.what}")
                     found[NoticeKind.CLEARED].append(_notice(NoticeKind.CLEARED, over, now_unix_ms))
         for zone, row in alerting.items():
             told = self._alerts.setdefault(zone, _Told(now_unix_ms))
@@ -95,18 +95,24 @@ class NoticeCore:
             repeat_ms = self.repeat_hours * 3_600_000
             further, said = told.look(row, now_unix_ms, self.after_s * 1000), row
             if (not told.told_unix_ms and is_due) or (told.row and RANK[row.level] > RANK[told.row.level]):
-                found[NoticeKind.RAISED].append(_notice(NoticeKind.RAISED, row, told.since_unix_ms))
+                found[NoticeKind.RAISED].append(_notice(NoticeKind.RAISED, row, _since(row, told)))
             elif told.told_unix_ms and further:
                 name, what, hint = further[0]
                 said = replace(row, what=what, hint=hint, alerts=tuple(further))
                 found[NoticeKind.RAISED].append(_notice(NoticeKind.RAISED, said, told.began[name]))
             elif told.told_unix_ms and repeat_ms and now_unix_ms - told.told_unix_ms >= repeat_ms:
-                found[NoticeKind.REPEATED].append(_notice(NoticeKind.REPEATED, row, told.since_unix_ms))
+                found[NoticeKind.REPEATED].append(_notice(NoticeKind.REPEATED, row, _since(row, told)))
             else:
                 continue
             told.told_unix_ms, told.row = now_unix_ms, row
             told.named |= {name for name, *_ in said.alerts}
         return [notice for event in NoticeKind for notice in _bounded(found[event])]
+
+
+def _since(row: ZoneRow, told: _Told) -> int:
+    """Since when a zone is at its level, as the page says it; if it does not, since it was first seen, which may be
+    the start of the page."""
+    return int(row.since_unix_ms or told.since_unix_ms)
 
 
 def _notice(event: NoticeKind, row: ZoneRow, since_unix_ms: int) -> Notice:

@@ -103,7 +103,7 @@ def zone_view(health: ZoneHealth, row: ZoneRow, plant: str = "") -> ZoneView:
 
 def _sentence(row: ZoneRow, name: str) -> str:
     what = row.what.partition(". ")[0]  # a reason may go on; below it is whole
-    return f"{name} is {row.level.value}" + (f": {what}" if what else "") + "."
+    return f"{name} is {row.level.value}" + (f": {what}" if what else "") + ("" if what.endswith("?") else ".")
 
 
 def _parts(found: dict[str, Any], kind: str) -> list[Part]:
@@ -120,9 +120,11 @@ def _badness(source: Part) -> float:
 
 
 def _level_of(source: Part) -> str:
-    if source.get("connected") is False:
+    """As the verdict has it: a tag that is only silent is no problem while others have values."""
+    tags, badness = words.number(source.get("tags")), _badness(source)
+    if source.get("connected") is False or (tags and badness >= tags):
         return Level.BROKEN.value
-    return Level.LATE.value if _badness(source) else Level.GOOD.value
+    return Level.LATE.value if badness and words.number(source.get("tags_bad")) else Level.GOOD.value
 
 
 def _more(
@@ -131,7 +133,7 @@ def _more(
     """The second sentence: what works, what waits, how long the store lasts."""
     parts = list[str]()
     if sources:
-        up = sum(source.get("connected") is True for source in sources)
+        up = sum(source.get("connected") is True and _level_of(source) != Level.BROKEN.value for source in sources)
         stand_by = all(source.get("state") == STANDBY for source in sources)
         parts.append(f"{up:,} of {len(sources):,} sources {'stand by' if stand_by else 'deliver'}")
     if peers:

@@ -1,6 +1,7 @@
 """The fleet: worst first, silent zones found by the age of their health, and one sentence, whatever a zone has sent; of
 a plant with two gateways one row with both beneath it, judged by the one that leads, whatever others claim."""
 
+import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +11,13 @@ import pytest
 
 from agent.fact_store import FactStore, StoreReader
 from agent.health.problems import Level
-from agent.health.snapshot import NodeSnapshot, PairSnapshot
+from agent.health.snapshot import STANDBY, NodeSnapshot, PairSnapshot, SourceStatus
+from agent.health.verdict import assess
 from agent.message import HEALTH_STREAM
 from agent.page.fleet import ZoneRow, fleet_rows, fleet_sentence, matching, zone_row
 from agent.page.health_tail import HealthTail, ZoneHealth
 from agent.page.named_ends import WAIT_MS
+from agent.page.watch import own_health
 from agent.page.zone_view import zone_view
 from agent.positions import Position
 from agent.query.scan import scanner
@@ -60,7 +63,37 @@ def test_a_silent_zone_is_late_and_then_broken() -> None:
         assert row.what.startswith("silent: no health for") is (age_s > 90)
         assert row.alert is (age_s > 180)
     assert row.since_unix_ms == NOW_MS - 120_000
+    assert "silent" not in {name for name, *_ in row.alerts}, "it is no alert yet"
+    assert zone_row(zone("a", 0, 120, **{"peer/b/s/lag_seconds": 0.1}), NOW_MS).behind_s is None, "not known any more"
     assert "it was full then (source press: not connected)" in row.what
+
+
+def test_health_that_comes_with_old_times_is_told_from_silence() -> None:
+    """A clock that is an hour behind does not send somebody to look for a dead node; once nothing comes, it does."""
+    for arrived_s, said in ((20, "its health is 60 min old when it comes; it was good then"), (400, "silent: no health")):
+        row = zone_row(replace(zone("a", 0, 3_600), arrived_unix_ms=NOW_MS - arrived_s * 1000), NOW_MS)
+        assert (row.level, row.alert, row.what.startswith(said)) == (Level.BROKEN, True, True), row.what
+        assert ("clock" in row.hint) is (arrived_s == 20)
+
+
+def test_a_clock_that_is_ahead_hides_neither_silence_nor_what_comes_later(
+    tmp_path: Path, healthy: NodeSnapshot
+) -> None:
+    """Health is as old as its arrival; and what a zone says once its clock is set back counts at once."""
+    now_ms = time.time_ns() // 1_000_000
+    with store_with(tmp_path, replace(healthy, taken_unix_ms=now_ms)) as store, closing(StoreReader(store.path)) as reader:
+        tail = HealthTail(reader)
+        for ahead_ms in (0, HOUR_MS):
+            record_health(store, replace(healthy, taken_unix_ms=now_ms + ahead_ms))
+            tail.read()
+        begun_now = HealthTail(reader)
+        begun_now.read()
+        for found in (tail, begun_now):
+            assert zone_row(found.zones["idmz"], now_ms + 300_000).what.startswith("silent: no health for")
+        corrected = time.time_ns() // 1_000_000
+        record_health(store, replace(healthy, taken_unix_ms=corrected, sources=()))
+        tail.read()
+        assert not [path for path in tail.zones["idmz"].values if path.startswith("source/")]
 
 
 def test_how_late_and_how_long() -> None:
@@ -164,6 +197,29 @@ def test_an_arrow_shows_the_latest_of_the_worst_streams() -> None:
         ("up", "cut", "7 wait for 12 min", "a"),
         ("programs here", "flowing", "1.5 s behind", "mes"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("source", "delivering"),
+    [
+        ({}, 1),
+        ({"tags_bad": 1}, 1),
+        ({"tags_silent": 3}, 1),
+        ({"tags_bad": 1, "tags_silent": 3}, 0),
+        ({"tags_bad": 4}, 0),
+        ({"tags_bad": 4, "state": STANDBY}, 1),
+        ({"connected": False, "trouble": "SourceLost: gone"}, 0),
+    ],
+)
+def test_a_source_is_as_the_verdict_has_it(healthy: NodeSnapshot, source: dict[str, Any], delivering: int) -> None:
+    """The row of a source and the sentence do not contradict what needs a hand: a source whose tags are all bad
+    delivers nothing."""
+    snapshot = replace(healthy, sources=(replace(SourceStatus("press", "opcua", True, tags=4), **source),))
+    verdict = assess(snapshot)
+    health = own_health(snapshot, verdict)
+    view = zone_view(health, zone_row(health, NOW_MS))
+    assert view.sources[0]["level"] == verdict.level.value
+    assert f"{delivering} of 1 sources " in view.more
 
 
 def box(node: str, role: str, term: int = 7, age_s: float = 10, **changes: Any) -> ZoneHealth:

@@ -75,6 +75,16 @@ def test_a_further_alert_is_told_while_one_lasts() -> None:
     assert (over.hint, over.since_unix_ms) == ("it was, from 1970-01-02 00:00:00Z: source press: lost", began + 200 * S)
 
 
+def test_since_when_is_as_the_page_says() -> None:
+    """Also of what began before this process: a page that was restarted tells an old alarm again, and not as a new
+    one."""
+    core, old = NoticeCore(60, 0), replace(row("a"), since_unix_ms=5.0 * S)
+    core.decide([old], 9 * H)
+    (raised,) = core.decide([old], 9 * H + 60 * S)
+    (over,) = core.decide([], 10 * H)
+    assert (raised.since_unix_ms, over.hint) == (5 * S, "it was, from 1970-01-01 00:00:05Z: source press: lost")
+
+
 def test_what_gets_worse_is_told_again() -> None:
     """A zone that was late and is broken; not the way back, and not another text of the same level."""
     core, late = NoticeCore(0, 0), replace(row("a"), level=Level.LATE)
