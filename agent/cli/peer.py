@@ -183,20 +183,22 @@ def _rank(state: str) -> tuple[bool, bool]:
 
 def _state(settings: NodeSettings) -> dict[str, str]:
     """Whether each peer is connected, and which pulls from it are behind or blocked, by node, from the running node;
-    empty when no node runs."""
+    empty when no node runs. Of a peer from which nothing is pulled: only that its broker is not connected."""
     try:
         found = Client(settings.node.state_dir).status(everything=True)
     except BsfgError:
         return {}
-    states: dict[str, str] = {}
+    down = {broker["name"]: " ".join(broker["trouble"].split()) for broker in found["brokers"] if not broker["connected"]}
+    states = {peer.node: f"not connected: {down[peer.broker]}" for peer in settings.peer if peer.broker in down}
     for peer in found["peers"]:
         has_answered = peer["connected"] or peer["blocked"]
-        link = CONNECTED if has_answered else f"not connected {peer['trouble']}".rstrip()
+        link = "fenced, stopped" if peer["fenced"] else f"not connected: {down.get(peer['broker']) or peer['trouble']}"
+        link = CONNECTED if has_answered else link
         if has_answered or peer["zone"] not in states:
             states[peer["zone"]] = link
     for peer in found["peers"]:
         if behind := max(0, peer["end_offset"] - peer["position"]):
-            states[peer["zone"]] += f"; {peer['stream']} is {behind:,} facts behind"
+            states[peer["zone"]] += f"; {peer['stream']} is {behind:,} fact{'s' * (behind != 1)} behind"
         if peer["blocked"]:
             states[peer["zone"]] += f"; {peer['stream']} is blocked: {peer['trouble'].rstrip('.')}"
     return states

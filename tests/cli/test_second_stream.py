@@ -1,6 +1,7 @@
 """What a command says of one stream or zone is of that one, not of another."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,9 @@ import pytest
 from agent.cli import peer
 from agent.cli.facts import append, peer_requests
 from agent.client import Client
+from agent.health.brief import encode_health
+from agent.health.snapshot import BrokerStatus, NodeSnapshot, PeerStatus
+from agent.health.verdict import assess
 from agent.node.latest import record_of, save_peer_latest
 from agent.positions import Position
 from agent.replication.protocol.messages import AppendAnswer, AppendedEntry, AppendFact, PeerLatest
@@ -26,6 +30,13 @@ def _streams(plant_a: Path) -> None:
             f'\n[[stream]]\nname = "{name}"\nacks_timeout_ms = {timeout_ms}\n'
             for name, timeout_ms in (("facts.a", 1_000), ("facts.b", 60_000), ("facts.c", 2_000))
         )
+
+
+def answer_with(monkeypatch: pytest.MonkeyPatch, *peers: PeerStatus, brokers: tuple[BrokerStatus, ...] = ()) -> None:
+    """Let the node answer with the status that one with these peers has."""
+    snapshot = NodeSnapshot("plant-a", "00", 1, 0, None, peers=peers, brokers=brokers)
+    found = json.loads(encode_health(snapshot, assess(snapshot), everything=True))
+    monkeypatch.setattr(Client, "status", lambda *_, **__: found)
 
 
 def test_an_append_waits_as_long_as_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,22 +72,14 @@ def test_of_many_peers_those_without_connection_come_first(plant_a: Path, monkey
         node.write('[[broker]]\nname = "b"\nhost = "h"\nca_file = "a"\ncert_file = "c"\nkey_file = "k"\n')
         node.writelines(f'[[peer]]\nzone = "p{n:02}"\nbroker = "b"\npulls = ["a", "b"]\n' for n in range(12))
     pulls = [
-        {
-            "zone": f"p{n:02}",
-            "stream": stream,
-            "connected": n != 11 and (stream == "b" or n != 7) and n != 5,
-            "trouble": "gone",
-            "blocked": False,
-            "position": 5,
-            "end_offset": 2_005 if (n, stream) == (9, "b") else 5,
-        }
+        PeerStatus(f"p{n:02}", stream, n != 11 and (stream == "b" or n != 7) and n != 5, 5, end, trouble="gone")
         for n in range(12)
-        for stream in "ab"
+        for stream, end in (("a", 5), ("b", 2_005 if n == 9 else 5))
     ]
-    monkeypatch.setattr(Client, "status", lambda *_, **__: {"peers": pulls})
+    answer_with(monkeypatch, *pulls)
     lines = [line for line in typed("peer", "list").output.splitlines() if line.startswith("p")]
     assert [line.split()[0] for line in lines[:4]] == ["p05", "p11", "p09", "p00"]
-    told = ["not connected gone"] * 2 + ["connected; b is 2,000 facts behind", "connected"]
+    told = ["not connected: gone"] * 2 + ["connected; b is 2,000 facts behind", "connected"]
     assert [line.partition(": ")[2] for line in lines[:4]] == told
     assert len(lines) == 10
 
@@ -108,24 +111,32 @@ def test_latest_values_of_a_zone_from_a_peer(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("place", [0, 1, 2, None])
 def test_a_peer_with_one_connected_stream_is_connected(place: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever of its three streams that is; the trouble is told where none is, and of each pull that is blocked."""
-    pulls = [
-        {
-            "zone": "plant-b",
-            "stream": f"s{n}",
-            "connected": n == place,
-            "trouble": "timeout",
-            "blocked": False,
-            "position": 0,
-            "end_offset": 0,
-        }
-        for n in range(3)
-    ]
-    monkeypatch.setattr(Client, "status", lambda *_, **__: {"peers": pulls})
-    settings: Any = SimpleNamespace(node=SimpleNamespace(state_dir=Path()))
-    state = "not connected timeout" if place is None else "connected"
+    pulls = [PeerStatus("plant-b", f"s{n}", n == place, 0, 0, trouble="timeout") for n in range(3)]
+    answer_with(monkeypatch, *pulls)
+    settings: Any = SimpleNamespace(node=SimpleNamespace(state_dir=Path()), peer=())
+    state = "not connected: timeout" if place is None else "connected"
     assert peer._state(settings) == {"plant-b": state}
-    pulls[1] |= {"connected": False, "trouble": "not authorized. Add it.", "blocked": True}  # so it has answered
+    pulls[1] = replace(pulls[1], connected=False, trouble="not authorized. Add it.", blocked=True)  # so it has answered
+    answer_with(monkeypatch, *pulls)
     assert peer._state(settings) == {"plant-b": "connected; s1 is blocked: not authorized. Add it"}
+
+
+def test_a_peer_is_not_connected_where_its_broker_is_not(plant_a: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one from which nothing is pulled, as a plant's only peer; with the reason of now, as `bsfg status` says it.
+    A pull that another instance has taken over is not called lost."""
+    with (plant_a / "node.toml").open("a") as node:
+        node.write('[[broker]]\nname = "b"\nhost = "h"\nca_file = "a"\ncert_file = "c"\nkey_file = "k"\n')
+        for settings in ('above"\nexports = ["a"]', 'below"\npulls = ["a"]'):
+            node.write(f'[[peer]]\nbroker = "b"\nzone = "{settings}\n')
+    pull = PeerStatus("below", "a", False, 4, 5, trouble="the connection ended", broker="b")
+    told = "not connected: broker b (h:8883): refused.", "; a is 1 fact behind"
+    for found, trouble, states in (
+        (pull, told[0].partition(": ")[2], (told[0], told[0] + told[1])),
+        (replace(pull, fenced=True), "", ("", "fenced, stopped" + told[1])),
+    ):
+        answer_with(monkeypatch, found, brokers=(BrokerStatus("b", not trouble, trouble=trouble),))
+        lines = [line for line in typed("peer", "list").output.splitlines() if " at b" in line]
+        assert [line.partition(" at b")[2].removeprefix(": ") for line in lines] == [*states]
 
 
 def test_facts_that_differ_in_their_object_are_two() -> None:

@@ -66,13 +66,14 @@ def test_the_node_says_what_it_has_written(config: Path, monkeypatch: pytest.Mon
     assert "measured since its start" in text
 
 
-@pytest.mark.parametrize("why", ["just begun", "no count", "another zone", "silent"])
+@pytest.mark.parametrize("why", ["just begun", "no count", "nothing counted", "another zone", "silent"])
 def test_without_a_measurement_nothing_is_made_up(config: Path, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
-    """A node that has just begun, a kernel that does not count, another node at the port, none at all: a store of a few
+    """A node that has just begun, a kernel that does not count or has counted nothing, another node at the port, none at all: a store of a few
     seconds gives no estimate either."""
     answer = {
         "just begun": answer_of(100, 100_000_000),
         "no count": answer_of(1000, None),
+        "nothing counted": answer_of(1000, 0),
         "another zone": answer_of(1000, 100_000_000, zone="elsewhere"),
         "silent": None,
     }[why]

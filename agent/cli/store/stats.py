@@ -49,8 +49,8 @@ def stats(config_file: Path, store_file: Path | None, as_json: bool) -> None:
 
 
 def _measured(config_file: Path, zone: str) -> dict[str, Any] | None:
-    """Bytes per second that the running node of this store has written since its start; None if no node answers, or if
-    it has just started."""
+    """Bytes per second that the running node of this store has written since its start; None if no node answers, if it
+    has just started, or if nothing was counted."""
     settings = load_settings(config_file)
     try:
         answer = Client(settings.node.state_dir).status()
@@ -60,7 +60,7 @@ def _measured(config_file: Path, zone: str) -> dict[str, Any] | None:
         return None
     seconds = (answer["taken_unix_ms"] - answer["started_unix_ms"]) / 1000
     written = answer["store"].get("written_bytes_total")
-    if written is None or seconds < MEASURED_S_MIN:
+    if not written or seconds < MEASURED_S_MIN:  # a kernel may not count, as for a file system in memory
         return None
     per_s = written / seconds
     return {

@@ -203,6 +203,10 @@ def test_a_peer_that_refused_and_is_gone_is_lost() -> None:
     assert [note.kind for note in refuse()] == [NoteKind.PEER_REFUSES]
     driver(LinkDown("cut"))
     assert driver.core.contact.lost_reason == "cut"
+    driver(LinkUp())
+    driver(Tick(), PATIENCE.spread_ms)
+    assert kinds(driver(Tick(), 60_000)) == [], "it was noted, and the status says why it is lost now"
+    assert driver.core.contact.lost_reason == "timeout: no answer"
 
 
 def test_start_at_the_end_takes_the_peers_frontier() -> None:

@@ -205,6 +205,8 @@ class PeerContact:
         if not before or is_unproven or is_other:
             self.lost_reason, self._lost_as = reason, kind
             return Note(kind, reason)
+        if kind is NoteKind.PEER_LOST and not before.startswith(UnprovenAnswer.code):
+            self.lost_reason = reason  # the status says why it is lost now; the log said it once
         return None
 
     def answered(self, *, is_lost: bool) -> Note | None:
