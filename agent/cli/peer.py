@@ -23,6 +23,7 @@ from agent.cli.local_node import ask, load_settings
 from agent.client import Client
 from agent.errors import BsfgError
 from agent.health.brief import SHOWN_MAX
+from agent.health.problems import counted
 from agent.settings.node import NodeSettings
 from agent.settings.peers import BrokerSettings, PeerSettings
 
@@ -188,7 +189,9 @@ def _state(settings: NodeSettings) -> dict[str, str]:
         found = Client(settings.node.state_dir).status(everything=True)
     except BsfgError:
         return {}
-    down = {broker["name"]: " ".join(broker["trouble"].split()) for broker in found["brokers"] if not broker["connected"]}
+    down = {
+        broker["name"]: " ".join(broker["trouble"].split()) for broker in found["brokers"] if not broker["connected"]
+    }
     states = {peer.node: f"not connected: {down[peer.broker]}" for peer in settings.peer if peer.broker in down}
     for peer in found["peers"]:
         has_answered = peer["connected"] or peer["blocked"]
@@ -198,7 +201,7 @@ def _state(settings: NodeSettings) -> dict[str, str]:
             states[peer["zone"]] = link
     for peer in found["peers"]:
         if behind := max(0, peer["end_offset"] - peer["position"]):
-            states[peer["zone"]] += f"; {peer['stream']} is {behind:,} fact{'s' * (behind != 1)} behind"
+            states[peer["zone"]] += f"; {peer['stream']} is {counted(behind, 'fact')} behind"
         if peer["blocked"]:
             states[peer["zone"]] += f"; {peer['stream']} is blocked: {peer['trouble'].rstrip('.')}"
     return states

@@ -161,7 +161,7 @@ class Problem(Enum):
     )
     TAG_FILE_MISSING = _broken(
         "The tag file has a mistake or is missing, and none was in force before. Nothing is read.",
-        "nothing is read, because no file was in force before; bsfg check lists its problems",
+        "bsfg check lists the problems of the file; once it is right, it is read by itself",
     )
     DEVICE_CLOCK_OFF = _late(
         "The device's clock differs from this node's. Times of its values are its own.",
@@ -392,6 +392,11 @@ def _causes(reasons: Sequence[Reason]) -> list[list[int]]:
         places = [at for subject in ("", reason.subject, *reason.depends_on) for at in by_subject.get(subject, ())]
         found.append(sorted({at for at in places if reason.problem in EXPLAINS[reasons[at].problem]}))
     return found
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things: 1 fact, 2,400 facts."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def duration(seconds: float) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from math import inf
 
-from agent.health.problems import Level, Problem, Reason, duration, order_by_cause
+from agent.health.problems import Level, Problem, Reason, counted, duration, order_by_cause
 from agent.health.snapshot import (
     STANDBY,
     BrokerStatus,
@@ -236,7 +236,7 @@ def _certificate_text(file: str, days: float | None) -> str:
     if days is None or days < 0:
         left = "" if days is None else "has expired"
     else:
-        left = "ends within a day" if days < 1 else f"ends in {days:.0f} days"
+        left = "ends within a day" if days < 1 else f"ends in {counted(round(days), 'day')}"
     return f"{file} {left}"
 
 
@@ -318,7 +318,7 @@ def _artifact_reasons(store: StoreStatus) -> Iterator[Reason]:
 def _integrity_reasons(integrity: IntegrityStatus) -> Iterator[Reason]:
     """One changed bit is an alert, because the disk will change more."""
     if integrity.damages:
-        text = f"{integrity.damages} places are damaged; the rest is served"
+        text = f"{counted(integrity.damages, 'place')} {'are' if integrity.damages > 1 else 'is'} damaged; the rest is served"
         yield _reason(Problem.STORE_DAMAGED, "store", text, alert=True)
     if integrity.losses:
         text = "within the last day it was gone, or an old copy that held less than it had acknowledged"
@@ -456,7 +456,9 @@ def _peer_reasons(peer: PeerStatus) -> Iterator[Reason]:
         return
     behind = max(0, peer.end_offset - peer.position)
     text = (
-        "" if lag is None else f"{duration(lag)} behind, {behind:,} facts known to be outstanding{_catching_up(peer)}"
+        ""
+        if lag is None
+        else f"{duration(lag)} behind, {counted(behind, 'fact')} known to be outstanding{_catching_up(peer)}"
     )
     if peer.catch_up is not None and peer.catch_up.seconds_left is not None:
         text = text or _catching_up(peer).lstrip("; ")
@@ -559,7 +561,9 @@ def _consumer_reasons(
         return
     catches_up = _catches_up(consumer)
     if age is not None:
-        text = f"{duration(age)} behind ({consumer.behind_facts:,} facts of {consumer.stream}), {consumer.state}"
+        text = (
+            f"{duration(age)} behind ({counted(consumer.behind_facts, 'fact')} of {consumer.stream}), {consumer.state}"
+        )
         kept = "(unconfirmed facts are kept for it)"
         remedy = f"is its process running? If it will not return: bsfg consumer remove {kept}"
         if consumer.facts_per_s is not None or consumer.state.startswith("online"):

@@ -32,7 +32,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from agent import __version__
 from agent.errors import StoreError
 from agent.health.brief import encode_brief, encode_health
-from agent.health.problems import Level, Problem
+from agent.health.problems import Level, Problem, counted
 from agent.health.verdict import THRESHOLDS
 from agent.page import fleet, words
 from agent.page.access import Users
@@ -201,7 +201,7 @@ class PageAnswers:
             "tags.html", are_too_many=latest is None, rows=rows[:ROWS_SHOWN], found=len(rows), query=query.get("q", ""), zone=zone,
             now_ms=self._watch.looked_unix_ms,
         )  # fmt: skip
-        return main, f"{len(rows):,} tags", 200
+        return main, counted(len(rows), "tag"), 200
 
     async def _tag(self, query: dict[str, str]) -> tuple[str, str, int]:
         zone, subject = query.get("zone", self._watch.node.zone), query.get("tag", "")

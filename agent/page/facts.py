@@ -98,7 +98,8 @@ class StoreFacts:
 
     def _read_health(self, _: StoreReader) -> HealthTail:
         assert self.health is not None, "made with the reader"
-        self.health.compare_ends(self.health.read(), time.time_ns() // 1_000_000)
+        now_ms = time.time_ns() // 1_000_000
+        self.health.compare_ends(self.health.read(now_ms), now_ms)
         return self.health
 
     def _latest(self, reader: StoreReader, zone: str) -> list[LatestRecord] | None:

@@ -29,9 +29,7 @@ SILENT_HINT = (
     "look at the zones between: the first whose health is also old has the problem, or its link; if it alone is silent, "
     "log in there: systemctl status bsfg@{zone}"
 )
-OLD_HINT = (
-    "compare its clock with the one here (timedatectl, there); if it is right, see which zone between passes facts on late"
-)
+OLD_HINT = "compare its clock with the one here (timedatectl, there); if it is right, see which zone between passes facts on late"
 WITHHELD_HINT = (
     "health comes from there and these facts do not: bsfg peer compare at each zone on the way; the first that has them "
     "and does not pass them on withholds them (docs/operate/threats.md)"

@@ -6,7 +6,6 @@ are never opened.
 
 from __future__ import annotations
 
-import time
 from bisect import bisect
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -27,8 +26,8 @@ MARK_MS = 60_000
 
 @dataclass(frozen=True, slots=True)
 class ZoneHealth:
-    """The health of a zone at a moment: values by path (`store_fill_percent`, `source/boiler/tags_bad`). `at_unix_ms` is by
-    the zone's clock, and not after `arrived_unix_ms`, which is by the clock here, to a minute."""
+    """The health of a zone at a moment: values by path (`store_fill_percent`, `source/boiler/tags_bad`). `at_unix_ms`
+    is by the zone's clock, and not after `arrived_unix_ms`, which is by the clock here, to a minute."""
 
     zone: str
     at_unix_ms: int
@@ -49,7 +48,7 @@ class HealthTail:
         self.zones: dict[str, ZoneHealth] = {}
         self._ends = NamedEnds()
 
-    def read(self) -> set[str]:
+    def read(self, now_unix_ms: int) -> set[str]:
         """Read what was recorded since the last call; the zones of which there was anything. Raises StoreError."""
         scanner = Scanner(self._reader, self.dictionary)
         end_offset = scanner.ends.get(HEALTH_STREAM, 0)
@@ -72,7 +71,7 @@ class HealthTail:
             for zone, summary in newest.items()
             if zone not in known or summary.time_max_ns // 1_000_000 >= known[zone].at_unix_ms
         )
-        marks = self._arrivals()
+        marks = self._arrivals(now_unix_ms)
         for facts in scanner.facts_of(HEALTH_STREAM, opened):
             _, arrived_ms = marks[max(bisect(marks, facts.first_offset, key=itemgetter(0)) - 1, 0)]
             if found := _health(facts, arrived_ms):
@@ -88,10 +87,10 @@ class HealthTail:
             if missing != known.missing:
                 self.zones[zone] = replace(known, missing=missing)
 
-    def _arrivals(self) -> list[tuple[int, int]]:
+    def _arrivals(self, now_unix_ms: int) -> list[tuple[int, int]]:
         """When what was not read yet has arrived at the latest (Unix ms), by first offset."""
         marks = [] if self._end_offset else self._reader.clock_marks(HEALTH_STREAM)
-        return [(offset, unix_ms + MARK_MS) for offset, unix_ms in marks] or [(0, time.time_ns() // 1_000_000)]
+        return [(offset, unix_ms + MARK_MS) for offset, unix_ms in marks] or [(0, now_unix_ms)]
 
     def _reached(self, zone: str, stream: str, life: bytes) -> int | None:
         if ranges := self._reader.held_of(stream, Origin(zone, life)):

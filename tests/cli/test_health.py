@@ -60,6 +60,7 @@ LINES: list[tuple[str, Any, str]] = [
     ("streams", STREAM, "offsets 1 to 12, 2.0 MB"),
     ("streams", replace(STREAM, first_offset=13, end_offset=12, bytes=0), "no facts, 0.0 MB"),
     ("streams", LIMITED, "2.0 MB of 10.0 MB, 1.5 kB/s, full in 5.5 h without confirmations, first loss in 90.0 h"),
+    ("streams", replace(LIMITED, hours_until_ttl_loss=167.98), "full in 5.5 h without confirmations"),
     ("streams", replace(LIMITED, hours_until_full=0.0, hours_until_ttl_loss=0.0), "full in 0.0 h without confirmations, first loss in 0.0 h"),
     ("consumers", CONSUMER, "online, confirmed to 12, 0 behind"),
     ("consumers", BEHIND, "10 behind, oldest 30.0 s, holds back 1.5 MB"),

@@ -68,8 +68,8 @@ def test_the_node_says_what_it_has_written(config: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("why", ["just begun", "no count", "nothing counted", "another zone", "silent"])
 def test_without_a_measurement_nothing_is_made_up(config: Path, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
-    """A node that has just begun, a kernel that does not count or has counted nothing, another node at the port, none at all: a store of a few
-    seconds gives no estimate either."""
+    """A node that has just begun, a kernel that does not count or has counted nothing, another node at the port, none
+    at all: a store of a few seconds gives no estimate either."""
     answer = {
         "just begun": answer_of(100, 100_000_000),
         "no count": answer_of(1000, None),

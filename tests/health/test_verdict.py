@@ -372,7 +372,9 @@ def test_a_zone_near_its_quota_of_artifacts(healthy: NodeSnapshot, quota: int, h
     ] * is_told
 
 
-@pytest.mark.parametrize("days, text", [(5.4, "ends in 5 days"), (0.0, "ends within a day"), (-1.0, "has expired")])
+@pytest.mark.parametrize(
+    "days, text", [(5.4, "ends in 5 days"), (1.0, "ends in 1 day"), (0.0, "ends within a day"), (-1.0, "has expired")]
+)
 def test_a_certificate_says_what_is_left_of_it(healthy: NodeSnapshot, days: float, text: str) -> None:
     """Which file, what is left of it (0.0: hours), also that nothing is, and the command that renews it."""
     (reason,) = assess(replace(healthy, certificate_days_left=days, certificate_file="/etc/bsfg/idmz.pem")).reasons
@@ -390,7 +392,9 @@ def test_what_a_start_left_out(healthy: NodeSnapshot) -> None:
         (True, "source meter", "is left out: port = 0"),
     ]
     waits = spoilt(healthy, "sources", connected=False, tags=0, tags_problem="plc.csv row 3", last_value_unix_ms=None)
-    assert [reason.hint.partition(",")[0] for reason in assess(waits).reasons] == ["nothing is read"]
+    assert [reason.hint.partition(";")[0] for reason in assess(waits).reasons] == [
+        "bsfg check lists the problems of the file"
+    ]
 
 
 def test_a_configuration_that_is_not_in_force_is_named(healthy: NodeSnapshot) -> None:

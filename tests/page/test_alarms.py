@@ -96,7 +96,7 @@ def row_above(tmp_path: Path, healthy: NodeSnapshot) -> Iterator[Callable[[NodeS
 
         def row(snapshot: NodeSnapshot) -> ZoneRow:
             record_health(store, snapshot)
-            tail.read()
+            tail.read(NOW_MS)
             (row,) = fleet_rows(tail.zones.values(), NOW_MS + 1000)
             return row
 

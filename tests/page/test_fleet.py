@@ -70,7 +70,10 @@ def test_a_silent_zone_is_late_and_then_broken() -> None:
 
 def test_health_that_comes_with_old_times_is_told_from_silence() -> None:
     """A clock that is an hour behind does not send somebody to look for a dead node; once nothing comes, it does."""
-    for arrived_s, said in ((20, "its health is 60 min old when it comes; it was good then"), (400, "silent: no health")):
+    for arrived_s, said in (
+        (20, "its health is 60 min old when it comes; it was good then"),
+        (400, "silent: no health"),
+    ):
         row = zone_row(replace(zone("a", 0, 3_600), arrived_unix_ms=NOW_MS - arrived_s * 1000), NOW_MS)
         assert (row.level, row.alert, row.what.startswith(said)) == (Level.BROKEN, True, True), row.what
         assert ("clock" in row.hint) is (arrived_s == 20)
@@ -81,18 +84,21 @@ def test_a_clock_that_is_ahead_hides_neither_silence_nor_what_comes_later(
 ) -> None:
     """Health is as old as its arrival; and what a zone says once its clock is set back counts at once."""
     now_ms = time.time_ns() // 1_000_000
-    with store_with(tmp_path, replace(healthy, taken_unix_ms=now_ms)) as store, closing(StoreReader(store.path)) as reader:
+    with (
+        store_with(tmp_path, replace(healthy, taken_unix_ms=now_ms)) as store,
+        closing(StoreReader(store.path)) as reader,
+    ):
         tail = HealthTail(reader)
         for ahead_ms in (0, HOUR_MS):
             record_health(store, replace(healthy, taken_unix_ms=now_ms + ahead_ms))
-            tail.read()
+            tail.read(now_ms)
         begun_now = HealthTail(reader)
-        begun_now.read()
+        begun_now.read(now_ms)
         for found in (tail, begun_now):
             assert zone_row(found.zones["idmz"], now_ms + 300_000).what.startswith("silent: no health for")
         corrected = time.time_ns() // 1_000_000
         record_health(store, replace(healthy, taken_unix_ms=corrected, sources=()))
-        tail.read()
+        tail.read(corrected)
         assert not [path for path in tail.zones["idmz"].values if path.startswith("source/")]
 
 
@@ -151,14 +157,14 @@ def test_the_first_look_goes_back_as_far_as_it_must(
     moments = [at(healthy, n * 60_000) for n in range(9)]
     with store_with(tmp_path, *moments) as store, closing(StoreReader(store.path)) as reader:
         tail = HealthTail(reader)
-        tail.read()
+        tail.read(NOW_MS)
         listed = len(asked)
         assert tail.zones["idmz"].at_unix_ms == moments[-1].taken_unix_ms
         Zones(store).send(replace(moments[0], zone="plant-b"))
         for moment in moments:
             record_health(store, replace(moment, taken_unix_ms=moment.taken_unix_ms + HOUR_MS))
         asked.clear()
-        assert HealthTail(reader).read() == {"idmz", "plant-b"}
+        assert HealthTail(reader).read(NOW_MS) == {"idmz", "plant-b"}
     assert (listed, len(asked)) == (1, 5), "not as far back as the first"
 
 
@@ -168,7 +174,7 @@ def test_zones_share_their_definitions_and_paths(tmp_path: Path, healthy: NodeSn
     with FactStore.open(tmp_path / "state" / "facts.db", "idmz") as store, closing(StoreReader(store.path)) as reader:
         Zones(store).send(*(replace(healthy, zone=name) for name in "ab"))
         tail = HealthTail(reader)
-        assert tail.read() == {"a", "b"}
+        assert tail.read(NOW_MS) == {"a", "b"}
         chains = [tail.dictionary.of(zone, end) for zone, end in reader.definition_ends()]
         assert [chain.zone for chain in chains] == ["a", "b"]
         assert all(tag is other_tag for tag, other_tag in zip(*(chain.tags for chain in chains), strict=True))
@@ -200,7 +206,7 @@ def test_an_arrow_shows_the_latest_of_the_worst_streams() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "delivering"),
+    "source, delivering",
     [
         ({}, 1),
         ({"tags_bad": 1}, 1),
@@ -369,7 +375,7 @@ async def test_the_page_of_a_plant_and_of_each_gateway(site: Site) -> None:
         Zones(store).send(pair("follows", "plant-a"), pair("leads", "plant-a-2", store_fill_percent=41.0))
         with closing(StoreReader(store.path)) as reader:
             tail = HealthTail(reader)
-            assert tail.read() == {"plant-a", "plant-a-2"}
+            assert tail.read(NOW_MS) == {"plant-a", "plant-a-2"}
             found = dict(tail.zones)
     await site.watch.look()
     site.watch.zones |= found

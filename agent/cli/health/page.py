@@ -61,7 +61,7 @@ def fleet(config_file: Path, words: tuple[str, ...], everything: bool, as_json: 
 
     with open_reader(config_file, None) as reader:
         tail = HealthTail(reader)
-        tail.read()
+        tail.read(time.time_ns() // 1_000_000)
     rows = _rows(tail, load_settings(config_file))
     found = matching(rows, " ".join(words))
     is_brief = not (everything or words or as_json)
@@ -141,7 +141,7 @@ def _look(settings: NodeSettings, tail: HealthTail | None, columns: int) -> tupl
     node = settings.node
     try:
         tail = tail or HealthTail(StoreReader(node.store_file))
-        tail.read()
+        tail.read(time.time_ns() // 1_000_000)
         rows = [row for row in _rows(tail, settings) if row.zone != node.zone]
         below = [f"below: {fleet_sentence(rows)}"] if rows else []
         below += [f"  {row.level.value:<7} {row.zone}: {row.what}" for row in rows if row.what]

@@ -209,8 +209,9 @@ def _room(stream: dict[str, Any]) -> str:
         parts.append(f", {stream['inflow_bytes_per_s'] / 1000:.1f} kB/s")
     if stream["hours_until_full"] is not None:
         parts.append(f", full in {stream['hours_until_full']:,.1f} h without confirmations")
-    if stream["hours_until_ttl_loss"] is not None:
-        parts.append(f", first loss in {stream['hours_until_ttl_loss']:,.1f} h")
+    loss_h = stream["hours_until_ttl_loss"]
+    if loss_h is not None and round(loss_h, 1) != stream["ttl_hours"]:  # something has waited for minutes
+        parts.append(f", first loss in {loss_h:,.1f} h")
     return "".join(parts)
 
 

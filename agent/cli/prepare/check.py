@@ -34,7 +34,7 @@ from agent.errors import StoreError
 from agent.escaping import printable
 from agent.fact_store import StoreDamaged, StoreForeign, StoreReader, StoreTooNew
 from agent.health.brief import SHOWN_MAX
-from agent.health.problems import Problem
+from agent.health.problems import Problem, counted
 from agent.ingest import TagMapError, load_tag_maps
 from agent.ingest.opcua.security.file_check import FileFinding as Finding
 from agent.ingest.opcua.security.file_check import check_source_files
@@ -185,7 +185,7 @@ def check_identities(sections: Sections) -> Iterator[Finding]:
             soon[broker.cert_file] = days
     for file, days in soon.items():
         remedy = Problem.CERTIFICATE_ENDS.value.remedy.format(zone=name)
-        yield Finding(f"{file}: ends in {days} days; {remedy}", is_problem=False)
+        yield Finding(f"{file}: ends in {counted(days, 'day')}; {remedy}", is_problem=False)
 
 
 def check_signing(sections: Sections) -> Iterator[Finding]:
@@ -292,7 +292,9 @@ def check_page(sections: Sections) -> Iterator[Finding]:
     with suppress(PkiError):
         days = describe(load_certificates(page.cert_file)[0], datetime.now(UTC)).days_left
         if days < WARN_DAYS:
-            yield Finding(f"{page.cert_file}: ends in {days} days; browsers refuse it then", is_problem=False)
+            yield Finding(
+                f"{page.cert_file}: ends in {counted(days, 'day')}; browsers refuse it then", is_problem=False
+            )
 
 
 def _page_trouble(cert_file: Path, key_file: Path, client_ca_file: Path | None) -> str:

@@ -21,6 +21,7 @@ from agent.cli.table import lines
 from agent.client import Client, NodeSilent
 from agent.fact_store import StoreReader
 from agent.health.flash import BYTES_PER_BYTE, BYTES_PER_COMMIT, written_bytes_per_s, years_text
+from agent.health.problems import counted
 from agent.health.verdict import HISTORY
 from agent.message import time_text
 from agent.positions import begun_ms
@@ -123,7 +124,7 @@ def text(found: Statistics) -> str:
     for incident in found.incidents[:INCIDENTS_SHOWN]:
         at = time_text(incident.last_unix_ms * 1_000_000)
         lines.append(
-            f"  incident    {incident.kind} {incident.subject}, {incident.count} times, last {at}: {incident.detail}"
+            f"  incident    {incident.kind} {incident.subject}, {counted(incident.count, 'time')}, last {at}: {incident.detail}"
         )
         if incident.kind in HISTORY:
             lines.append(f"              -> {HISTORY[incident.kind].value.remedy}")
