@@ -15,6 +15,7 @@ from typing import Any
 from agent.batch import Kind, Origin
 from agent.fact_store import BatchSummary, StoreReader
 from agent.health.samples import read_health
+from agent.health.verdict import THRESHOLDS
 from agent.message import HEALTH_STREAM
 from agent.page.named_ends import NamedEnds
 from agent.query.scan import BatchFacts, Dictionary, Scanner
@@ -65,11 +66,12 @@ class HealthTail:
                     newest[zone] = summary
             if sought is not None and sought <= newest.keys():
                 break
-        known = self.zones
+        # Health that comes late does not replace newer health, unless that is old: the zone's clock may have been set
+        # back.
+        old_ms = now_unix_ms - round(THRESHOLDS["health_age"].warn * 1000)
+        known_ms = {zone: found.at_unix_ms for zone, found in self.zones.items() if found.at_unix_ms >= old_ms}
         opened = (
-            summary
-            for zone, summary in newest.items()
-            if zone not in known or summary.time_max_ns // 1_000_000 >= known[zone].at_unix_ms
+            summary for zone, summary in newest.items() if summary.time_max_ns // 1_000_000 >= known_ms.get(zone, 0)
         )
         marks = self._arrivals(now_unix_ms)
         for facts in scanner.facts_of(HEALTH_STREAM, opened):

@@ -100,6 +100,11 @@ def test_a_clock_that_is_ahead_hides_neither_silence_nor_what_comes_later(
         record_health(store, replace(healthy, taken_unix_ms=corrected, sources=()))
         tail.read(corrected)
         assert not [path for path in tail.zones["idmz"].values if path.startswith("source/")]
+        record_health(store, replace(healthy, taken_unix_ms=corrected - HOUR_MS))
+        for later_ms, at_ms in ((30_000, corrected), (120_000, corrected - HOUR_MS)):
+            tail._end_offset -= later_ms == 120_000  # something has come
+            tail.read(corrected + later_ms)
+            assert tail.zones["idmz"].at_unix_ms == at_ms, "health that is late, or a clock that was set back"
 
 
 def test_how_late_and_how_long() -> None:
