@@ -65,7 +65,7 @@ TICK_S = 0.25  # interval for what depends on time alone: parked nodes, refreshe
 BUFFER_PUBLICATIONS_MAX = 16  # of at most 1,000 events each
 STABLE_S = 10.0  # a subscription that lasted this long is replaced at once when it ends
 TYPES_MAX = 10_000  # event types with known names; a server has hundreds
-BAD_REFRESH_IN_PROGRESS, BAD_SUBSCRIPTION_ID_INVALID = 0x8097_0000, 0x8028_0000
+BAD_REFRESH_IN_PROGRESS, BAD_NOTHING_TO_DO, BAD_SUBSCRIPTION_ID_INVALID = 0x8097_0000, 0x800F_0000, 0x8028_0000
 
 REFRESH_EVENTS = (REFRESH_START, REFRESH_END, REFRESH_REQUIRED)
 
@@ -441,6 +441,11 @@ class EventCollector:
         self._conditions.ask()
         status = await service.refresh(self._subscription.id)
         if not quality.is_bad(status):
+            return
+        if status == BAD_NOTHING_TO_DO:  # S2OPC: no condition is retained, and there is neither start nor end
+            ends = [OpcuaEvent(0, {"event_type": f"i={type_id}"}) for type_id in (REFRESH_START, REFRESH_END)]
+            since = self._complete or self._subscription.opened
+            await self._buffer.put(_Arrived(EventPublication(ends), more=False, now=self.clock.now(), since=since))
             return
         self._conditions.abandon()
         if status == BAD_REFRESH_IN_PROGRESS:

@@ -10,6 +10,7 @@ from asyncua.ua.uaerrors import BadFilterNotAllowed, BadServiceUnsupported
 
 from agent.concurrency import TaskGroup
 from agent.ingest.opcua.decode import PublishHeader
+from agent.ingest.opcua.events.collector import BAD_NOTHING_TO_DO
 from agent.ingest.opcua.events.event_fields import (
     ALL_FIELDS,
     BASE_FIELDS,
@@ -201,14 +202,21 @@ async def test_a_loss_is_stored_before_the_events_behind_it(monkeypatch: pytest.
     assert stored == ["events_lost", "events"]
 
 
-async def test_a_condition_that_a_refresh_does_not_name_is_absent() -> None:
-    """The server has forgotten it, as after a restart: a message says that it is not retained any more."""
+@pytest.mark.parametrize("status", [0, BAD_NOTHING_TO_DO])
+async def test_a_condition_that_a_refresh_does_not_name_is_absent(status: int) -> None:
+    """The server has forgotten it, as after a restart: a message says that it is not retained any more. A server that
+    retains none may refuse the refresh, because there is nothing to send (S2OPC)."""
     run = Collecting()
     async with run.collecting():
         await run.server.publish(
             of(event(REFRESH_START, 5), condition("High", 1, message="began"), event(REFRESH_END, 6))
         )
-        await run.server.publish(of(event(REFRESH_START, 10), event(REFRESH_END, 11)))
+        await wait_until_async(lambda: len(run.store.events) == 2, "a refresh and a state")
+        run.server.refresh_status = status
+        await run.server.publish(of(status=BAD_TIMEOUT))
+        await wait_until_async(lambda: run.server.refreshes == [1, 2], "another refresh")
+        if not status:
+            await run.server.publish(of(event(REFRESH_START, 10), event(REFRESH_END, 11)))
         await wait_until_async(lambda: len(run.store.events) == 4, "two refreshes and two states")
     changes = [m.fact for m in run.store.events.values() if m.fact.predicate == "condition_changed"]
     found = [json.loads(fact.object_json) for fact in changes]
