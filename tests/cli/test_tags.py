@@ -205,6 +205,7 @@ def test_a_list_becomes_a_tag_file(bsfg: Bsfg, tmp_path: Path) -> None:
     [
         (("--from", "neuron", "missing.csv"), 1, "missing.csv cannot be read: No such file"),
         (("--from", "kepware", "list.csv"), 1, "is no export of Kepware: its first line has no column 'Tag Name'"),
+        (("--from", "kepware", "s7.csv"), 1, "s7.csv has no tag that could be translated; nothing was written"),
         (("--from", "kepware", "--protocol", "opcua", "list.csv"), 2, "--device Channel1.Device1"),
         (("--from", "ignition", "--types", "missing.json", "list.csv"), 1, "missing.json cannot be read: No such file"),
         (("--from", "neuron", "--namespace", "x", "list.csv"), 2, "write NUMBER=URI"),
@@ -217,6 +218,7 @@ def test_an_import_that_cannot_be_made(
 ) -> None:
     """Ends with what to do, and writes nothing."""
     (tmp_path / "list.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "s7.csv").write_text("Tag Name,Address,Data Type\nA,DB1.W0,Word\n")
     done = bsfg("tags", "import", "--out", "out.csv", *arguments)
     assert (done.returncode, why in done.stderr) == (code, True), done.stderr
     assert not (tmp_path / "out.csv").exists()

@@ -89,15 +89,21 @@ def import_list(
         data = tag_file(found, dialect_of(temporary_source(protocol, file, base)))
     except TagMapError as error:
         sys.exit("".join(f"bsfg: {problem}\n" for problem in error.problems).rstrip())
-    if out is None:
+    if found.rows and out is None:
         echo_file(data)
-    else:
+    elif found.rows and out is not None:
         write_whole(out, data)
-    _report(found, file, f"{len(found.rows)} tags{'' if out is None else f' written to {out}'}", protocol, base)
+    _report(found, file, protocol, base)
+    if not found.rows:
+        sys.exit(f"bsfg: {file.name} has no tag that could be translated; nothing was written")
+    written = "" if out is None else f" written to {out}"
+    click.echo(
+        f"{len(found.rows)} tags{written}; next: bsfg tags check, and compare some values with the device", err=True
+    )
     sys.exit(1 if found.refused else 0)
 
 
-def _report(found: Translation, file: Path, summary: str, protocol: str, base: int) -> None:
+def _report(found: Translation, file: Path, protocol: str, base: int) -> None:
     for title, remarks in (("not translated", found.refused), ("translated, but", found.remarks)):
         if remarks:
             click.echo(f"{len(remarks)} rows of {file.name} {title}:", err=True)
@@ -107,7 +113,6 @@ def _report(found: Translation, file: Path, summary: str, protocol: str, base: i
         click.echo(f"note: {note}", err=True)
     if protocol == "modbus":
         click.echo(f"note: these registers count with address_base = {base}", err=True)
-    click.echo(f"{summary}; next: bsfg tags check, and compare some values with the device", err=True)
 
 
 def _content(file: Path) -> bytes:

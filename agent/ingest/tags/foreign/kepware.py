@@ -73,11 +73,13 @@ def _translated(cells: Mapping[str, str], options: Options) -> tuple[Mapping[str
 
 def _modbus(cells: Mapping[str, str], options: Options) -> tuple[dict[str, str], str]:
     address, kind = cells.get("address", "").replace(" ", ""), cells.get("data type", "").lower()
-    if "[" in address or "array" in kind:
-        raise NotTranslated(f"{cells.get('address')} is an array; a tag is one value, write a row for each element")
+    address, _, elements = address.partition("[")
     match = ADDRESS.fullmatch(address)
     if match is None:
-        raise NotTranslated(f"{cells.get('address')!r} is no address of a Modbus device")
+        why = "is no address of a Modbus device; tags of other drivers are read from Kepware's OPC UA server"
+        raise NotTranslated(f"{cells.get('address')!r} {why}, with --protocol opcua")
+    if elements or "array" in kind:
+        raise NotTranslated(f"{cells.get('address')} is an array; a tag is one value, write a row for each element")
     table, number = (
         match["table"] or match["hex_table"],
         int(match["digits"] or match["hex_digits"], 16 if match["hex"] else 10),
