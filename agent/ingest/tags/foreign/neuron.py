@@ -40,7 +40,7 @@ MODBUS_TYPES = {
 ORDERS = {"LL": "ABCD", "LB": "BADC", "BL": "CDAB", "BB": "DCBA"}
 ORDERS_OF_EIGHT_BYTES = {**ORDERS, "L": "ABCD", "B": "DCBA", "WS": "CDABGHEF", "WR": "EFGHABCD"}
 ADDRESS = re.compile(
-    r"(?P<unit>[0-9]{1,3})!(?P<table>[0-9])(?P<number>[0-9]{1,5})(?:\.(?P<part>[0-9]{1,3}))?(?:#(?P<endian>[BL]{1,2}|WS|WR))?"
+    r"(?P<unit>[0-9]{1,3})!(?P<table>[0-9])(?P<number>0*[0-9]{1,5})(?:\.(?P<part>[0-9]{1,3}))?(?:#(?P<endian>[BL]{1,2}|WS|WR))?"
     r"(?:\.(?P<length>[0-9]{1,3}))?(?P<half>[HLDE]?)"
 )
 

@@ -104,7 +104,7 @@ def test_neuron() -> None:
         ("400001", "INT32", "DCBA"),
         ("400001#B", "INT32", "DCBA"),
         ("400001#LB", "INT32", "BADC"),
-        ("400001", "DOUBLE", "HGFEDCBA"),
+        ("4000001", "DOUBLE", "HGFEDCBA"),
         ("400001#L", "DOUBLE", "ABCDEFGH"),
         ("400001#B", "DOUBLE", "HGFEDCBA"),
         ("400001#WS", "UINT64", "CDABGHEF"),
@@ -113,7 +113,7 @@ def test_neuron() -> None:
 )
 def test_byte_orders_of_neuron(address: str, kind: str, order: str) -> None:
     """Only numbers of several registers follow the order of the node, here DCBA; a single letter counts for two and
-    eight bytes; texts have the high byte first."""
+    eight bytes; texts have the high byte first. A register may have more zeros."""
     data = f"group,name,address,attribute,type,decimal,bias\ng,a,1!{address},Read,{kind},,\n".encode()
     options = Options("modbus", 40_001)
     found = neuron.translate("list.csv", data, options)
