@@ -71,7 +71,8 @@ class Problem(Enum):
     )
     STORE_DAMAGED = _broken(
         "Bytes in the store's file have changed. Readers find a hole there; the rest is served.",
-        "bsfg store verify names the places; check the disk (docs/operate/integrity.md)",
+        "bsfg store verify names the places; check the disk, then fetch them: bsfg peer compare ZONE --scan --repair "
+        "(docs/operate/integrity.md)",
     )
     STORE_LOST_FACTS = _broken(
         "The store was gone, or an old copy was in its place. What peers hold comes back.",

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from math import inf
 
-from agent.health.problems import Level, Problem, Reason, counted, duration, order_by_cause
+from agent.health.problems import RANK, Level, Problem, Reason, counted, duration, order_by_cause
 from agent.health.snapshot import (
     STANDBY,
     BrokerStatus,
@@ -143,7 +143,8 @@ def assess(snapshot: NodeSnapshot) -> Verdict:
         found += _consumer_reasons(consumer, ttl_hours.get(consumer.stream), depends_on)
     since, now_ms = snapshot.since, snapshot.taken_unix_ms
     reasons = tuple(replace(reason, since_unix_ms=since.get(reason.key, now_ms)) for reason in order_by_cause(found))
-    level = reasons[0].level if reasons else Level.GOOD
+    urgent = [reason.level for reason in reasons if reason.alert is reasons[0].alert]
+    level = max(urgent, default=Level.GOOD, key=RANK.__getitem__)  # a cause may be less than what follows from it
     return Verdict(level, any(reason.alert for reason in reasons), reasons, since.get(level.value, now_ms))
 
 

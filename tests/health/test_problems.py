@@ -85,6 +85,16 @@ def test_a_stopped_broker_is_the_headline(healthy: NodeSnapshot) -> None:
     ]
 
 
+def test_a_verdict_is_as_bad_as_what_follows_from_its_cause(healthy: NodeSnapshot) -> None:
+    """A store that is full within the shift is no late consumer only, and the exit status is not that of a bad
+    sensor."""
+    consumers = (replace(healthy.consumers[0], behind_facts=9, oldest_unconfirmed_age_s=90.0, state="offline"),)
+    streams = (replace(healthy.streams[0], name=consumers[0].stream, hours_until_full=0.4),)
+    verdict = assess(replace(healthy, consumers=consumers, streams=streams))
+    assert [reason.problem for reason in verdict.reasons] == [Problem.CONSUMER_BEHIND, Problem.STORE_FULL_SOON]
+    assert (verdict.level, verdict.alert) == (Level.FULL, True)
+
+
 def test_a_full_disk_is_the_headline(healthy: NodeSnapshot) -> None:
     """Refused appends say which limit and what to do; what waits for room follows."""
     store = replace(

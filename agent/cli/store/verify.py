@@ -41,7 +41,8 @@ from agent.health.verdict import HISTORY
 SHOWN_MAX = 100
 WHAT_TO_DO = (
     "Damaged batches are reported to every reader as missing; the rest is served. Keep the file, check the disk (dmesg,"
-    " SMART), and fetch what is missing from a zone that holds it; see docs/operate/integrity.md."
+    " SMART), and fetch what is missing from a zone that holds it: bsfg peer compare ZONE --scan --repair"
+    " (docs/operate/integrity.md)."
 )
 
 
