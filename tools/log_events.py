@@ -25,7 +25,7 @@ NAMED: dict[tuple[str, str], tuple[str, Iterable[str]]] = {
     ("replication/pulling/pull_runner.py", "note.kind.value"): ("warning", [kind.value for kind in NoteKind]),
     ("replication/pulling/pull_runner.py", "noted[0].value"): ("info", [event.value for event in CatchUpEvent]),
 }
-INFORMATIVE = {"peer_returned", "store_accepts"}  # of NoteKind
+INFORMATIVE = {"peer_returned", "page_stored"}  # of NoteKind
 
 
 def events() -> dict[str, str]:

@@ -126,7 +126,7 @@ class Problem(Enum):
     )
     CLOCK_NOT_BELIEVED = _late(
         "The clock of this machine is probably wrong. Good values with its times are uncertain.",
-        "set the clock (timedatectl set-time), or see why the time server does not (timedatectl timesync-status)",
+        "if it is right, nothing: it was wrong before. Else set the clock (timedatectl set-time), or see why the time server does not (timedatectl timesync-status)",
     )
     CERTIFICATE_ENDED = _broken(
         "The certificate with which this node connects to its brokers has expired; they refuse it.",
@@ -302,6 +302,7 @@ EXPLAINS: Mapping[Problem, frozenset[Problem]] = {
     P.PAIR_REFUSED: frozenset({*_NOT_HEARD, P.PAIR_BOTH_RECORD}),
     P.ARTIFACTS_FULL: frozenset({P.PAGE_WAITS, P.PEER_LAG, P.PEER_CATCHES_UP}),
     P.PAGE_WAITS: frozenset({P.PEER_LAG, P.PEER_CATCHES_UP}),
+    P.PEER_SILENT: frozenset({P.PAGE_WAITS}),
     P.CONSUMER_BEHIND: frozenset({P.CONSUMER_LOSES, P.STORE_FILL, P.STORE_FULL_SOON, P.SHARE_USED_UP}),
     P.STORE_DAMAGED: frozenset({P.COMPARISON_DIFFERS}),
     P.STORE_LOST_FACTS: frozenset({P.CONSUMER_BEHIND, P.CONSUMER_LOSES}),

@@ -383,7 +383,7 @@ def _lost_source(source: SourceStatus, subject: str) -> Reason:
         return _reason(Problem.SERVER_CERTIFICATE_CHANGED, subject, why, remedy=remedy, alert=True)
     last = source.last_value_unix_ms
     # Not as an age: the text is recorded, and read later in other zones.
-    since = "no value since the node started" if last is None else f"last value {_moment(last)}"
+    since = "no value yet" if last is None else f"last value {_moment(last)}"
     is_refused = kind == "SourceRefused"
     said = why if is_refused else trouble if kind == "SourceLost" else source.trouble
     problem = Problem.SOURCE_REFUSED if is_refused else Problem.SOURCE_LOST

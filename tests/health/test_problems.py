@@ -85,6 +85,16 @@ def test_a_stopped_broker_is_the_headline(healthy: NodeSnapshot) -> None:
     ]
 
 
+def test_a_page_that_waits_for_an_absent_peer_follows_from_that(healthy: NodeSnapshot) -> None:
+    """Its tag definitions are at the peer: the store is not full."""
+    away = replace(healthy.peers[0], connected=False, lag_seconds=60.0, page_waits="ConnectionLost: plant: no answer")
+    silent, waits = assess(replace(healthy, peers=(away,))).reasons
+    assert (silent.problem, waits.problem, waits.caused_by) == (
+        *(Problem.PEER_SILENT, Problem.PAGE_WAITS),
+        ("peer plant",),
+    )
+
+
 def test_a_verdict_is_as_bad_as_what_follows_from_its_cause(healthy: NodeSnapshot) -> None:
     """A store that is full within the shift is no late consumer only, and the exit status is not that of a bad
     sensor."""

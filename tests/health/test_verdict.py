@@ -284,7 +284,7 @@ def far(facts_per_s: float | None, seconds_left: float | None) -> dict[str, Catc
 
 
 TEXTS = [
-    ("sources", {**GONE, "last_value_unix_ms": None}, "not connected, no value since the node started", DEVICE),
+    ("sources", {**GONE, "last_value_unix_ms": None}, "not connected, no value yet", DEVICE),
     ("sources", {**GONE, "trouble": "SourceLost: no route"}, f"{NO_SOURCE}: no route", DEVICE),
     ("sources", {**GONE, "trouble": "cut"}, f"{NO_SOURCE}: cut", DEVICE),
     ("sources", {**GONE, "trouble": "SourceRefused: no user"}, f"{NO_SOURCE}: no user", EACH_STEP),

@@ -134,12 +134,12 @@ def check_state(sections: Sections) -> Iterator[Finding]:
 
 
 def _check_room(folder: Path, sections: Sections) -> Iterator[Finding]:
-    """With less free than the store leaves free, it takes no fact."""
+    """With less free than the store leaves free, it takes a fact only in place of a confirmed one."""
     free = shutil.disk_usage(folder).free
     floor = next((store.disk_free_bytes_min for store in sections.named("store")), StoreSettings().disk_free_bytes_min)
     if free < floor:
         text = f"{folder}: {free / 1e6:,.0f} MB of its disk are free, and disk_free_bytes_min in [store] keeps"
-        text += f" {floor / 1e6:,.0f} MB free: the store takes no facts"
+        text += f" {floor / 1e6:,.0f} MB free: the store takes facts only in place of confirmed ones"
         yield Finding(f"{text}; free disk space, or set it lower", is_problem=True)
 
 

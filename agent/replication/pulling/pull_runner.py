@@ -50,7 +50,7 @@ from agent.replication.pulling.throttled_requester import ThrottledRequester
 
 _log = logging.getLogger(__name__)
 _EXPECTED = (ReplicationError, StoreError)
-_INFORMATIVE = {NoteKind.PEER_RETURNED, NoteKind.STORE_ACCEPTS}
+_INFORMATIVE = {NoteKind.PEER_RETURNED, NoteKind.PAGE_STORED}
 _FOR_OPERATOR = {NoteKind.PEER_REFUSES, NoteKind.PAGE_REFUSED, NoteKind.RECEIVER_FENCED}
 """The pull stops until an operator acts, so an incident is recorded."""
 

@@ -179,7 +179,7 @@ async def test_a_comparison_brings_what_was_missing(broker: Mosquitto, tmp_path:
 
 def logged(caplog: pytest.LogCaptureFixture) -> str:
     """The reason why our own store refused a page."""
-    return " ".join(str(vars(record).get("reason")) for record in caplog.records if record.message == "store_refuses")
+    return " ".join(str(vars(record).get("reason")) for record in caplog.records if record.message == "page_waits")
 
 
 async def test_a_store_without_room_waits_and_loses_nothing(

@@ -354,14 +354,14 @@ def test_store_that_is_full_gets_the_same_page_again() -> None:
     """The pause doubles; its begin and end are logged once; the page stays the same."""
     driver = Driver()
     (offered,) = driver.answer(page(1, 10))
-    assert kinds(driver(AppendFailed("full", is_retryable=True))) == [NoteKind.STORE_REFUSES]
+    assert kinds(driver(AppendFailed("full", is_retryable=True))) == [NoteKind.PAGE_WAITS]
     assert driver.core.pages.state is Storing.PAUSED
     assert driver(Tick(), 100) == [offered]
     assert driver(AppendFailed("full", is_retryable=True)) == []
     assert driver(Tick(), 200) == [offered]
-    assert kinds(driver(PageAppended())) == [NoteKind.STORE_ACCEPTS, Fetch]
+    assert kinds(driver(PageAppended())) == [NoteKind.PAGE_STORED, Fetch]
     (later,) = driver.answer(page(11, 20))
-    assert kinds(driver(AppendFailed("full", is_retryable=True))) == [NoteKind.STORE_REFUSES], "another time"
+    assert kinds(driver(AppendFailed("full", is_retryable=True))) == [NoteKind.PAGE_WAITS], "another time"
     assert driver(Tick(), 100) == [later]
     assert NoteKind.PAGE_REFUSED in kinds(driver(AppendFailed("a fork", is_retryable=False)))
     assert driver.core.pages.waits == "full", "until a page is stored, and then it is said"

@@ -214,8 +214,8 @@ class NoteKind(Enum):
     PEER_RETURNED = "peer_returned"
     PEER_REFUSES = "peer_refuses"
     PEER_RESTORED = "peer_restored"
-    STORE_REFUSES = "store_refuses"
-    STORE_ACCEPTS = "store_accepts"
+    PAGE_WAITS = "page_waits"
+    PAGE_STORED = "page_stored"
     PAGE_REFUSED = "page_refused"
     RECEIVER_FENCED = "receiver_fenced"
 

@@ -335,14 +335,14 @@ class Receiver:
         if self.pages.is_empty:
             self.contact.note_stored()
         if waited:
-            self._add_note(NoteKind.STORE_ACCEPTS, "")
+            self._add_note(NoteKind.PAGE_STORED, "")
         if was_refused:
             self._answered()
 
     def _append_failed(self, event: AppendFailed, now_ms: int, jitter: float) -> None:
         if event.is_retryable:
             if not self.pages.waits:
-                self._add_note(NoteKind.STORE_REFUSES, event.reason)
+                self._add_note(NoteKind.PAGE_WAITS, event.reason)
             self.pages.pause(event.reason, now_ms, jitter)
         else:
             self.pages.refuse()
