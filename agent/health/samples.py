@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from agent.health.brief import worst_of
+from agent.health.brief import counts_of, worst_of
 from agent.health.problems import RANK, Level
 from agent.health.snapshot import Gauge, Label, NodeSnapshot, Sampled, marks
 from agent.health.verdict import Verdict
@@ -59,16 +59,30 @@ class HealthSample:
 def health_samples(snapshot: NodeSnapshot, verdict: Verdict) -> list[HealthSample]:
     """All tags, the verdict first."""
     reasons = [reason.to_json() for reason in verdict.reasons[:REASONS_MAX]]
-    judged = (
+    judged: tuple[tuple[str, str, Value], ...] = (
         ("alert", "1 when an operator must act.", verdict.alert),
         ("summary", "The worst problem in words.", verdict.summary()),
         ("since_unix_ms", "Since when the verdict is this.", verdict.since_unix_ms),
         ("reasons", "The problems, worst first, with what to do.", Json.of(reasons)),
     )
     found = [HealthSample(VERDICT, RANK[verdict.level])]
-    found += [HealthSample(_definition(name, "", meaning), value) for name, meaning, value in judged]
+    found += [
+        HealthSample(_definition(name, "", meaning), value)
+        for name, meaning, value in (*judged, *_left_out(snapshot, verdict))
+    ]
     found += _of_record(worst_of(snapshot, verdict, PARTS_MAX), "")
     return found
+
+
+def _left_out(snapshot: NodeSnapshot, verdict: Verdict) -> Iterator[tuple[str, str, Value]]:
+    """What there is beyond the parts and reasons that are recorded, so that nobody takes the worst for all."""
+    counts = counts_of(snapshot)
+    for kind in ("sources", "peers"):
+        if counts[kind] > PARTS_MAX:
+            yield f"counts/{kind}", f"How many {kind} there are.", counts[kind]
+            yield f"counts/{kind}_connected", f"How many {kind} are connected.", counts[f"{kind}_connected"]
+    if len(verdict.reasons) > REASONS_MAX:
+        yield "reasons_left_out", "How many more problems there are.", len(verdict.reasons) - REASONS_MAX
 
 
 def _of_record(record: Any, folder: str) -> Iterator[HealthSample]:

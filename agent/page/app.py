@@ -11,7 +11,7 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from functools import partial
 from importlib.resources import files
 from typing import Any
@@ -177,7 +177,8 @@ class PageAnswers:
         bad, are_too_many = list[Any](), False
         try:
             latest = await self._watch.facts.latest(view.plant)
-            bad, are_too_many = list(filter(_is_not_good, latest or ())), latest is None
+            silent = {source["name"] for source in view.sources if words.number(source.get("tags_silent"))}
+            bad, are_too_many = [row for row in latest or () if _is_not_good(row, silent)], latest is None
         except StoreError as error:
             view.reasons.append(
                 {"subject": "store", "text": f"cannot be read: {error}", "hint": error.hint, "alert": True}
@@ -257,8 +258,11 @@ class PageAnswers:
         return self._templates.get_template(template).render(looked_ms=watch.looked_unix_ms, **names)
 
 
-def _is_not_good(row: Any) -> bool:
-    return row["quality"] is None or (row["quality"] >> 30 >= 2 and row["quality"] != TAG_REMOVED)
+def _is_not_good(row: Any, silent: Collection[str]) -> bool:
+    """`silent`: the sources of which tags have no value yet. Of others, the last value of a removed tag has expired."""
+    if row["quality"] is None:
+        return row["source"] in silent
+    return bool(row["quality"] >> 30 >= 2 and row["quality"] != TAG_REMOVED)
 
 
 def _with_times(text: object) -> Markup:

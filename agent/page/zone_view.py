@@ -52,6 +52,8 @@ class ZoneView:
     streams: list[Part]
     brokers: list[Part]
     values: dict[str, Any]
+    totals: dict[str, tuple[float, float]]
+    """How many sources and peers there are, and how many are connected; the lists have the worst."""
 
 
 def node_row(health: ZoneHealth, now_unix_ms: int, *, dead_since_ms: int | None = None) -> ZoneRow:
@@ -84,12 +86,13 @@ def zone_view(health: ZoneHealth, row: ZoneRow, plant: str = "") -> ZoneView:
             "alert": row.alert,
         }
         reasons = [head | {"since_unix_ms": row.since_unix_ms, "level": row.level.value}, *reasons]
+    totals = {kind: _total(found, kind, parts) for kind, parts in (("sources", sources), ("peers", parts["peer"]))}
     return ZoneView(
         row,
         plant or row.zone,
         health.zone,
         _sentence(row, f"Gateway {row.zone} of {plant}" if plant and row.gateways else row.zone),
-        _more(sources, parts["peer"], consumers, row.hold_hours, words.number(found.get("store_fill_percent"))),
+        _more(sources, totals, consumers, row.hold_hours, words.number(found.get("store_fill_percent"))),
         reasons,
         below=_links(parts["peer"], "lag_seconds", _pull),
         above=_links(consumers, "oldest_unconfirmed_age_s", _consumer),
@@ -98,7 +101,15 @@ def zone_view(health: ZoneHealth, row: ZoneRow, plant: str = "") -> ZoneView:
         streams=sorted(parts["stream"], key=lambda stream: stream["name"]),
         brokers=parts["broker"],
         values=found,
+        totals=totals,
     )
+
+
+def _total(found: dict[str, Any], kind: str, parts: list[Part]) -> tuple[float, float]:
+    total, up = words.number(found.get(f"counts/{kind}")), words.number(found.get(f"counts/{kind}_connected"))
+    if total is None or up is None:
+        return len(parts), sum(part.get("connected") is True for part in parts)
+    return total, up
 
 
 def _sentence(row: ZoneRow, name: str) -> str:
@@ -128,17 +139,22 @@ def _level_of(source: Part) -> str:
 
 
 def _more(
-    sources: list[Part], peers: list[Part], consumers: list[Part], hours: float | None, fill: float | None
+    sources: list[Part],
+    totals: dict[str, tuple[float, float]],
+    consumers: list[Part],
+    hours: float | None,
+    fill: float | None,
 ) -> str:
     """The second sentence: what works, what waits, how long the store lasts."""
     parts = list[str]()
-    if sources:
-        up = sum(source.get("connected") is True and _level_of(source) != Level.BROKEN.value for source in sources)
+    total, up = totals["sources"]
+    if total:
+        up -= sum(source.get("connected") is True and _level_of(source) == Level.BROKEN.value for source in sources)
         stand_by = all(source.get("state") == STANDBY for source in sources)
-        parts.append(f"{up:,} of {len(sources):,} sources {'stand by' if stand_by else 'deliver'}")
-    if peers:
-        up = sum(peer.get("connected") is True for peer in peers)
-        parts.append(f"{up:,} of {len(peers):,} pulls run")
+        parts.append(f"{words.count(up)} of {words.count(total)} sources {'stand by' if stand_by else 'deliver'}")
+    total, up = totals["peers"]
+    if total:
+        parts.append(f"{words.count(up)} of {words.count(total)} pulls run")
     waiting = [
         consumer for consumer in consumers if (words.number(consumer.get("oldest_unconfirmed_age_s")) or 0) >= WAITING_S
     ]

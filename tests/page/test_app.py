@@ -272,9 +272,12 @@ async def test_tags_may_be_too_many(site: Site, healthy: NodeSnapshot, monkeypat
 
 
 def test_a_tag_that_was_taken_out_is_not_bad() -> None:
-    """It is nothing that a person must repair. One without a value yet, and one with a bad status, are."""
+    """It is nothing that a person must repair, also once its last value has expired. One without a value yet, whose
+    source says so, and one with a bad status, are."""
     found = (None, 0x8005_0000, TAG_REMOVED, 0x4000_0000, 0)
-    assert [quality for quality in found if app_module._is_not_good({"quality": quality})] == [None, 0x8005_0000]
+    for silent, bad in (({"press"}, [None, 0x8005_0000]), ((), [0x8005_0000])):
+        rows = [{"quality": quality, "source": "press"} for quality in found]
+        assert [row["quality"] for row in rows if app_module._is_not_good(row, silent)] == bad
 
 
 @pytest.mark.virtual_time

@@ -233,6 +233,20 @@ def test_a_source_is_as_the_verdict_has_it(healthy: NodeSnapshot, source: dict[s
     assert f"{delivering} of 1 sources " in view.more
 
 
+async def test_of_many_parts_the_worst_are_listed_and_all_are_counted(site: Site, healthy: NodeSnapshot) -> None:
+    """Of three hundred sources, twelve of which are lost, and a thousand pulls, the page counts as many as the
+    status."""
+    sources = tuple(SourceStatus(f"s{n}", "modbus", n >= 12, tags=4, trouble="gone") for n in range(300))
+    peers = tuple(replace(healthy.peers[0], zone=f"p{n}") for n in range(1_000))
+    site.snapshot = replace(healthy, sources=sources, peers=peers)
+    await site.watch.look()
+    _, _, body = await site.get("/zone/idmz")
+    for said in ("288 of 300 sources deliver; 1,000 of 1,000 pulls run", ">300 sources</a>", ">288 of 300 connected<"):
+        assert said in body, said
+    assert "the worst 50 of 300: <code>bsfg source list</code>" in body
+    assert "and 2 more: <code>bsfg status --all</code>" in body
+
+
 def box(node: str, role: str, term: int = 7, age_s: float = 10, **changes: Any) -> ZoneHealth:
     """A gateway of plant-a that said this some seconds ago; it has its role for an hour."""
     at_ms = NOW_MS - round(age_s * 1000)

@@ -124,7 +124,7 @@ def latest(
         _report_ahead(rows)
         if peer is None:
             _report_peer_values(rows)
-            _report_missing([row for row in rows if row["source_time"] is None], depth)
+            _report_missing([row for row in rows if row["source_time"] is None and row["mode"] != "removed"], depth)
     _report_no_match(rows, tag_glob, zone)
     sys.exit(report_holes(counters) if rows else 1)
 
