@@ -197,7 +197,8 @@ def zone_row(health: ZoneHealth, now_unix_ms: int) -> ZoneRow:
         before = f"; it was {level.value} then" + (f" ({what})" if what else "")
         what, hint = f"silent: no health for {words.age(age_s)}{before}", SILENT_HINT.format(zone=health.zone)
         if _is_old_on_arrival(health, now_unix_ms):
-            what, hint = f"its health is {words.age(age_s)} old when it comes{before}", OLD_HINT
+            came = f"by its clock, though some came {words.age((now_unix_ms - health.arrived_unix_ms) / 1000)} ago"
+            what, hint = f"silent: no health for {words.age(age_s)} {came}{before}", OLD_HINT
         level = max(level, Level.BROKEN if silent else Level.LATE, key=RANK.__getitem__)
         alert, since = alert or silent, health.at_unix_ms
         alerts = (("silent", what, hint), *alerts) if silent else alerts
