@@ -56,11 +56,6 @@ class Appends:
         self._writer = writer
         self._artifacts = artifacts
 
-    @property
-    def facts_max(self) -> int:
-        """The most facts of one append."""
-        return self._writer.queue.appends.count_max
-
     def define(self, definitions: Sequence[TagDefinition], *, stream: str = "") -> Future[list[int]]:
         """Store tag definitions; returns their numbers, from 1 without gaps. The same content keeps its number, changed
         content gets a new one. `stream`: where their samples are appended, if it is that of the node's health, which

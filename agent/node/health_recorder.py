@@ -1,8 +1,7 @@
 """Records the node's own health in the stream `health`: once a minute, and at every change of its verdict or reasons.
 
-All samples of a moment are one append, so that one batch shows the whole node; a store with a smaller queue gets them
-in parts. A store that refuses facts refuses these too: nothing waits, and the next moment is recorded when it takes
-facts again.
+All samples of a moment are one append, so that one batch shows the whole node. A store that refuses facts refuses these
+too: nothing waits, and the next moment is recorded when it takes facts again.
 """
 
 from __future__ import annotations
@@ -59,16 +58,13 @@ class HealthRecorder:
         if new := [sample.definition for sample in samples if sample.definition not in self._numbers]:
             numbers = await asyncio.wrap_future(self._store.appends.define(new, stream=HEALTH_STREAM))
             self._numbers.update(zip(new, numbers, strict=True))
-        part_max = self._store.appends.facts_max
-        for first in range(0, len(samples), part_max):
-            part = samples[first : first + part_max]
-            columns = SampleColumns(
-                [self._numbers[sample.definition] for sample in part],
-                [now_ms * 1_000_000] * len(part),
-                [sample.value for sample in part],
-                [sample.quality for sample in part],
-            )
-            await asyncio.wrap_future(self._store.appends.append_columns(HEALTH_STREAM, columns))
+        columns = SampleColumns(
+            [self._numbers[sample.definition] for sample in samples],
+            [now_ms * 1_000_000] * len(samples),
+            [sample.value for sample in samples],
+            [sample.quality for sample in samples],
+        )
+        await asyncio.wrap_future(self._store.appends.append_columns(HEALTH_STREAM, columns))
 
 
 @dataclass(frozen=True, slots=True)

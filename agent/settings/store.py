@@ -27,7 +27,8 @@ class StoreSettings:
     # The most facts of a batch; so many of one stream are committed at once, also before the interval is over. Smaller
     # batches take more bytes a fact (2 % at 8192, 11 % at 2000), larger ones more time to cut a small page from (3 ms).
     batch_facts_target: int = FACTS_MAX
-    # Limits of the writer's queue, in facts and in bytes. A full queue raises StoreBusy: the source slows down.
+    # Limits of the writer's queue, in facts and in bytes; one append may go beyond. A full queue raises StoreBusy: the
+    # source slows down.
     queue_facts_max: int = 200_000
     queue_bytes_max: int = 64 * 1024 * 1024
     # Limit of the store's file, all streams together; 0: only the disk limits it. It must be below the disk's size: on

@@ -1,4 +1,4 @@
-"""The writer's queue: bounded in facts and in bytes, grouped by the work of one commit.
+"""The writer's queue: bounded in facts and in bytes, beyond which one append may go; grouped by the work of one commit.
 
 Any thread puts work in; one thread, the writer's, takes a group when group_commit.py says that a commit is due. A full
 queue raises StoreBusy at once, because only the caller can slow its source; nothing is dropped.
@@ -18,7 +18,7 @@ from agent.columns import SampleColumns
 from agent.errors import StoreBusy, StoreError
 from agent.fact_store.append.acks import AckTerms
 from agent.fact_store.append.group_commit import ENOUGH_FACTS, Commit, CommitPace, QueuedSamples, Wait, decide_commit
-from agent.fact_store.core import NEVER_NS, Appended, FactsRefused, copy_error
+from agent.fact_store.core import NEVER_NS, Appended, copy_error
 from agent.fact_store.sqlite import Transaction
 from agent.message import Message
 
@@ -114,14 +114,9 @@ class QueueLimit:
         self.bytes = 0
 
     def reserve(self, count: int, size: int) -> None:
-        """Reserve room for work. Raises StoreBusy while there is too little, FactsRefused for work that never fits."""
-        if count > self.count_max or size > self.bytes_max:
-            raise FactsRefused(
-                f"{count} {self.what} of {size} bytes at once are more than the queue's {self.count_max} {self.what}"
-                f" or {self.bytes_max} bytes",
-                "append fewer at a time",
-            )
-        if self.count + count > self.count_max or self.bytes + size > self.bytes_max:
+        """Reserve room for work. Raises StoreBusy while a limit is reached; until then work of any size is taken, or a
+        poll of more tags than `count_max` would be lost."""
+        if self.count >= self.count_max or self.bytes >= self.bytes_max:
             raise StoreBusy(f"{self.count} {self.what} of {self.bytes} bytes wait for the disk")
         self.count += count
         self.bytes += size
@@ -164,7 +159,7 @@ class WriteQueue:
     # --------------------------------------------------------------------------------------------------- any thread
 
     def put_samples(self, append: AppendSamples) -> None:
-        """Queue samples; raises StoreBusy, FactsRefused, or why new work is refused."""
+        """Queue samples; raises StoreBusy, or why new work is refused."""
         stream = append.stream
         with self._changed:
             self._reserve(append)

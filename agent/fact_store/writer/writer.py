@@ -92,7 +92,7 @@ class Writer:
         zone: str = "",
     ) -> Future[Any]:
         """Queue a call that runs inside a transaction, and return its future; raises StoreBusy, StoreClosed,
-        StoreFailed, FactsRefused.
+        StoreFailed.
 
         `size` is the memory in bytes that its arguments take; `Call` describes the other parameters.
         """

@@ -17,7 +17,6 @@ from agent.fact_store.append.group_commit import (
     decide_commit,
 )
 from agent.fact_store.append.queue import AppendSamples, Call, WriteQueue
-from agent.fact_store.core.errors import FactsRefused
 from tests.fact_store.making import TELEMETRY, samples
 
 MS = 1_000_000
@@ -125,12 +124,10 @@ def put(queue: WriteQueue, work: AppendSamples | Call) -> None:
     queue.put_call(work) if isinstance(work, Call) else queue.put_samples(work)
 
 
-def test_what_never_fits_is_refused_for_good() -> None:
-    """Work of more bytes than the queue holds is refused by name, and takes no room. With StoreBusy its caller would
-    retry for ever."""
+def test_work_larger_than_the_queue_is_taken() -> None:
+    """While no limit is reached; then its kind of work has to wait. With StoreBusy its caller would retry for ever."""
     queue = WriteQueue(10, 100, CommitPace(10**9, 1000))
-    for work in (call(101), append(0, 101)):
-        with pytest.raises(FactsRefused, match="101 bytes at once"):
-            put(queue, work)
-    put(queue, call(100))
-    put(queue, append(0, 100))
+    for large, small in ((call(101), call(1)), (append(0, 101), append(0, 1))):
+        put(queue, large)
+        with pytest.raises(StoreBusy, match="of 101 bytes wait"):
+            put(queue, small)
