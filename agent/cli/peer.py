@@ -24,6 +24,7 @@ from agent.client import Client
 from agent.errors import BsfgError
 from agent.health.brief import SHOWN_MAX
 from agent.health.problems import counted
+from agent.settings.host import host_and_port
 from agent.settings.node import NodeSettings
 from agent.settings.peers import BrokerSettings, PeerSettings
 
@@ -80,7 +81,7 @@ def test(name: str, config_file: Path, as_json: bool) -> None:
     tested = named_peer(settings, name)
     at = broker_of(settings, tested)
     if not as_json:
-        click.echo(f"{settings.node.name} to {name} at broker {at.name} ({at.host}:{at.port})")
+        click.echo(f"{settings.node.name} to {name} at broker {at.name} ({host_and_port(at.host, at.port)})")
     bad = 0
     for step in check_peer(target_at(settings, at), peer_of(tested)):
         bad += step.is_bad

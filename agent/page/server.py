@@ -26,6 +26,7 @@ from agent.page.access import Users
 from agent.page.app import make_app
 from agent.page.sender import Sender
 from agent.page.watch import Watch
+from agent.settings.host import host_and_port
 from agent.settings.node import NodeSettings
 
 CONNECTIONS_MAX = 128
@@ -107,8 +108,7 @@ async def serve(settings: NodeSettings, ready: Callable[[str], None] = lambda _:
     server, stop = _Server(config), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    host = f"[{page.listen_host}]" if ":" in page.listen_host else page.listen_host
-    address = f"{'https' if page.cert_file else 'http'}://{host}:{port}/"
+    address = f"{'https' if page.cert_file else 'http'}://{host_and_port(page.listen_host, port)}/"
     notifier = Notifier.from_environment(os.environ, os.getpid())
     async with TaskGroup() as group:
         await watch.look()

@@ -24,6 +24,11 @@ def host_problem(host: str) -> str:
     return "" if is_name and (":" not in host or _is_ipv6(host)) else "must be a host name or an IP address"
 
 
+def host_and_port(host: str, port: int) -> str:
+    """Both in one text, an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def host_of(url: str) -> str:
     """The host in a URL, empty if none can be read in it."""
     try:

@@ -14,7 +14,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from agent.message import STREAM
-from agent.settings.host import host_problem, url_problem
+from agent.settings.host import host_and_port, host_problem, url_problem
 from agent.settings.opcua_address import STANDARD_URI, NodeAddress, parse_node_address
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
@@ -219,7 +219,7 @@ class ModbusSourceSettings:
     @property
     def where(self) -> str:
         """The line in words: `serial port /dev/ttyS0`, or host and port."""
-        return f"serial port {self.serial_port}" if self.transport == "rtu" else f"{self.host}:{self.port}"
+        return f"serial port {self.serial_port}" if self.transport == "rtu" else host_and_port(self.host, self.port)
 
     @property
     def endpoint(self) -> tuple[str, int]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.settings.host import host_problem, url_problem
+from agent.settings.host import host_and_port, host_problem, url_problem
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,11 @@ def test_what_is_no_host(host: str, why: str) -> None:
     """A port and brackets are named with the settings to write; an address of IPv6 stands as it is."""
     assert (host_problem(host) == "") == (why == "")
     assert why in host_problem(host)
+
+
+def test_a_port_behind_an_address() -> None:
+    """An address of IPv6 has brackets in front of its port, as in a URL."""
+    assert [host_and_port(host, 8883) for host in ("::1", "10.0.0.1")] == ["[::1]:8883", "10.0.0.1:8883"]
 
 
 @pytest.mark.parametrize(

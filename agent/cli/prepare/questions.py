@@ -18,6 +18,7 @@ from agent.ingest.tags.file import parse_tag_file
 from agent.message import ZONE
 from agent.replication import pki
 from agent.replication.broker import PORT
+from agent.settings.host import host_and_port
 from agent.settings.sources import ADDRESS_BASES, ModbusSourceSettings
 
 SOURCES = ("opcua", "modbus")
@@ -71,7 +72,7 @@ def _connection(zone: str, before: Mapping[str, Any], settings: Mapping[str, Any
         peer = before.get("peer", {})
         sides = "".join(f", peer {peer['zone']} {side}" for side, name in SIDES.items() if peer.get(name))
         change = "another peer" if settings.get("broker") else "change"
-        if _choose(f"Broker {host}:{port}{sides}", ("keep", change), "keep") == "keep":
+        if _choose(f"Broker {host_and_port(host, port)}{sides}", ("keep", change), "keep") == "keep":
             return _as_in_force(before, settings)
     elif settings.get("broker"):
         click.echo(f"# brokers in the settings: {', '.join(str(broker.get('host')) for broker in settings['broker'])}")

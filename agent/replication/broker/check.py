@@ -34,6 +34,7 @@ from agent.replication.protocol.codec import encode_request
 from agent.replication.protocol.errors import ConnectionLost, NotAuthorized, PeerAbsent, TransportError
 from agent.replication.protocol.messages import ListStreams
 from agent.replication.protocol.topics import request_topic, response_topic, subscription_to
+from agent.settings.host import host_and_port
 
 UNLINKED_NODE = "bsfg-check"
 """A node that no site has: requests to it or in its name must be forbidden."""
@@ -51,7 +52,7 @@ def check_broker(access: BrokerTarget, links: Iterable[PeerLink]) -> Iterator[Di
             if diagnostic.is_bad:
                 yield diagnostic
                 return
-        yield good(f"connected to {access.host}:{access.port} as {access.node} with TLS 1.3")
+        yield good(f"connected to {host_and_port(access.host, access.port)} as {access.node} with TLS 1.3")
         yield from _check_limits(session.connack)
         yield from _check_unauthenticated(access)
         mine = sorted({link for link in links if access.node in (link.serving, link.asking)})

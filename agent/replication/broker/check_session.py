@@ -36,6 +36,7 @@ from agent.replication.mqtt import (
     explain_untrusted,
 )
 from agent.replication.protocol.errors import NotAuthorized, PeerAbsent, TransportError
+from agent.settings.host import host_and_port
 
 WAIT_S = 5.0
 """For each answer; a broker in the same plant answers within milliseconds."""
@@ -82,7 +83,7 @@ def connection_steps(access: BrokerTarget) -> Iterator[Diagnostic]:
         return
     addresses = sorted({str(address[0]) for *_, address in found})
     yield good(f"{access.host} is {', '.join(addresses[:ADDRESSES_SHOWN_MAX])}")
-    where = f"{access.host}:{access.port}"
+    where = host_and_port(access.host, access.port)
     context = pki.client_context(access.ca_file, access.cert_file, access.key_file)
     try:
         started_s = time.monotonic()
@@ -117,7 +118,7 @@ def _handshake_done(channel: ssl.SSLSocket) -> Diagnostic:
 
 def _certificate_accepted(access: BrokerTarget, channel: ssl.SSLSocket) -> Diagnostic:
     """Send CONNECT: in TLS 1.3 a server refuses a client certificate after the handshake, with an alert."""
-    where = f"{access.host}:{access.port}"
+    where = host_and_port(access.host, access.port)
     alert, answer = "", b""
     with contextlib.suppress(OSError):  # the broker may have closed already; its alert can still be read
         channel.sendall(_CONNECT_PACKET)
@@ -177,7 +178,7 @@ class MqttSession:
         try:
             self._connection = self._runner.run(MqttConnection.open(access, self._on_message))
         except TransportError as error:
-            yield bad(f"{at.host}:{at.port}: {error.why}", error.hint)
+            yield bad(f"{host_and_port(at.host, at.port)}: {error.why}", error.hint)
 
     @property
     def connack(self) -> Properties | None:

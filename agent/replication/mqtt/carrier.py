@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     import ssl  # tidy: the type only; cores import this module
 
+from agent.settings.host import host_and_port
 from agent.signing.records import SignerInForce
 
 
@@ -26,7 +27,7 @@ class Access:
     """Signs the requests that change something at a peer."""
 
     def __str__(self) -> str:
-        return f"broker {self.name} ({self.host}:{self.port})"
+        return f"broker {self.name} ({host_and_port(self.host, self.port)})"
 
 
 class Incoming(NamedTuple):

@@ -42,6 +42,7 @@ from agent.replication.protocol.messages import (
     StreamsAnswer,
 )
 from agent.replication.pulling import MessageJudge, TrustPolicy
+from agent.settings.host import host_and_port
 from agent.settings.signing import SigningSettings
 from agent.signing.certificates import SignerTrust
 from agent.signing.files import load_trust
@@ -111,7 +112,7 @@ class MqttNodeSource:
 
     @property
     def name(self) -> str:
-        return f"{self._at.peer} at {self._at.host}:{self._at.port}"
+        return f"{self._at.peer} at {host_and_port(self._at.host, self._at.port)}"
 
     @property
     def zone(self) -> str:
