@@ -200,9 +200,12 @@ def _state(settings: NodeSettings) -> dict[str, str]:
         link = CONNECTED if has_answered else link
         if has_answered or peer["zone"] not in states:
             states[peer["zone"]] = link
+    blocked: dict[tuple[str, str], list[str]] = {}
     for peer in found["peers"]:
         if behind := max(0, peer["end_offset"] - peer["position"]):
             states[peer["zone"]] += f"; {peer['stream']} is {counted(behind, 'fact')} behind"
         if peer["blocked"]:
-            states[peer["zone"]] += f"; {peer['stream']} is blocked: {peer['trouble'].rstrip('.')}"
+            blocked.setdefault((peer["zone"], peer["trouble"].rstrip(".")), []).append(peer["stream"])
+    for (zone, trouble), streams in blocked.items():
+        states[zone] += f"; {', '.join(streams)} {'is' if len(streams) == 1 else 'are'} blocked: {trouble}"
     return states

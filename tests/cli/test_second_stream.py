@@ -119,6 +119,9 @@ def test_a_peer_with_one_connected_stream_is_connected(place: int | None, monkey
     pulls[1] = replace(pulls[1], connected=False, trouble="not authorized. Add it.", blocked=True)  # so it has answered
     answer_with(monkeypatch, *pulls)
     assert peer._state(settings) == {"plant-b": "connected; s1 is blocked: not authorized. Add it"}
+    pulls[2] = replace(pulls[1], stream="s2")
+    answer_with(monkeypatch, *pulls)
+    assert peer._state(settings) == {"plant-b": "connected; s1, s2 are blocked: not authorized. Add it"}
 
 
 def test_a_peer_is_not_connected_where_its_broker_is_not(plant_a: Path, monkeypatch: pytest.MonkeyPatch) -> None:
