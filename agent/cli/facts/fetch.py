@@ -23,6 +23,7 @@ from agent.pages import Hole, Start
 from agent.query.scan import StreamUnknown, fact_messages, shown_fact
 
 FOLLOW_S = 0.2
+PAGE_FACTS = 1000  # of one request; so many are in memory
 
 
 @click.command()
@@ -41,7 +42,7 @@ def fetch(config_file: Path, stream: str, consumer: str, start: Start, limit: in
         known = _streams(reader)
     node, after, damaged = node_client(settings), None, False
     while limit > 0:
-        page = node.fetch(consumer, stream, limit=limit, start=start, after=after)
+        page = node.fetch(consumer, stream, limit=min(limit, PAGE_FACTS), start=start, after=after)
         for part in page.in_order():
             _print(_shown(part), stream)
         damaged |= any(hole.reason == "damaged" for hole in page.holes)
