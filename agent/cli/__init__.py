@@ -2,9 +2,9 @@
 command.
 
 A command prints one line or facts; with `--json` it prints JSON. The exit status is 0 for a good result, 1 for a bad
-one and 2 for wrong usage. An error message ends with what to do. A command's module is imported when the command is
-called, so that `bsfg status` does not load OPC UA. A command reads its arguments, calls the product and prints; it
-decides nothing.
+one and 2 for wrong usage; Ctrl-C ends it as its signal does. An error message ends with what to do. A command's module
+is imported when the command is called, so that `bsfg status` does not load OPC UA. A command reads its arguments, calls
+the product and prints; it decides nothing.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import json
 import math
 import os
 import re
+import signal
 import stat
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,10 @@ _COMMANDS = {
 }
 
 
+class Interrupted(Exception):
+    """Ctrl-C, which click would make a bad result."""
+
+
 class LazyGroup(click.Group):
     """A group whose commands are imported when they are called; `lazy` maps a command to its module:name."""
 
@@ -108,8 +113,11 @@ class LazyGroup(click.Group):
         """Run the command with control characters escaped in its output, which may hold text of a peer or a device."""
         from agent.cli.terminal import printable_streams  # late, because that module imports the product
 
-        with printable_streams():
-            return super().invoke(ctx)
+        try:
+            with printable_streams():
+                return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise Interrupted from None
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 click's signature
         if cmd_name not in self._lazy:
@@ -193,6 +201,15 @@ def write_whole(file: Path, data: bytes, mode: int = 0o666) -> None:
             target.write_bytes(data)
 
 
+def refuse_given(names: Collection[str], why: str) -> None:
+    """Raise UsageError if the command line has one of these options of the command: it would have no effect."""
+    context = click.get_current_context()
+    for option in context.command.params:
+        is_given = context.get_parameter_source(option.name or "") is click.core.ParameterSource.COMMANDLINE
+        if is_given and option.name in names:
+            raise click.UsageError(f"{option.opts[0]} {why}")
+
+
 def print_json(value: object) -> None:
     """Print one value as a line, times in ISO 8601."""
     click.echo(json.dumps(value, ensure_ascii=False, default=datetime.isoformat))
@@ -223,6 +240,9 @@ def main() -> None:
     _prepare_streams()
     try:
         bsfg(prog_name="bsfg")
+    except Interrupted:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGINT)  # a shell ends the loop around a command that has died of it
     except UnicodeEncodeError:
         word = next((word for word in sys.argv if re.search("[\ud800-\udfff]", word)), None)
         if word is None:

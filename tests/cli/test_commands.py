@@ -2,16 +2,22 @@
 
 import io
 import json
+import os
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+from agent.cli.facts import fetch
 from agent.cli.facts.fetch import tail
 from agent.cli.terminal import PrintableStream
+from agent.client import Client
+from agent.client.opened import FetchedPage
 from agent.fact_store import FactStore, StoreReader
 from tests.cli.conftest import Bsfg, typed
 from tests.support import command
@@ -111,6 +117,23 @@ def test_a_reader_goes_through_the_log_page_by_page(node: Bsfg) -> None:
     assert offsets(10) == []
 
 
+def test_a_long_fetch_is_read_in_pages(node: Bsfg, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fetch of many facts has no more in memory than a page."""
+    for number in range(5):
+        node("append", f"batch:{number}", "done", "{}")
+    asked, fetch_page = list[int](), Client.fetch
+
+    def noted(self: Client, consumer: str, stream: str, **more: Any) -> FetchedPage:
+        asked.append(more["limit"])
+        return fetch_page(self, consumer, stream, **more)
+
+    monkeypatch.setattr(Client, "fetch", noted)
+    monkeypatch.setattr(fetch, "PAGE_FACTS", 2)
+    printed = node("fetch", "--consumer", "local.mes", "--limit", "5").stdout.splitlines()
+    assert [json.loads(line)["offset"] for line in printed] == [1, 2, 3, 4, 5]
+    assert asked == [2, 2, 1]
+
+
 def test_a_consumer_may_start_at_the_end(node: Bsfg) -> None:
     """`--start end` skips what is there, and only the first registration decides."""
     node("append", "batch:1", "done", "{}")
@@ -166,6 +189,37 @@ def test_append_to_an_unknown_stream_names_the_known_ones(node: Bsfg, tmp_path: 
     for stream in ("facts.lab", "facts.idmz", "facts.mes"):
         assert node("append", "--stream", stream, "batch:1", "done", "{}").returncode == 0
     assert "facts.operationl" not in node("store", "stats").stdout
+
+
+@pytest.mark.parametrize(
+    "words, named",
+    [
+        (
+            ("append", "--to", "idmz", "--new-stream", "batch:1", "done", "{}"),
+            "--new-stream begins a stream of this node",
+        ),
+        (("latest", "--from", "idmz", "--depth", "9", "*"), "--depth is for a store of this machine"),
+        (("modbus", "read", "[::1]", "--base", "0", "--baud-rate", "9600", "1"), "a serial port, not for [::1]:502"),
+    ],
+    ids=("append", "latest", "modbus"),
+)
+def test_an_option_without_effect_is_wrong_usage(node: Bsfg, words: tuple[str, ...], named: str) -> None:
+    """It is named, with what it is for, before anything is done."""
+    done = node(*words)
+    assert (done.returncode, named in done.stderr) == (2, True), done.stderr
+
+
+def test_ctrl_c_ends_a_command_as_its_signal_does(tmp_path: Path) -> None:
+    """A shell then ends the loop around it; it prints nothing."""
+    os.mkfifo(tmp_path / "node.toml")
+    words = ["env", "--default-signal=INT", *command.words("status", "--config", "node.toml")]
+    with (
+        subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process,
+        (tmp_path / "node.toml").open("wb"),  # returns when the command reads the file
+    ):
+        process.send_signal(signal.SIGINT)
+        printed, _ = process.communicate(timeout=LIMIT_S)
+    assert (process.returncode, printed) == (-signal.SIGINT, b"")
 
 
 def test_tail_of_an_unknown_stream_names_the_known_ones(node: Bsfg) -> None:

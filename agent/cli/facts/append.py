@@ -16,7 +16,7 @@ import click
 import msgspec
 
 from agent.append_contract import STORED
-from agent.cli import config_option, json_option, print_either, print_json
+from agent.cli import config_option, json_option, print_either, print_json, refuse_given
 from agent.cli.local_node import answer_s_option, ask, load_settings, node_client, to_option
 from agent.local_socket import LocalError
 from agent.message import Envelope, canonical_json, parse_json
@@ -110,6 +110,7 @@ def append(
             _check_stream(settings, stream)
         answer = _append_here(settings, request)
     else:
+        refuse_given(["new_stream"], "begins a stream of this node; a peer takes those that its node.toml names")
         from agent.cli.facts.peer_requests import append_fact  # MQTT is slow to import
 
         answer = append_fact(settings, peer, request, answer_s)

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
-from agent.cli import NumberRange, config_option, json_option, print_json
+from agent.cli import NumberRange, config_option, json_option, print_json, refuse_given
 from agent.cli.local_node import answer_s_option, load_settings
 from agent.cli.store.store_file import file_option, open_reader, report_holes
 from agent.cli.table import lines
@@ -104,9 +103,7 @@ def latest(
     in_force = None if store_file is not None else _tags_in_force(config_file)
     counters = ScanCounters()
     if peer is not None:
-        depth_from = click.get_current_context().get_parameter_source("depth")
-        if store_file is not None or depth_from is ParameterSource.COMMANDLINE:
-            raise click.UsageError("--file and --depth are for a store of this machine, --from for a peer's")
+        refuse_given(["store_file", "depth"], "is for a store of this machine, --from for a peer's")
         from agent.cli.facts.peer_requests import get_latest  # MQTT is slow to import
 
         asked = get_latest(load_settings(config_file), peer, stream or TELEMETRY, tag_glob, fresh_ms, answer_s)

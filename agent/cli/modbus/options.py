@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from agent.cli import FILE
+from agent.cli import FILE, refuse_given
 from agent.cli.node_choice import NodeFileParam, default_file
 from agent.config import load
 from agent.ingest.modbus.explore.device import PAUSE_MS
@@ -110,6 +110,8 @@ def _transport_settings(device: str) -> dict[str, Any]:
 
 
 def _checked(settings: ModbusSourceSettings) -> ModbusSourceSettings:
+    if settings.transport != "rtu":
+        refuse_given(["baud_rate", "parity", "stop_bits"], f"is for a serial port, not for {settings.where}")
     problems = [f"{name}: {why}" for name, why in settings.problems()]
     if problems:
         raise click.UsageError("; ".join(problems))

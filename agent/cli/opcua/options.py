@@ -9,15 +9,14 @@ import os
 import pwd
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 import click
-from click.core import ParameterSource
 
-from agent.cli import FILE, FOLDER
+from agent.cli import FILE, FOLDER, refuse_given
 from agent.cli.node_choice import NodeFileParam, default_file
 from agent.cli.prepare import unit
 from agent.cli.source.access import named_source
@@ -135,7 +134,7 @@ def connection_of(options: dict[str, Any]) -> SourceConnection:
     if "://" not in url:
         if ":" in url or "/" in url:  # not a name of a source; node.toml need not exist
             raise click.UsageError(f"{url}: a URL begins with opc.tcp://, as opc.tcp://{url}")
-        _refuse_given(["pki_folder", *options])
+        refuse_given(["pki_folder", *options], "goes with a URL; the settings of a source are in node.toml")
         kind = "OPC UA source (a URL begins with opc.tcp://)"
         return SourceConnection(named_source(load(config_file).opcua, url, config_file, kind), "", is_chosen=True)
     policy: SecurityPolicy | None = options.pop("policy")
@@ -164,15 +163,6 @@ def connection_of(options: dict[str, Any]) -> SourceConnection:
     else:
         check_settings(wanted)
     return SourceConnection(wanted, password, is_chosen)
-
-
-def _refuse_given(names: Sequence[str]) -> None:
-    """Raise UsageError if one of these options was given: for a source it would have no effect."""
-    context = click.get_current_context()
-    for option in context.command.params:
-        is_given = context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
-        if is_given and option.name in names:
-            raise click.UsageError(f"{option.opts[0]} goes with a URL; the settings of a source are in node.toml")
 
 
 def _prompt(user: str) -> str:
