@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from agent.config.node_file import ConfigError, Sections, from_plain, plain
+from agent.config.node_file import FILE_BYTES_MAX, ConfigError, Sections, from_plain, plain
 from agent.config.start_settings import SettingsPlan, plan_settings
 from agent.file_replace import write_file
 from agent.settings.node import NodeSettings
@@ -28,7 +28,6 @@ from agent.settings.pair import PairSettings
 
 FOLDER = "in_force"  # inside the node's state folder
 INDEX = "settings.json"
-FILE_BYTES_MAX = 16 * 1024 * 1024  # of settings.json: a thousand sources take one
 
 log = logging.getLogger(__name__)
 

@@ -42,6 +42,7 @@ SECRET_NAME = re.compile(r"password|secret|token|passphrase|webhook", re.IGNOREC
 USER_OF_URL = re.compile(r"(?<=//)[^/@\s\"']*(?=@)")
 """The user and the password in a URL, which a node refuses."""
 DEVICES_FOLDER = "devices.d"  # next to node.toml
+FILE_BYTES_MAX = 16 * 1024 * 1024  # read of a file, as of a tag file; a node.toml of a thousand sources has one
 
 SettingsT = TypeVar("SettingsT")
 _WRONG: Any = object()  # stands for a value that was reported as a problem
@@ -226,8 +227,14 @@ def _digest_of(*files: Path) -> bytes:
     for file in files:
         with contextlib.suppress(OSError, ValueError):  # ValueError: a name that no file can have
             if file.is_file():  # a pipe would be empty afterwards, or block
-                found += hashlib.blake2b(file.read_bytes()).digest()
+                found += hashlib.blake2b(_beginning(file)).digest()
     return found
+
+
+def _beginning(file: Path) -> bytes:
+    """The content, cut one byte beyond the limit: what was copied there by mistake may have gigabytes."""
+    with file.open("rb") as opened:
+        return opened.read(FILE_BYTES_MAX + 1)
 
 
 def load_sections(file: Path) -> Sections:
@@ -332,14 +339,17 @@ def name_of_settings(section: Any) -> str:
 def _parsed(file: Path) -> Mapping[str, object]:
     """The tables of `file`. Raises ConfigError."""
     try:
-        return read_tables(file.read_bytes())
+        data = _beginning(file)
     except FileNotFoundError:
         raise ConfigError(file, [SettingProblem("file", MISSING, "does not exist; `bsfg init` writes one")]) from None
     except PermissionError as error:
         why = f"cannot be read: {error.strerror}; run as root or as a member of its group (bsfg in /etc/bsfg)"
         raise ConfigError(file, [SettingProblem("file", MISSING, why)]) from error
     except OSError as error:
-        raise ConfigError(file, [SettingProblem("file", MISSING, f"cannot be read: {error}")]) from error
+        raise ConfigError(file, [SettingProblem("file", MISSING, f"cannot be read: {error.strerror}")]) from error
+    if len(data) > FILE_BYTES_MAX:
+        raise ConfigError(file, [SettingProblem("file", MISSING, f"is larger than {FILE_BYTES_MAX} bytes")])
+    return read_tables(data)
 
 
 def _with_profiles(reader: _Reader, table: Mapping[str, object]) -> Mapping[str, object]:

@@ -5,6 +5,7 @@ import os
 import re
 import threading
 import tomllib
+import tracemalloc
 import typing
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 from agent.cli.prepare.init import node_toml
 from agent.config import ConfigError, ConfigFile, load, read
+from agent.config.node_file import FILE_BYTES_MAX
 from agent.settings.node import IdentitySettings, NodeSettings, PageSettings
 from agent.settings.notify import NotifySettings
 from agent.settings.pair import PairSettings
@@ -232,6 +234,25 @@ def test_an_unreadable_file_is_reported(tmp_path: Path, content: bytes | None, w
         file.write_bytes(content)
     with pytest.raises(ConfigError, match=why):
         load(file)
+
+
+def test_a_file_of_gigabytes_is_not_read_whole(tmp_path: Path) -> None:
+    """One that was copied there by mistake would take the memory of the machine: node.toml, and a tag file that it
+    names."""
+    path, tags_file = tmp_path / "node.toml", tmp_path / "m.csv"
+    path.write_text('[node]\nzone = "a"\n[[modbus]]\nname = "m"\nhost = "h"\ntags_file = "m.csv"\naddress_base = 0\n')
+    tags_file.touch()
+    file = ConfigFile(path)
+    file.load()
+    for large in (tags_file, path):
+        os.truncate(large, 2**30)
+        tracemalloc.start()
+        assert file.is_unread()
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 3 * FILE_BYTES_MAX
+    with pytest.raises(ConfigError, match="is larger than 16777216 bytes"):
+        load(path)
 
 
 @pytest.mark.parametrize(
