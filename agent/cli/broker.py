@@ -31,6 +31,7 @@ from agent.replication.broker import (
     parse_link,
 )
 from agent.replication.protocol.topics import is_node
+from agent.settings.host import host_problem
 
 
 class _LinkType(click.ParamType[PeerLink]):
@@ -43,6 +44,12 @@ class _LinkType(click.ParamType[PeerLink]):
             return parse_link(value)
         except TopologyError as error:
             self.fail(str(error), param, ctx)
+
+
+def _host(_: click.Context, __: click.Parameter, host: str | None) -> str | None:
+    if host is not None and (why := host_problem(host)):
+        raise click.BadParameter(f"{host!r} {why}")
+    return host
 
 
 _config_file_option = click.option(
@@ -72,7 +79,7 @@ def broker() -> None:
 @click.option("--link", "links", type=_LinkType(), multiple=True, help=_HELP)
 @click.option("--remove-link", "removed", type=_LinkType(), multiple=True, help="A link to remove; repeatable.")
 @click.option("--port", type=click.IntRange(1, 65535), help=f"Port of a new broker; by default {PORT}.")
-@click.option("--host", help="Address that a new broker listens on; by default all.")
+@click.option("--host", callback=_host, help="Address that a new broker listens on; by default all.")
 @click.option("--user", help=f"The user that a new broker runs as; by default {USER}.")
 @broker_pki_option
 @json_option
@@ -295,7 +302,7 @@ def _output(*command: str) -> str:
     help="Also check what a reload would read: the folder of this machine's brokers, or one mosquitto.conf.",
 )
 @click.option("--link", "links", type=_LinkType(), multiple=True, help=_HELP + " Links of other nodes are ignored.")
-@click.option("--host", default="localhost", show_default=True, help="Host of the broker.")
+@click.option("--host", default="localhost", show_default=True, callback=_host, help="Host of the broker.")
 @click.option("--port", type=click.IntRange(1, 65535), default=PORT, show_default=True, help="Port of the broker.")
 @click.option("--ca", "ca_file", type=PATH, help="CA certificate; by default ca.pem in --pki.")
 @click.option("--cert", "cert_file", type=PATH, help="Certificate; by default the node's in --pki.")

@@ -52,7 +52,8 @@ def test_bad_usage_exits_with_status_2(bsfg: Bsfg) -> None:
     """An unknown command, a bad zone, a missing argument and a number that is none are usage errors, told on standard
     error."""
     wrong = (("fetsh",), ("init", "--zone", "Plant A"), ("confirm", "--consumer", "x"), ("latest", "--fresh-s", "nan"),
-             ("broker", "sessions", "--seconds", "1e400"))  # fmt: skip
+             ("broker", "sessions", "--seconds", "1e400"), ("broker", "check", "--zone", "a", "--host", "b:8883"),
+             ("broker", "config", "a", "--link", "a:b", "--host", "[::1]"))  # fmt: skip
     for arguments in wrong:
         done = bsfg(*arguments)
         assert done.returncode == 2, arguments
