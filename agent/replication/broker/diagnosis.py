@@ -69,7 +69,7 @@ def add_link(serving: str, asking: str) -> str:
 
 def bad_files(problems: Iterable[IdentityProblem]) -> Iterator[Diagnostic]:
     """Problems of certificate files, as results."""
-    return (bad(f"{problem.file}: {problem.why}", problem.hint) for problem in problems)
+    return (bad(problem.what, problem.hint) for problem in problems)
 
 
 @dataclass(frozen=True, slots=True)

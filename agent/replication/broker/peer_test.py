@@ -86,7 +86,7 @@ def check_peer(access: BrokerTarget, peer: Peer) -> Iterator[Diagnostic]:
 def _own_identity(access: BrokerTarget) -> Diagnostic:
     problems = pki.check_identity(access.cert_file, access.key_file, access.ca_file, access.node)
     if problems:
-        listed = "; ".join(f"{problem.file}: {problem.why}" for problem in problems)
+        listed = "; ".join(problem.what for problem in problems)
         return bad(f"our identity cannot be used: {listed}", problems[0].hint, step="configuration")
     facts = pki.describe(pki.load_certificates(access.cert_file)[0], datetime.now(UTC))
     what = f"node {access.node}, certificate {facts.serial} valid for {facts.days_left} days"

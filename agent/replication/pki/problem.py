@@ -30,9 +30,14 @@ class IdentityProblem:
     why: str
     hint: str
 
+    @property
+    def what(self) -> str:
+        """The file and the reason."""
+        is_named = self.why.startswith(str(self.file))  # the message of a file error begins with the file
+        return self.why if is_named else f"{self.file}: {self.why}"
+
     def __str__(self) -> str:
-        named = self.why.startswith(str(self.file))  # the message of a file error begins with the file
-        return f"{self.why}; {self.hint}" if named else f"{self.file}: {self.why}; {self.hint}"
+        return f"{self.what}; {self.hint}"
 
 
 def moment_text(moment: datetime) -> str:

@@ -23,6 +23,13 @@ def own(folder: Path) -> Identity:
     return found
 
 
+def test_a_problem_names_its_file_once() -> None:
+    """The message of a file error begins with the file."""
+    missing = IdentityProblem(Path("idmz.key"), "idmz.key: No such file or directory", "correct the path")
+    assert missing.what == "idmz.key: No such file or directory"
+    assert EXPIRED.what == "idmz.pem: the certificate expired at noon"
+
+
 def test_a_certificate_that_expires_in_its_file_is_noticed(own: Identity, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unchanged files are not checked at each connection, but periodically: that is how a certificate that has expired
     since is named while the connection is still open."""
