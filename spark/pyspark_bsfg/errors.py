@@ -5,8 +5,8 @@ Spark wraps them as text in its own exceptions, so each text names the thing and
     SparkError                  any of the below; never raised itself
         OptionError             an option of the data source, or a requested schema, is wrong
         SettingsError           the TOML of the jobs is wrong
-        StreamUnknown           the store has no stream of that name
-            StoreEmpty          it has none at all yet
+        StreamUnknown           the node exports no stream of that name
+            StreamAbsent        the store's file has no such stream: no fact of it has come yet, or it is misspelt
         FactsGone               facts of the requested range are no longer, or not yet, in the store
         ConsumerRefused         a consumer cannot be registered or confirmed this way
         NodeUnavailable         a node cannot be asked over MQTT: certificate, rights, connection, or the node itself
@@ -48,11 +48,11 @@ class SettingsError(SparkError):
 
 
 class StreamUnknown(SparkError):
-    """The store has no stream of that name."""
+    """The node exports no stream of that name."""
 
 
-class StoreEmpty(StreamUnknown):
-    """The store has no stream yet: its node has just been installed."""
+class StreamAbsent(StreamUnknown):
+    """The store's file has no such stream: no fact of it has come yet, or the name is misspelt."""
 
 
 class FactsGone(SparkError):

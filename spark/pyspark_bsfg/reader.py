@@ -19,7 +19,7 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
 from pyspark_bsfg.dictionary import Dictionary
-from pyspark_bsfg.errors import OptionError, StoreEmpty, briefly
+from pyspark_bsfg.errors import OptionError, StreamAbsent, briefly
 from pyspark_bsfg.options import NODE_PARTITIONS, Options
 from pyspark_bsfg.pruning import Pruning
 from pyspark_bsfg.ranges import OffsetRange, recorded, resolve, split, task_count
@@ -71,7 +71,10 @@ class BsfgReader(DataSourceReader):
             raise OptionError(
                 f"startingOffsets or endingOffsets for {len(stores)} stores", "each has its own; read one"
             )
-        parts = [self._parts(place, is_only=len(stores) == 1) for place in stores]
+        absent = list[StreamAbsent]()
+        parts = [self._parts(place, absent) for place in stores]
+        if len(absent) == len(stores):
+            raise absent[0]
         facts = [sum(span.facts for span in found) for _, found in parts]
         total = sum(facts)
         tasks = task_count(total, usual_tasks(options), options.partitions, options.partition_facts_max)
@@ -96,16 +99,15 @@ class BsfgReader(DataSourceReader):
             yield from record_batches(source, asked, arrow_schema(self.schema), missing, self.pruning)
         missing.sum_up()
 
-    def _parts(self, place: Place, *, is_only: bool) -> tuple[str, list[OffsetRange]]:
-        """The life at the end of the log of one store, and the ranges to read. One of several that is empty yet does
-        not keep anybody from reading the others."""
+    def _parts(self, place: Place, absent: list[StreamAbsent]) -> tuple[str, list[OffsetRange]]:
+        """The life at the end of the log of one store, and the ranges to read. One of several that does not have the
+        stream yet does not keep anybody from reading the others; it is added to `absent`."""
         options = self.options
         with place.opened() as source:
             try:
                 held = source.bounds(options.stream)
-            except StoreEmpty as error:
-                if is_only:
-                    raise
+            except StreamAbsent as error:
+                absent.append(error)
                 log.warning("nothing is read of it: %s", error)
                 return "", []
             whole = resolve(held.offsets, options.start_offset, options.end_offset)

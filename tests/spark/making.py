@@ -19,7 +19,7 @@ from agent.batch import Batch, Link, Origin, seal_samples
 from agent.demo.mosquitto import Mosquitto
 from agent.demo.processes import Child
 from agent.fact_store import FactStore
-from agent.message import Envelope, Fact, Json, Message, Sample, TagDefinition
+from agent.message import HEALTH_STREAM, Envelope, Fact, Json, Message, Sample, TagDefinition
 from agent.positions import Position
 from agent.settings.store import StoreSettings
 from pyspark_bsfg.pruning import Pruning
@@ -65,6 +65,14 @@ def store(path: Path, runs: Iterable[Sequence[Sample]], stream: str = TELEMETRY,
         for run in runs:
             opened.appends.append_samples(stream, list(run)).result()
         return opened.origin
+
+
+def health_only(path: Path) -> None:
+    """The store of a node that has just been started: it records its own health, and nothing else has come yet."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FactStore.open(path, "enterprise", settings=AT_ONCE) as opened:
+        opened.appends.define(DEFINITIONS, stream=HEALTH_STREAM).result()
+        opened.appends.append_samples(HEALTH_STREAM, [Sample(1, NOON_NS, 1.0)]).result()
 
 
 def foreign(origin: Origin, runs: Iterable[Sequence[Sample]], stream: str = TELEMETRY) -> list[Batch]:

@@ -68,10 +68,10 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("tasks", [1, 2, 7])
 def test_every_fact_is_read_once_whatever_the_number_of_tasks(path: Path, tmp_path: Path, tasks: int) -> None:
     """Tasks begin and end inside batches; together they give the rows of two stores that the oracle expects, in
-    order. A third one that has no stream yet does not keep anybody from reading these, and is an error alone."""
+    order. A third one, whose node has recorded its health only, does not keep anybody from reading these."""
     long, short = [*RUN, *(Sample(1, NOON_NS + n, float(n)) for n in range(500))], RUN[:3]
     making.store(tmp_path / "short.db", [short])
-    making.store(tmp_path / "new.db", [])
+    making.health_only(tmp_path / "new.db")
     expected = list[dict[str, Any]]()
     for file, samples in ((path, long), (tmp_path / "short.db", short)):
         with StoreFile(str(file)).opened() as source:
@@ -82,8 +82,20 @@ def test_every_fact_is_read_once_whatever_the_number_of_tasks(path: Path, tmp_pa
     )
     found = [row | {"ts": row["ts"].astimezone(expected[0]["ts"].tzinfo)} for row in rows]
     making.same(found, expected)
-    with pytest.raises(StreamUnknown, match=r"new.db holds no stream 'facts.telemetry'; it holds: none yet"):
-        read(tmp_path / "new.db")
+
+
+def test_a_store_before_its_first_fact_is_empty(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A new node has recorded its health only. A read of its samples or messages finds no row, and says which streams
+    there are; another name may be misspelt, and is refused, also where no store of several has it."""
+    path = tmp_path / "new.db"
+    making.health_only(path)
+    for asked in ({}, {"startingOffsets": 1}, {"endingTimestamp": "2026-01-01T12:00Z"}, {"stream": OPERATIONAL}):
+        assert read(path, **asked) == read(path, projection(["zone", "facts"]), **asked) == []
+    assert f"{path} holds no stream 'facts.telemetry'; it holds: health" in caplog.messages
+    making.health_only(tmp_path / "other.db")
+    for stores in ({}, {"paths": json.dumps([str(tmp_path / "other.db")])}):
+        with pytest.raises(StreamUnknown, match=r"new.db holds no stream 'facts.telemetri'; it holds: health"):
+            read(path, stream="facts.telemetri", **stores)
 
 
 def test_the_reader_says_what_a_signature_proves(tmp_path: Path) -> None:

@@ -9,20 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import glob
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from agent.batch import Kind, Origin
 from agent.fact_store import BatchSummary, StoreDamaged, StoreReader, Verified
 from agent.lease import LeaseClaim
+from agent.message import HEALTH_STREAM, OPERATIONAL_STREAM
 from agent.pages import Start
 from agent.positions import Position
 from pyspark_bsfg.dictionary import Dictionary, Named
-from pyspark_bsfg.errors import ConsumerRefused, FactsGone, StoreEmpty, StoreUnreadable, StreamUnknown
+from pyspark_bsfg.errors import ConsumerRefused, FactsGone, StoreUnreadable, StreamAbsent
+from pyspark_bsfg.options import TELEMETRY
 from pyspark_bsfg.pruning import Pruning
 from pyspark_bsfg.ranges import OffsetRange, joined
 from pyspark_bsfg.transports.ports import Asked, Bounds, Page, PlacedBatch, Registration
@@ -30,6 +34,10 @@ from pyspark_bsfg.transports.ports import Asked, Bounds, Page, PlacedBatch, Regi
 PAGE_FACTS = 200_000
 PAGE_BYTES = 4 * 1024 * 1024  # some milliseconds of reading; larger pages were no faster
 SUMMARIES_PAGE = 4096  # some milliseconds for each statement
+# Of any node: where the file lacks one, no fact of it has come yet. Another name may be misspelt.
+USUAL_STREAMS = frozenset((TELEMETRY, OPERATIONAL_STREAM, HEALTH_STREAM))
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,18 +84,18 @@ class StoreFileSource:
 
     def bounds(self, stream: str, read: Position | None = None) -> Bounds:
         streams = {known.name: known for known in self.reader.streams()}
-        if stream not in streams:
+        if (found := streams.get(stream)) is None:
             names = ", ".join(sorted(streams)) or "none yet"
-            error = StreamUnknown if streams else StoreEmpty
-            raise error(f"{self.name} holds no stream {stream!r}", f"it holds: {names}")
-        found = streams[stream]
-        log = self.reader.log(stream)
+            absent = StreamAbsent(f"{self.name} holds no stream {stream!r}", f"it holds: {names}")
+            if stream not in USUAL_STREAMS:
+                raise absent
+            _warn_once(str(absent))
+        lives = self.reader.log(stream)
         here = None if read is None else self.reader.resolve(stream, read)
         resolved = None if here is None or here.how == "unknown" else here.offset
-        facts = found.end_offset - found.first_offset + 1
-        fact_bytes = found.bytes / facts if facts > 0 else 0.0
-        life = log.at(found.end_offset).hex()
-        return Bounds(life, found.first_offset, found.end_offset, self.zone, fact_bytes, resolved)
+        first, end, stored = (1, 0, 0) if found is None else (found.first_offset, found.end_offset, found.bytes)
+        fact_bytes = stored / (end - first + 1) if end >= first else 0.0
+        return Bounds(lives.at(end).hex(), first, end, self.zone, fact_bytes, resolved)
 
     def marks(self, stream: str) -> Sequence[tuple[int, int]]:
         return self.reader.clock_marks(stream)
@@ -212,6 +220,12 @@ class StoreFileSource:
         if isinstance(answer, ErrorAnswer):
             raise ConsumerRefused(f"consumer {consumer}: {answer.error.message}", answer.error.hint, answer.error.code)
         return answer
+
+
+@cache
+def _warn_once(said: str) -> None:
+    """A stream asks several times a second."""
+    log.warning("%s", said)
 
 
 def _check_access(path: Path) -> None:
