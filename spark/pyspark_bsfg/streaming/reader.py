@@ -227,6 +227,8 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         except (BsfgError, OSError) as error:
             if isinstance(error, ConsumerRefused) and error.code == "fenced":
                 raise _fenced(error) from error
+            # The consumer was removed, or the store was restored from before it: the next batch registers it again.
+            self._is_bound &= not isinstance(error, ConsumerRefused)
             log.warning("consumer %s is not confirmed up to %s: %s", self.options.consumer, end, error)
 
     def logged(self, offset: StreamOffset) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from agent.fact_store import FactStore, StoreReader
 from agent.local_socket.serving import RequestHandler, serve
 from agent.message import Sample
 from agent.settings.store import StreamSettings
-from pyspark_bsfg.errors import ConsumerRefused, FactsGone, JobRefused, OptionError, StoreUnreadable
+from pyspark_bsfg.errors import ConsumerRefused, FactsGone, JobRefused, OptionError, StoreUnreadable, StreamUnknown
 from pyspark_bsfg.options import NODE_PARTITIONS
 from pyspark_bsfg.ranges import OffsetRange
 from pyspark_bsfg.schema import FACTS, projection
@@ -153,6 +153,29 @@ def test_a_stream_starts_at_a_time(tmp_path: Path) -> None:
             assert store.consumers.get(f"local.at{offset}").frontier == offset  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("start", ["earliest", "latest", "1"])
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_stream_waits_for_the_first_fact(tmp_path: Path, start: str, *, durable: bool) -> None:
+    """A query that is started before any fact has come waits for it, wherever it starts, and reads each, also if it is
+    started again in between; with AvailableNow it ends. A stream that a node does not have as a rule is refused."""
+    making.health_only(tmp_path / "facts.db")
+    with node(tmp_path) as store:
+        begun = stream(tmp_path, durable=durable, startingOffsets=start)
+        at = begun.initialOffset()
+        assert begun.latestOffset(at, ReadMaxRows(2)) == at
+        begun.prepareForTriggerAvailableNow()
+        assert begun.latestOffset(at, ReadMaxRows(2)) == at
+        append(store, 3)
+        assert begun.latestOffset(at, ReadMaxRows(2)) == at
+        found, reader = [], stream(tmp_path, durable=durable, startingOffsets=start)
+        while (end := reader.latestOffset(at, ReadMaxRows(2))) != at:
+            found, at = found + values(reader, at, end), end
+            reader.commit(at)
+        assert found == [1.0, 2.0, 3.0]
+        with pytest.raises(StreamUnknown, match=r"no stream 'facts.alarms'; it holds: facts.telemetry, health"):
+            stream(tmp_path, stream="facts.alarms").initialOffset()
+
+
 def test_available_now_ends_where_it_began(tmp_path: Path) -> None:
     """Facts that arrive after the start of a run with AvailableNow are left to the next."""
     path = tmp_path / "facts.db"
@@ -256,7 +279,8 @@ def test_the_newer_query_takes_a_consumer_only_when_told_to_and_fences_the_older
 
 
 def test_a_consumer_that_was_added_by_hand_or_removed_is_taken_without_being_told(tmp_path: Path) -> None:
-    """No query has it: one at the cursor begins there; one whose consumer was removed registers it again."""
+    """No query has it: one at the cursor begins there; one whose consumer was removed registers it again, also while
+    it runs."""
     with node(tmp_path) as store:
         append(store, 30)
         store.consumers.register(CONSUMER, "local", TELEMETRY, "end").result()
@@ -266,6 +290,13 @@ def test_a_consumer_that_was_added_by_hand_or_removed_is_taken_without_being_tol
         store.consumers.remove(CONSUMER, force=True, now=True).result()
         stream(tmp_path, durable=True).latestOffset(at, ReadMaxRows(20))
         assert store.consumers.get(CONSUMER).frontier == 0  # type: ignore[union-attr]
+        reader = stream(tmp_path, durable=True)
+        reader.commit(reader.latestOffset(at, ReadMaxRows(20)))
+        store.consumers.remove(CONSUMER, force=True, now=True).result()
+        for _ in range(2):
+            reader.commit(at)
+            reader.latestOffset(at, ReadMaxRows(20))
+        assert store.consumers.get(CONSUMER).frontier == 30  # type: ignore[union-attr]
 
 
 def test_a_query_waits_while_the_store_is_away(
