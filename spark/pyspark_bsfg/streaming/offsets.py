@@ -81,8 +81,8 @@ def next_step(
         if on_restored == "fail":
             here = "it is not in this log" if held.resolved is None else f"this log has it up to {held.resolved}"
             raise FactsGone(
-                f"the checkpoint is at offset {start.offset} of life {start.life}, and {here}: the store was restored"
-                " from an older copy, or is another one",
+                f"the checkpoint is at offset {start.offset} of life {start.life}, and {here}: the store of"
+                f" {held.zone} was restored from an older copy, or is another one",
                 "onRestored=reread reads on from there; drop rows with a (zone, life, sequence) that you have",
             )
         if held.resolved is None:

@@ -108,6 +108,7 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: StreamOffset | None = None
         self._held: Bounds | None = None
         self._is_bound = False
+        self._name = ""
         self._planned: StreamOffset | None = None
         self._lost = 0
         self._silent_since = ""
@@ -146,7 +147,7 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if step.lost is not None:
             self._on_lost(step.lost)
         if step.end.offset < after.offset:
-            log.warning("%s was restored: it is read again after offset %s", self.place, step.end.offset)
+            log.warning("%s was restored: it is read again after offset %s", self._name, step.end.offset)
         self._planned = step.end
         return step.end
 
@@ -245,7 +246,7 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _on_lost(self, lost: OffsetRange) -> None:
         """Count facts that retention has released before they were read. Raises FactsGone unless the options allow
         that."""
-        said = f"{extent([Hole(*lost, 'expired')], self.options.read.stream)} are no longer in the store"
+        said = f"{self._name}: {extent([Hole(*lost, 'expired')], self.options.read.stream)} are no longer in the store"
         if self.options.is_loss_refused:
             raise FactsGone(said, LOSS_HINT)
         log.warning("%s: the stream goes on after them", said)
@@ -257,7 +258,7 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         began = datetime.now(UTC).isoformat(timespec="seconds")
         try:
             with (self._polled if self._target is None else self.place).opened() as source:
-                held = source.bounds(self.options.read.stream, after.position)
+                held, self._name = source.bounds(self.options.read.stream, after.position), source.name
                 if not self._is_bound:
                     self._bound(source, held)
         except UNREACHABLE as error:

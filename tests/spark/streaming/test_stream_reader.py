@@ -356,7 +356,7 @@ def test_a_loss_ends_the_query_or_is_passed(tmp_path: Path, kind: str) -> None:
             damage(path, first_offset)
         gone = r"15 facts of facts.telemetry \(1 to 10 damaged, 21 to 25 damaged\)"
     strict, lenient = stream(tmp_path), stream(tmp_path, failOnDataLoss="false")
-    with pytest.raises(FactsGone, match=rf"{gone} are no longer in the store; failOnDataLoss=false"):
+    with pytest.raises(FactsGone, match=rf"{path}: {gone} are no longer in the store; failOnDataLoss=false"):
         values(strict, start, strict.latestOffset(start, ReadMaxRows(100)))
     end = lenient.latestOffset(start, ReadMaxRows(25))
     assert len(values(lenient, start, end)) == end["offset"] - (10 if kind == "expired" else 15)
@@ -372,7 +372,7 @@ def test_a_loss_ends_the_query_or_is_passed(tmp_path: Path, kind: str) -> None:
     assert again.reportLatestOffset()["lost_facts"] == said["lost_facts"] + 4
 
 
-def test_a_restored_store_is_refused_or_read_again(tmp_path: Path) -> None:
+def test_a_restored_store_is_refused_or_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A restored store ends the query; with onRestored=reread one empty batch leads to where its log is the one that
     was read, a batch planned before is empty, and the rest is what the store has now."""
     path = tmp_path / "facts.db"
@@ -386,10 +386,11 @@ def test_a_restored_store_is_refused_or_read_again(tmp_path: Path) -> None:
     path.write_bytes(image)
     with FactStore.open(path, "enterprise") as store:
         append(store, 3)
-    with pytest.raises(FactsGone, match="onRestored=reread"):
+    with pytest.raises(FactsGone, match=r"the store of enterprise was restored.*onRestored=reread"):
         stream(tmp_path).latestOffset(at, ReadMaxRows(6))
     assert values(reader, start, at) == []
     turned = reader.latestOffset(at, ReadMaxRows(6))
+    assert f"{path} was restored: it is read again after offset 0" in caplog.messages
     assert (at["offset"], turned["offset"]) == (16, 0)
     assert values(reader, at, turned) == []
     end = reader.latestOffset(turned, ReadMaxRows(100))
