@@ -16,7 +16,7 @@ from typing import Any
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from pyspark_bsfg.errors import briefly
+from pyspark_bsfg.errors import OptionError, briefly
 from pyspark_bsfg.streaming.reader import IDLE_WAIT_S, POLL_NODE_S, UNREACHABLE, BsfgStreamReader
 
 ASK_AGAIN_S = 10.0  # a node that does not answer; each attempt may take some seconds
@@ -47,6 +47,7 @@ class SeveralReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:  # noqa: N802
         """The end of the next batch; `start` itself if nothing arrives for a moment. Raises as a reader of one node
         does."""
+        _check_start(start)
         deadline, pause = time.monotonic() + IDLE_WAIT_S, threading.Event()
         if isinstance(limit, ReadMaxRows):
             limit = ReadMaxRows(max(limit.max_rows // len(self.readers), 1))
@@ -69,6 +70,7 @@ class SeveralReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @briefly
     def partitions(self, start: Offsets, end: Offsets) -> list[InputPartition]:
+        _check_start(start)
         return [
             part
             for name, reader in self.readers.items()
@@ -104,3 +106,9 @@ class SeveralReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._asked_again_s[name] = time.monotonic() + ASK_AGAIN_S
             return start.get(name)
         return reader.logged(end)
+
+
+def _check_start(start: Offsets) -> None:
+    """Raise OptionError for the offset of one node: its checkpoint does not say which one it was."""
+    if not all(isinstance(offset, dict) for offset in start.values()):
+        raise OptionError("the checkpoint belongs to a query of one node", "use a new one, with a new output")

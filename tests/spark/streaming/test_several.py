@@ -105,6 +105,18 @@ def test_each_node_has_its_offset_and_delays_no_other(tmp_path: Path, monkeypatc
         ending.latestOffset(at, ReadMaxRows(9))
 
 
+def test_a_checkpoint_of_one_node_is_refused(tmp_path: Path) -> None:
+    """A query that went on with more nodes would begin at the first fact of each, and a batch of before be empty."""
+    for name in ("north", "south"):
+        grown(tmp_path / name, 5)
+    one = stream(tmp_path / "north")
+    start = one.initialOffset()
+    end, reader = one.latestOffset(start, ReadMaxRows(3)), several(tmp_path, "north", "south")
+    for planned in (lambda: reader.latestOffset(end, ReadMaxRows(9)), lambda: reader.partitions(start, end)):
+        with pytest.raises(OptionError, match="the checkpoint belongs to a query of one node"):
+            planned()
+
+
 def test_each_node_has_its_part_of_the_checkpoint(tmp_path: Path) -> None:
     """What is confirmed to a node follows from its own offset in Spark's logs, and its lease is in a file of its own; a
     node that a batch does not have yet has nothing confirmed."""
