@@ -86,7 +86,8 @@ class SeveralReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: Offsets) -> None:
         """Confirm what Spark has finished, to each node. Raises ConsumerRefused where another query has taken over."""
         for name in self.readers.keys() & end.keys():
-            self.readers[name].commit(end[name])
+            if time.monotonic() >= self._asked_again_s[name]:  # one that is away would delay the others' next batch
+                self.readers[name].commit(end[name])
 
     def _end_of_node(self, name: str, start: Offsets, limit: ReadLimit) -> dict[str, Any] | None:
         """The end of the next batch for one node; None for a new one that was not reached."""

@@ -441,10 +441,11 @@ def test_a_session_that_would_give_other_dates_is_refused(spark: SparkSession, t
         spark.conf.set("spark.sql.session.timeZone", "UTC")
 
 
-def test_days_of_another_time_zone_follow_its_clocks(spark: SparkSession, tmp_path: Path) -> None:
-    """The block of docs/how-to/jobs.md over the hours of three days: that on which the clocks go forward has 23, that
-    on which they go back 25. A weighted mean stays one; a day in which nothing was valid has none. Setpoints of a tag
-    are not its samples."""
+@pytest.mark.parametrize("of_session", ["UTC", "Europe/Berlin"])
+def test_days_of_another_time_zone_follow_its_clocks(spark: SparkSession, tmp_path: Path, of_session: str) -> None:
+    """The block of docs/how-to/jobs.md over the hours of three days, in a session of any zone: that on which the clocks
+    go forward has 23, that on which they go back 25. A weighted mean stays one; a day in which nothing was valid has
+    none. Setpoints of a tag are not its samples."""
     begin = datetime(2026, 3, 27, 23, tzinfo=UTC)  # midnight in Berlin
     back = datetime(2026, 10, 23, 22, tzinfo=UTC)
     hours = [
@@ -467,8 +468,12 @@ def test_days_of_another_time_zone_follow_its_clocks(spark: SparkSession, tmp_pa
     (tmp_path / "rollup" / "1h").mkdir(parents=True)
     pq.write_table(pa.Table.from_pylist(hours, schema), tmp_path / "rollup" / "1h" / "part.parquet")
     made = {"spark": spark}
-    exec(block("local days").replace("/data", str(tmp_path)), made)  # noqa: S102  our own page
-    days = made["days"].orderBy("predicate", "day").collect()  # type: ignore[attr-defined]
+    spark.conf.set("spark.sql.session.timeZone", of_session)
+    try:
+        exec(block("local days").replace("/data", str(tmp_path)), made)  # noqa: S102  our own page
+        days = made["days"].orderBy("predicate", "day").collect()  # type: ignore[attr-defined]
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
     columns = ("day", "count", "min", "max", "time_mean", "covered_s", "increase")
     assert [tuple(row[name] for name in columns) for row in days] == [
         (date(2026, 3, 28), 2, 0.0, 1.0, 0.5, 7200.0, None),

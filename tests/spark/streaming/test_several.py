@@ -143,6 +143,9 @@ def test_each_node_has_its_part_of_the_checkpoint(tmp_path: Path) -> None:
     confirmed = SeveralReader({name: SimpleNamespace(commit=said.append) for name, said in told.items()})  # type: ignore[misc]
     confirmed.commit({"north": 7, "south": 9, "west": 3})
     assert told == {"north": [7], "south": [9]}
+    confirmed._asked_again_s["north"] = float("inf")  # it is away: its attempt would delay each batch of the others
+    confirmed.commit({"north": 8, "south": 10})  # type: ignore[dict-item]
+    assert told == {"north": [7], "south": [9, 10]}
 
 
 def test_each_node_is_confirmed_by_a_listener_of_its_own(tmp_path: Path) -> None:
