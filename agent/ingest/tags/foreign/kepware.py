@@ -29,7 +29,7 @@ CSV = ForeignCsv(
     required=("Tag Name", "Address", "Data Type"),
     numbers=("raw low", "raw high", "scaled low", "scaled high"),
 )
-NAMESPACE = "KEPServerEX"  # of its OPC UA server
+NAMESPACE = "KEPServerEX"  # number 2 of its OPC UA server, in most editions
 MODBUS_TYPES = {
     "boolean": "bool",
     "short": "int16",
@@ -52,7 +52,12 @@ def translate(file: str, data: bytes, options: Options) -> Translation:
     rows, notes = CSV.rows(file, data, options)
     found = translate_rows(((row, cells.get("tag name", ""), cells) for row, cells in rows), options, _translated)
     found.notes += notes
-    if options.protocol == "modbus":
+    if options.protocol == "opcua" and 2 not in options.namespaces:
+        found.notes.append(
+            f"the tags are in the namespace {NAMESPACE}; if the server's edition has another one, such as ThingWorx Kepware"
+            " Server, give --namespace 2=URI"
+        )
+    elif options.protocol == "modbus":
         found.notes.append(
             'the file does not hold the byte order: Kepware\'s default, first word low, is byte_order = "CDAB" of the source'
         )
@@ -64,7 +69,8 @@ def _translated(cells: Mapping[str, str], options: Options) -> tuple[Mapping[str
         raise NotTranslated("has no name")
     if cells.get("client access", "").upper() == "WO":
         raise NotTranslated("can only be written")
-    own, lost = {"address": f"nsu={NAMESPACE};s={options.device}.{cells['tag name']}"}, ""
+    namespace = options.namespaces.get(2, NAMESPACE)
+    own, lost = {"address": f"nsu={namespace};s={options.device}.{cells['tag name']}"}, ""
     if options.protocol == "modbus":
         own, lost = _modbus(cells, options)
     unit = cells.get("eng units") or cells.get("eng. units", "")

@@ -364,7 +364,7 @@ def test_ignition_csv() -> None:
 
 def test_opcua_namespaces_are_named() -> None:
     """A namespace number is translated by the URI that the person gives, and refused without one; Kepware's tags of any
-    driver are read from its own server."""
+    driver are read from its own server, whose namespace depends on the edition."""
     found, tags = translated("neuron", "neuron_opcua.csv", protocol="opcua", namespaces={2: "urn:x"})
     assert [tag.definition.address for tag in tags.tags] == ["i=2258", "nsu=urn:x;s=Device1.Speed"]
     assert "--namespace 3=URI" in refused(found)[4]
@@ -374,6 +374,10 @@ def test_opcua_namespaces_are_named() -> None:
     found, tags = translated("kepware", "kepware.csv", protocol="opcua", device="C1.D1")
     assert tags.tags[0].definition.address == "nsu=KEPServerEX;s=C1.D1.Boiler.Pressure"
     assert (len(tags.tags), set(refused(found))) == (13, {12})
+    assert "--namespace 2=URI" in found.notes[0]
+    edition = {2: "ThingWorx Kepware Server"}
+    _, tags = translated("kepware", "kepware.csv", protocol="opcua", device="C1.D1", namespaces=edition)
+    assert tags.tags[0].definition.address == "nsu=ThingWorx Kepware Server;s=C1.D1.Boiler.Pressure"
 
 
 @pytest.mark.parametrize(
