@@ -69,6 +69,9 @@ OPC = {"0", "opc", "opctag", "opc tag"}
 UDT_INSTANCES = {"10", "udt_inst"}
 OFF = {"", "0", "off", "none", "false"}
 CLAMP_BOTH = {"3", "clamp_both", "both"}
+# The defaults of the product, which an export leaves out: of sixty explicit rawHigh in public exports none is 100, and
+# of seventy explicit scaledHigh none is 10.
+ENDS = {"rawlow": "0", "rawhigh": "100", "scaledlow": "0", "scaledhigh": "10"}
 
 
 def translate(file: str, data: bytes, options: Options) -> Translation:
@@ -85,10 +88,16 @@ def translate(file: str, data: bytes, options: Options) -> Translation:
         found_rows, notes = CSV.rows(file, data, options)
         rows = list(_from_csv(found_rows))
     found = translate_rows(rows, options, _translated)
-    translated = {row for row, _ in found.rows}
-    _check_one_source(file, [tag for row, _, tag in rows if row in translated], options)
+    numbers = {row for row, _ in found.rows}
+    translated = [tag for row, _, tag in rows if row in numbers]
+    _check_one_source(file, translated, options)
     found.refused += refused
     found.notes += notes
+    if any(_scaling(tag) and not all(tag.get(end) for end in ENDS) for tag in translated):
+        found.notes.append(
+            "the file lacks ends of scaled ranges, which have Ignition's defaults (rawLow and scaledLow 0,"
+            " rawHigh 100, scaledHigh 10); compare such a value"
+        )
     if options.protocol == "modbus":
         found.notes.append(
             'the file does not hold the byte order: Ignition\'s default, low word first, is byte_order = "CDAB" of the source'
@@ -206,9 +215,7 @@ def _scaling(tag: Mapping[str, str]) -> dict[str, str]:
         return {}
     if mode not in {"1", "linear"}:
         raise NotTranslated(f"scaleMode {tag['scalemode']} has no counterpart; only Linear has")
-    # A missing setting has the default of the product: 0 to 10 becomes 0 to 10.
-    ends = (("rawlow", "0"), ("rawhigh", "10"), ("scaledlow", "0"), ("scaledhigh", "10"))
-    points = [tag.get(name) or default for name, default in ends]
+    points = [tag.get(name) or default for name, default in ENDS.items()]
     is_clamped = tag.get("clampmode", "").lower() in CLAMP_BOTH
     return linear(*points) | (clamp(*points[2:]) if is_clamped else {})
 

@@ -347,11 +347,12 @@ def test_bits_of_several_registers() -> None:
 
 
 def test_ignition_csv() -> None:
-    """The export of 7.x says the same in numbers. A setting of the scaling that it lacks has the product's default."""
+    """The export of 7.x says the same in numbers. A setting of the scaling that it lacks has the product's default,
+    which is said."""
     found, tags = translated("ignition", "ignition79.csv")
     assert points(tags) == {
         "Boiler/Pressure": ("holding", 0, 1, "int16", "AB", 0.025, 0),
-        "Boiler/Level": ("holding", 4, 1, "int16", "AB", 0.5, 5),
+        "Boiler/Level": ("holding", 4, 1, "int16", "AB", 0.05, 5),
         "Boiler/Flow": ("holding", 10, 2, "float32", "ABCD", 1, 0),
     }
     assert (tags.tags[0].rule.deadband, tags.tags[0].rule.deadband_is_percent) == (0.5, False)  # 1 % of 0 to 50
@@ -360,6 +361,7 @@ def test_ignition_csv() -> None:
     reasons = refused(found)
     assert set(reasons) == {7, 8, 9}
     assert "UDT instance" in reasons[9]
+    assert any("rawHigh 100, scaledHigh 10" in note for note in found.notes)
 
 
 def test_opcua_namespaces_are_named() -> None:
