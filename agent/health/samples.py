@@ -36,6 +36,7 @@ _FOLDERS = {
     "StreamStatus": "stream",
     "ConsumerStatus": "consumer",
     "BrokerStatus": "broker",
+    "ClockChangeStatus": "clock",
     "PeerStatus": "peer",
     "SourceStatus": "source",
     "StoreStatus": "store",

@@ -573,8 +573,8 @@ class IntegrityStatus:
 class ClockChangeStatus:
     """The last change of the clock of a zone whose facts are here, within a day."""
 
-    zone: str
-    text: str
+    zone: Annotated[str, Label("zone")]
+    text: Annotated[str, Sampled(meaning="How its clock was set last, within a day.")]
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,14 @@ from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import (
+    HTMLResponse,
+    JSONResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -230,7 +237,7 @@ class PageAnswers:
         watch = self._watch
         await watch.look_if_older(1.0)
         if watch.snapshot is None or watch.verdict is None:
-            return PlainTextResponse(f"{watch.silent}\n", 503)
+            return JSONResponse({"verdict": Level.BROKEN.value, "alert": True, "summary": watch.silent}, 503)
         if "all" in request.query_params:
             body = encode_health(watch.snapshot, watch.verdict, everything=True)
         else:

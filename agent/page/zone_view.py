@@ -51,6 +51,7 @@ class ZoneView:
     consumers: list[Part]
     streams: list[Part]
     brokers: list[Part]
+    clocks: list[Part]
     values: dict[str, Any]
     totals: dict[str, tuple[float, float]]
     """How many sources and peers there are, and how many are connected; the lists have the worst."""
@@ -72,7 +73,7 @@ def node_row(health: ZoneHealth, now_unix_ms: int, *, dead_since_ms: int | None 
 def zone_view(health: ZoneHealth, row: ZoneRow, plant: str = "") -> ZoneView:
     """The page of a row, from the health behind it. `plant`: the zone of its facts, if the row is not its."""
     found = health.values
-    parts = {kind: _parts(found, kind) for kind in ("source", "consumer", "stream", "broker", "peer")}
+    parts = {kind: _parts(found, kind) for kind in ("source", "consumer", "stream", "broker", "peer", "clock")}
     sources = sorted(parts["source"], key=lambda source: (-_badness(source), source["name"]))
     consumers = sorted(
         parts["consumer"], key=lambda consumer: (-(words.number(consumer.get("behind_facts")) or 0), consumer["name"])
@@ -100,6 +101,7 @@ def zone_view(health: ZoneHealth, row: ZoneRow, plant: str = "") -> ZoneView:
         consumers=consumers,
         streams=sorted(parts["stream"], key=lambda stream: stream["name"]),
         brokers=parts["broker"],
+        clocks=parts["clock"],
         values=found,
         totals=totals,
     )

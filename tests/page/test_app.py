@@ -60,7 +60,9 @@ async def test_a_dead_node_says_so_and_since_when(site: Site) -> None:
     assert "systemctl status bsfg@idmz" in body
     assert "Shown from the facts here" in body
     assert '<section class="past" aria-labelledby="map">' in body
-    assert await site.get("/healthz") == (503, *(await site.get("/healthz"))[1:])
+    status, headers, body = await site.get("/healthz")
+    assert (status, headers["content-type"]) == (503, "application/json")
+    assert json.loads(body) == {"verdict": "broken", "alert": True, "summary": "no node runs"}
     assert "bsfg_node_up 0.0" in (await site.get("/metrics"))[2]
     site.watch.looked_unix_ms += 5_000
     await site.watch.look()

@@ -11,7 +11,7 @@ import pytest
 
 from agent.fact_store import FactStore, StoreReader
 from agent.health.problems import Level
-from agent.health.snapshot import STANDBY, NodeSnapshot, PairSnapshot, SourceStatus
+from agent.health.snapshot import STANDBY, ClockChangeStatus, NodeSnapshot, PairSnapshot, SourceStatus
 from agent.health.verdict import assess
 from agent.message import HEALTH_STREAM
 from agent.page.fleet import ZoneRow, fleet_rows, fleet_sentence, matching, zone_row
@@ -235,14 +235,16 @@ def test_a_source_is_as_the_verdict_has_it(healthy: NodeSnapshot, source: dict[s
 
 async def test_of_many_parts_the_worst_are_listed_and_all_are_counted(site: Site, healthy: NodeSnapshot) -> None:
     """Of three hundred sources, twelve of which are lost, and a thousand pulls, the page counts as many as the
-    status."""
+    status; and like that it says which clock was set."""
     sources = tuple(SourceStatus(f"s{n}", "modbus", n >= 12, tags=4, trouble="gone") for n in range(300))
     peers = tuple(replace(healthy.peers[0], zone=f"p{n}") for n in range(1_000))
-    site.snapshot = replace(healthy, sources=sources, peers=peers)
+    clocks = (ClockChangeStatus("p1", "set back by 60 min at 2026-11-30 15:29:00Z, to 2026-11-30 14:29:00Z"),)
+    site.snapshot = replace(healthy, sources=sources, peers=peers, clock_changes=clocks)
     await site.watch.look()
     _, _, body = await site.get("/zone/idmz")
     for said in ("288 of 300 sources deliver; 1,000 of 1,000 pulls run", ">300 sources</a>", ">288 of 300 connected<"):
         assert said in body, said
+    assert 'clock of p1</th><td>set back by 60 min at <time datetime="2026-11-30T15:29:00Z"' in body
     assert "the worst 50 of 300: <code>bsfg source list</code>" in body
     assert "and 2 more: <code>bsfg status --all</code>" in body
 
