@@ -91,6 +91,11 @@ class Problem(Enum):
         "Facts of a zone before others that arrived within the last day were not at the peer, or declined here.",
         "bsfg peer compare ZONE --repair, with another peer that may hold them",
     )
+    FACTS_EXPIRED = _good(
+        "Within the last day, facts were deleted that a consumer had not confirmed.",
+        "bsfg consumer list: remove one that will not return, or give the stream more room or time "
+        "(docs/operate/retention.md)",
+    )
     HISTORY_CONTRADICTS = _broken(
         "Two batches of one life contradict each other. What overlaps facts held here is not stored.",
         "never resume a node from a suspended image; export the refused facts where they are (docs/operate/integrity.md)",

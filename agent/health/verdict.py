@@ -196,7 +196,10 @@ def _node_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
     yield from _refused_reasons(store, snapshot.taken_unix_ms)
     for share in store.shares_used_up:
         yield _reason(Problem.SHARE_USED_UP, f"zone {share.zone}", share.why, behind)
-    text = "" if fill is None else f"{fill:.0f} % full"
+    fullest = next(
+        (f"stream {stream.name} is " for stream in snapshot.streams if fill and stream.fill_percent == fill), ""
+    )
+    text = "" if fill is None else f"{fullest}{fill:.0f} % full"
     yield from _judge("store_fill", fill, Problem.STORE_FILL, "store", text, behind)
     yield from _full_reasons(snapshot, behind)
     log_mb = store.log_bytes / 1e6
@@ -333,6 +336,7 @@ HISTORY = {
     "restored": Problem.LOG_READ_FURTHER,
     "branch": Problem.HISTORY_DIVIDES,
     "gap": Problem.HISTORY_GAP,
+    "facts_expired": Problem.FACTS_EXPIRED,
     "fork": Problem.HISTORY_CONTRADICTS,
     "refused": Problem.HISTORY_CONTRADICTS,
     "declined": Problem.PAIR_DECLINED,

@@ -481,8 +481,8 @@ def _fill_percent(space: StoreSpace | None) -> float | None:
 
 
 def _history(incidents: Sequence[Incident], now_unix_ms: int, pair_zone: str = "") -> tuple[HistoryStatus, ...]:
-    """Those of the last day about the history of a zone. What an opening has found is a loss of the store. `pair_zone`:
-    our own, if another node records it, too; what is declined of it is told once."""
+    """Those of the last day about the history of a zone, or a loss of a consumer. What an opening has found is a loss
+    of the store. `pair_zone`: our own, if another node records it, too; what is declined of it is told once."""
     declined = next((incident for incident in incidents if pair_zone and incident.declines(pair_zone)), None)
     found = (
         HistoryStatus(incident.kind, incident.subject, incident.detail)
@@ -491,6 +491,7 @@ def _history(incidents: Sequence[Incident], now_unix_ms: int, pair_zone: str = "
         and incident.last_unix_ms > now_unix_ms - DAY_MS
         and (incident.kind != "restored" or incident.is_told_by_peer)
         and (incident.kind != "declined" or incident is declined)
+        and (incident.kind != "facts_expired" or incident.is_loss)
     )
     return tuple(islice(found, HISTORY_MAX))
 

@@ -164,7 +164,7 @@ def crowd_incidents(store: FactStore) -> None:
 
     def add(transaction: Transaction) -> None:
         for number in range(INCIDENTS_MAX):
-            for kind in ("facts_expired", "repaired"):
+            for kind in ("definitions_repaired", "repaired"):
                 transaction.add_incident(kind, f"{TELEMETRY} {number}", "a test")
 
     done(store._writer.submit("crowd", add))

@@ -18,7 +18,7 @@ import pytest
 from agent.config import ConfigFile
 from agent.fact_store import FactStore
 from agent.fact_store.core.errors import ArtifactsFull, StoreUnusable
-from agent.fact_store.core.records import Incident
+from agent.fact_store.core.records import NO_CONSUMER, Incident
 from agent.fact_store.read.forecast import ConsumerSpace, StoreSpace, StreamSpace
 from agent.health.consumer_lag import NOTICED_S
 from agent.health.samples import health_samples
@@ -342,14 +342,23 @@ def test_artifacts_at_their_limit(tmp_path: Path) -> None:
 
 
 def test_incidents_of_other_kinds_hide_neither_a_divided_history_nor_a_loss(tmp_path: Path) -> None:
-    """However many come after them: the history is in the status, and the loss, which the next start counts."""
+    """However many come after them: the history and what a consumer has lost are in the status, and the loss, which the
+    next start counts."""
     with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
-        for kind in ("branch", "log_lost"):
-            store.note_incident(kind, "plant-b", "a test").result()
+        for kind, said in (
+            ("branch", ""),
+            ("log_lost", ""),
+            ("facts_expired", "by: mes"),
+            ("facts_expired", NO_CONSUMER),
+        ):
+            store.note_incident(kind, f"plant-b{said}", f"a test {said}").result()
         crowd_incidents(store)
         collector = collector_of(store, tmp_path)
         collector._read_from_disk()
-        assert [entry.kind for entry in collector.snapshot().history] == ["branch"]
+        history = {(entry.kind, entry.subject) for entry in collector.snapshot().history}
+        assert history == {("branch", "plant-b"), ("facts_expired", "plant-bby: mes")}, (
+            "and not what nobody was to have"
+        )
     with FactStore.open(tmp_path / "facts.db", "plant-a", unattended=True) as store:
         assert store.integrity().losses == 1
 

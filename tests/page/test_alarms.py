@@ -47,7 +47,7 @@ PROVOKED = {
     "log held": {"store": StoreStatus(log_bytes=2_000_000_000)},
     **{
         kind: {"history": (HistoryStatus(kind, "facts.operational of plant-a", "after sequence 5"),)}
-        for kind in ("restored", "branch", "gap", "fork", "refused")
+        for kind in ("restored", "branch", "gap", "fork", "refused", "facts_expired")
     },
     "artifacts full": {"store": StoreStatus(artifact_limit="disk", artifact_bytes_lacking=9)},
     "quota": {

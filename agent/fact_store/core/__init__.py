@@ -75,6 +75,7 @@ from agent.fact_store.core.lifecycle import (
 from agent.fact_store.core.operational_facts import operational_fact
 from agent.fact_store.core.page_assembly import PageAssembly, PageRow, parse_row
 from agent.fact_store.core.records import (
+    NO_CONSUMER,
     Appended,
     AppendRefusal,
     BatchSummary,

@@ -69,6 +69,9 @@ class BatchSummary(NamedTuple):
     body_bytes: int
 
 
+NO_CONSUMER = "no consumer was registered"
+
+
 @dataclass(frozen=True, slots=True)
 class Incident:
     """An incident for the operator: what was lost or refused, how often, and when first and last (ms since 1970)."""
@@ -83,6 +86,11 @@ class Incident:
     def declines(self, zone: str) -> bool:
         """Whether facts of a zone that a peer brought were not stored."""
         return self.kind == "declined" and f" of {zone}/" in self.subject
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether facts were released that a consumer lacks."""
+        return self.kind == "facts_expired" and not self.detail.endswith(NO_CONSUMER)
 
     @property
     def is_told_by_peer(self) -> bool:

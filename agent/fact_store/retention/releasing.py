@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Callable, Mapping
 
 from agent.fact_store.append import append_notice
-from agent.fact_store.core import HOUR_MS, NEVER_NS, Catalog, StoreLimits, StreamState, last_offset_before
+from agent.fact_store.core import HOUR_MS, NEVER_NS, NO_CONSUMER, Catalog, StoreLimits, StreamState, last_offset_before
 from agent.fact_store.read import bytes_up_to
 from agent.fact_store.retention.fullness import Limit, piece_bytes
 from agent.fact_store.retention.holding import Backlog, alone_forfeited, bytes_forfeited
@@ -187,7 +187,7 @@ def _record_loss(transaction: Transaction, stream: StreamState, until: int, deci
     }
     key = f"{stream.name}:{about['first_offset']}-{until}"
     append_notice(transaction, stream.name, "facts_expired", about, key)
-    who = ", ".join(str(consumer["name"]) for consumer in consumers) or "no consumer was registered"
+    who = ", ".join(str(consumer["name"]) for consumer in consumers) or NO_CONSUMER
     why = _WHY[decision.reason]
     transaction.add_incident(
         "facts_expired",
