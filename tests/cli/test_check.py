@@ -141,6 +141,16 @@ def test_a_disk_with_less_free_than_the_store_leaves_free(bsfg: Bsfg, tmp_path: 
     assert "MB of its disk are free, and disk_free_bytes_min in [store] keeps 1,152,921,504,607 MB free" in found
 
 
+@pytest.mark.parametrize("link", ["state", "disk"])
+def test_a_state_folder_on_a_disk_that_is_not_mounted(bsfg: Bsfg, tmp_path: Path, link: str) -> None:
+    """A link whose target is not there is named, where no folder could be made."""
+    (tmp_path / link).symlink_to("/mnt/nowhere")
+    (tmp_path / "node.toml").write_text(f'{NODE}state_dir = "{link}{"" if link == "state" else "/bsfg"}"\n')
+    done = bsfg("check")
+    assert (done.returncode, f"{link}: is a link to /mnt/nowhere" in done.stdout) == (1, True), done.stdout
+    assert "a disk that is not mounted" in bsfg("append", "batch:1", "done", "{}").stderr
+
+
 def test_what_a_tag_file_was_read_as_is_a_note(bsfg: Bsfg, tmp_path: Path) -> None:
     """And a node without problems is one line."""
     (tmp_path / "node.toml").write_text(NODE + SOURCE.format("m1"))

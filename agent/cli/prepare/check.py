@@ -117,6 +117,10 @@ def check_state(sections: Sections) -> Iterator[Finding]:
     folder = existing = sections.node.state_dir
     try:
         while not existing.exists():
+            if existing.is_symlink():
+                what = f"{existing}: is a link to {existing.readlink()}, which is not there; is its disk mounted?"
+                yield Finding(what, is_problem=True)
+                return
             existing = existing.parent
     except OSError as error:  # the name is too long, or a folder above cannot be entered
         yield Finding(f"{folder}: {error.strerror}; correct state_dir", is_problem=True)

@@ -64,6 +64,9 @@ def open_store(settings: NodeSettings) -> Iterator[FactStore]:
         try:
             settings.node.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
             owner = settings.node.state_dir.stat().st_uid
+        except FileExistsError as error:
+            why = "it, or a folder above, is a file, or a link to what is not there, as on a disk that is not mounted"
+            raise StateFolderUnusable(f"{settings.node.state_dir}: {why}") from error
         except OSError as error:
             raise StateFolderUnusable(f"{settings.node.state_dir}: {error.strerror}") from error
         if os.geteuid() == 0 != owner:  # the node could not read what root makes there
