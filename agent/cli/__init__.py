@@ -111,9 +111,9 @@ class LazyGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command with control characters escaped in its output, which may hold text of a peer or a device."""
-        from agent.cli.terminal import printable_streams  # late, because that module imports the product
-
         try:
+            from agent.cli.terminal import printable_streams  # late, because that module imports the product
+
             with printable_streams():
                 return super().invoke(ctx)
         except KeyboardInterrupt:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from agent.cli import bsfg as command_group
 from agent.cli.facts import fetch
 from agent.cli.facts.fetch import tail
 from agent.cli.terminal import PrintableStream
@@ -208,6 +209,13 @@ def test_an_option_without_effect_is_wrong_usage(node: Bsfg, words: tuple[str, .
     """It is named, with what it is for, before anything is done."""
     done = node(*words)
     assert (done.returncode, named in done.stderr) == (2, True), done.stderr
+
+
+def test_the_line_of_a_user_is_all_that_is_printed() -> None:
+    """Its password may come from a pipe, and the line goes into a file."""
+    done = CliRunner().invoke(command_group, ["page", "--add-user", "ann"], input="secret\nsecret\n")
+    assert done.stdout.startswith("ann:")
+    assert done.stdout.count("\n") == 1
 
 
 def test_ctrl_c_ends_a_command_as_its_signal_does(tmp_path: Path) -> None:

@@ -36,7 +36,8 @@ def page(config_file: Path, add_user: str | None) -> None:
     if add_user is not None:
         from agent.page.access import user_line
 
-        click.echo(user_line(add_user, click.prompt("password", hide_input=True, confirmation_prompt=True)))
+        password = click.prompt("password", hide_input=sys.stdin.isatty(), confirmation_prompt=True, err=True)
+        click.echo(user_line(add_user, password))
         return
     settings = load_settings(config_file)
     from agent.page.server import serve  # late: the libraries take 20 MB
