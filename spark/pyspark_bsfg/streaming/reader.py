@@ -99,11 +99,11 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise OptionError(f"readStream of {len(stores)} stores", hint)
         self.options = options
         self.schema = schema
-        self.place = self._polled = stores[0]
+        self.place = self.polled = stores[0]
         for node in options.read.nodes:
             # The stream asks again by itself, and says meanwhile that it waits: not after all attempts of a task.
             hasty = replace(node, attempts=1, request_timeout_s=min(node.request_timeout_s, POLL_TIMEOUT_S))
-            [self._polled] = places(replace(options.read, nodes=(hasty,)))
+            [self.polled] = places(replace(options.read, nodes=(hasty,)))
         self._start: StreamOffset | None = None
         self._target: StreamOffset | None = None
         self._held: Bounds | None = None
@@ -117,7 +117,11 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  the names are Spark's
         """Where the first batch starts. Spark asks several times, also when that batch is repeated after a crash.
         Raises SparkError: a query whose store was never reached does not wait."""
-        with self.place.opened() as source:
+        return self.begin(self.place)
+
+    def begin(self, place: Place) -> dict[str, Any]:
+        """As `initialOffset`, by `place` or `polled`."""
+        with place.opened() as source:
             held = source.bounds(self.options.read.stream)
             self._start = self._bound(source, held) or self._start or first_offset(self.options.start, held)
         return self.logged(self._start)
@@ -223,7 +227,7 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             done, folder = StreamOffset.of(end), Path(self.options.checkpoint)
             binding = read_binding(folder)
             assert binding is not None, "it was bound before its first batch"
-            with self._polled.opened() as source:
+            with self.polled.opened() as source:
                 source.confirm(self.options.consumer, done.offset, done.life, binding.claim(folder))
         except (BsfgError, OSError) as error:
             if isinstance(error, ConsumerRefused) and error.code == "fenced":
@@ -257,7 +261,7 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         logged once, as is its return. Raises with AvailableNow."""
         began = datetime.now(UTC).isoformat(timespec="seconds")
         try:
-            with (self._polled if self._target is None else self.place).opened() as source:
+            with (self.polled if self._target is None else self.place).opened() as source:
                 held, self._name = source.bounds(self.options.read.stream, after.position), source.name
                 if not self._is_bound:
                     self._bound(source, held)

@@ -96,7 +96,7 @@ class SeveralReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return start.get(name)
         try:
             if name not in start:  # its first batch begins there, whatever it has by then
-                return reader.initialOffset()
+                return reader.begin(reader.polled)
             end = reader.step(reader.offset_of(start[name]), limit)
         except UNREACHABLE as error:
             if self._ends:

@@ -87,6 +87,10 @@ def test_each_node_has_its_offset_and_delays_no_other(tmp_path: Path, monkeypatc
     grown(tmp_path / "west", 5)
     reader = several(tmp_path, "west", "north")
     reader.commit(at)  # in which the new node has no offset
+    with monkeypatch.context() as hasty:  # nor does a new one that is away: it is asked once, not as often as by a task
+        for of_node in reader.readers.values():
+            hasty.setattr(of_node, "place", None)
+        assert "west" in reader.latestOffset(at, ReadMaxRows(1))
     at, found = batch(reader, at)
     assert found == facts("north", 11, 20)
     assert list(at) == ["north", "south", "west"]
