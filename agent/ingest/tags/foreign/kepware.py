@@ -30,6 +30,7 @@ CSV = ForeignCsv(
     numbers=("raw low", "raw high", "scaled low", "scaled high"),
 )
 NAMESPACE = "KEPServerEX"  # number 2 of its OPC UA server, in most editions
+DEFAULT_SCAN_RATE_MS = "100"  # of every tag, and not used for OPC clients: no wish to poll a device ten times a second
 MODBUS_TYPES = {
     "boolean": "bool",
     "short": "int16",
@@ -91,7 +92,7 @@ def _modbus(cells: Mapping[str, str], options: Options) -> tuple[dict[str, str],
         int(match["digits"] or match["hex_digits"], 16 if match["hex"] else 10),
     )
     own = register_cells(options, table, number) | _type(match, kind)
-    if rate := cells.get("scan rate", ""):
+    if (rate := cells.get("scan rate", "")) not in {"", DEFAULT_SCAN_RATE_MS}:
         own["poll_interval_ms"] = rate
     lost = [] if cells.get("client access", "RO").upper() in {"", "RO", "R", "R/W", "RW"} else [cells["client access"]]
     own |= _scaling(cells)

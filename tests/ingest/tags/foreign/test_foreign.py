@@ -69,8 +69,9 @@ def test_kepware() -> None:
     assert not reasons
     assert (tags.tags[0].definition.unit, tags.tags[0].definition.description) == ("bar", "Steam pressure")
     assert any("not carried over: clamp low 1" in remark.why for remark in found.remarks if remark.row == 3)
-    clamped = next(cells for row, cells in found.rows if row == 6)
-    assert clamped["clamp"] == "-10..10"
+    cells = dict(found.rows)
+    assert cells[6]["clamp"] == "-10..10"
+    assert (cells[3].get("poll_interval_ms"), cells[5].get("poll_interval_ms")) == ("500", None)  # 100 is the default
     assert 'byte_order = "CDAB"' in found.notes[0]
 
 
