@@ -240,21 +240,25 @@ def test_pages_of_two_streams_and_plants_lead_around_two_holes(tmp_path: Path) -
             after = max(batch.last_offset for batch in (*page.batches, *page.holes))
         assert (batches, holes) == ([8, 15, 21], [*HOLES])
         of_plants = {
-            (stream, zone): reader.read_sequences(
+            (stream, node): reader.read_sequences(
                 stream, origin, 1, 3 if stream == ALARMS else 9, EVERYTHING, EVERYTHING
             )
             for stream in (TELEMETRY, ALARMS)
-            for zone, origin in PLANTS.items()
+            for node, origin in PLANTS.items()
         }
         assert {key: [batch.first_offset for batch in page.batches] for key, page in of_plants.items()} == {
             (TELEMETRY, "plant-a"): [5],
+            (TELEMETRY, "plant-a-2"): [1],
             (TELEMETRY, "plant-b"): [6],
             (ALARMS, "plant-a"): [1],
+            (ALARMS, "plant-a-2"): [],
             (ALARMS, "plant-b"): [1, 3],
         }
         assert {key: page.holes for key, page in of_plants.items() if page.holes} == {
             (TELEMETRY, "plant-a"): (Hole(1, 4, "expired"),),
+            (TELEMETRY, "plant-a-2"): (Hole(7, 9, "absent"),),
             (TELEMETRY, "plant-b"): (Hole(1, 3, "expired"), Hole(4, 5, "damaged")),
+            (ALARMS, "plant-a-2"): (Hole(1, 3, "absent"),),
         }
 
 
