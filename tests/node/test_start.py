@@ -83,5 +83,7 @@ async def test_a_mended_tag_file_is_read_with_the_section_of_the_file(folder: Pa
         (tag,) = node._ingest.tag_maps()["a"].tags
         assert (tag.name, tag.definition.address) == ("line/new", "unit 1 holding 1 (base 1) AB")
         assert node._reloader.not_in_force == ()
+        (folder / "a.csv").write_text(ROW.format("a"))
+        await wait_until_async(lambda: node._ingest.tag_maps()["a"].tags[0].name == "line/a", "the next edit")
         stop.set()
         await running

@@ -27,6 +27,7 @@ from agent.replication.protocol.token_bucket import Priority
 from agent.settings.node import IdentitySettings, NodeSettings
 from agent.settings.peers import BrokerSettings, PeerSettings, PullStart
 from agent.settings.signing import OriginSettings
+from agent.settings.store import StreamSettings
 from tests.support.relay_store import FRONTIERS, opened, relay_store
 from tests.waiting import wait_until_async
 
@@ -40,8 +41,8 @@ def peer_of(zone: str, broker: str, **settings: Any) -> PeerSettings:
 
 @pytest.fixture(name="store")
 def store_of_idmz(tmp_path: Path) -> Iterator[FactStore]:
-    """The store of idmz."""
-    with FactStore.open(tmp_path / "facts.db", "idmz") as store:
+    """The store of the second of two nodes of idmz, so that its name is not that of its zone."""
+    with FactStore.open(tmp_path / "facts.db", "idmz", node="idmz-2") as store:
         yield store
 
 
@@ -51,9 +52,9 @@ def broker_of(name: str, **settings: Any) -> BrokerSettings:
 
 
 def made(store: FactStore, *peers: PeerSettings, brokers: Sequence[BrokerSettings] = (broker_of("site"),)) -> Node:
-    """The node of idmz with these peers and brokers, not running."""
+    """The node of this store with these peers and brokers, not running."""
     folder = store.path.parent
-    settings = NodeSettings(IdentitySettings("idmz", folder), broker=tuple(brokers), peer=peers)
+    settings = NodeSettings(IdentitySettings("idmz", folder, store.node), broker=tuple(brokers), peer=peers)
     return Node(store, Start(settings), ConfigFile(folder / "node.toml"), asyncio.Event())
 
 
@@ -96,7 +97,7 @@ async def test_two_nodes_of_one_zone_are_two_peers(store: FactStore) -> None:
         assert runtime.comparers[node].settings.pair_zones == {"plant-a"}
     assert found["plant-b"].origins == {"plant-b", "cell"}
     assert (found["plant-b"].shared_zones, found["plant-b"].receiver.repeated_ms) == ((), 0)
-    assert {comparer.consumer_name for comparer in found.values()} == {f"idmz.{TELEMETRY}"}
+    assert {comparer.consumer_name for comparer in found.values()} == {f"idmz-2.{TELEMETRY}"}
     assert dict(runtime.server._context.peers)["plant-a-2"].zones == both
 
 
@@ -255,12 +256,14 @@ async def test_ready_waits_for_the_socket_and_each_broker_that_is_not_optional(s
 async def test_the_certificates_of_each_broker_are_watched_after_each_reload(tmp_path: Path, store: FactStore) -> None:
     """A reload adds a broker, the next one removes the first: the watcher has the identities of the brokers that are
     there, whatever was there when it began, and these brokers are kept for the next start. Its nodes of one zone may
-    then ask who leads."""
+    then ask who leads, and the limits of streams are those of the file."""
     brokers = [broker_of("first"), broker_of("second")]
     node = made(store, brokers=brokers[:1])
     first = node._reloader.settings
     pair = tuple(peer_of("plant-a", "second", node=f"plant-a-{n}", asks=True) for n in (1, 2))
-    lists = [first, *(replace(first, broker=tuple(some), peer=pair) for some in (brokers, brokers[1:]))]
+    limits = [(StreamSettings(TELEMETRY, ttl_hours=hours),) for hours in (100, 200)]
+    steps = zip((brokers, brokers[1:]), limits, strict=True)
+    lists = [first, *(replace(first, broker=tuple(some), peer=pair, stream=limit) for some, limit in steps)]
     watcher = IdentityWatcher(node._identities)
     async with TaskGroup() as group:
         node._group = group
@@ -276,6 +279,7 @@ async def test_the_certificates_of_each_broker_are_watched_after_each_reload(tmp
             kept = load_kept(tmp_path)
             assert kept is not None
             assert kept.settings.broker == after.broker
+            assert store.policy(TELEMETRY) == after.stream[0]
             assert node._shared.lead_desk.claimants == {"plant-a-1": "plant-a", "plant-a-2": "plant-a"}
         assert node._readiness is not None
         node._readiness.cancel()

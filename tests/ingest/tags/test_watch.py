@@ -245,16 +245,19 @@ async def test_our_own_look_is_no_reason_to_look_again(file: Path, tmp_path: Pat
 
 async def test_an_edit_that_clashes_with_the_file_of_another_source_changes_nothing(tmp_path: Path) -> None:
     """The second of three files gets a tag that the first has, and then also one of its own; the first is not edited.
-    Its map stays until the clash is gone, while the third, edited at the same time, is taken over."""
+    Its map stays until the clash is gone, while the third, edited at the same time, is taken over. Each file is kept
+    for the next start before its map is in force."""
     sources = [opcua(1, tmp_path, rows(f"count_0{number}"), name=f"s{number}") for number in (1, 2, 3)]
     maps = {name: found.map for name, found in load_tag_files(sources, {}).items()}
-    taken, problems = list[tuple[str, int]](), dict[str, int]()
+    taken, problems, kept = list[tuple[str, int]](), dict[str, int](), dict[str, bytes]()
+    files = {source.name: source.tags_file for source in sources}
+
+    def take(name: str, found: watch.TagMap) -> None:
+        assert kept[name] == files[name].read_bytes()
+        taken.append((name, len(found.tags)))
+
     watching = TagWatch(
-        sources,
-        maps,
-        lambda name, found: taken.append((name, len(found.tags))),
-        lambda name, found: problems.update({name: len(found)}),
-        SWIFT,
+        sources, maps, take, lambda name, found: problems.update({name: len(found)}), SWIFT, keep=kept.update
     )
     write(sources[1].tags_file, rows("count_02", "count_01"))
     write(sources[2].tags_file, rows("count_03", "count_04"))
