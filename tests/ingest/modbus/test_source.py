@@ -289,9 +289,13 @@ async def test_a_refusal_replaces_the_loss_before() -> None:
 
 
 async def test_a_counter_that_wraps_is_a_fact() -> None:
-    """The reading is stored as it is; the fact has both readings and what was counted between them."""
+    """The reading is stored as it is; the fact has both readings and what was counted between them. Of two counters the
+    second becomes one by an edit of the tag file."""
     word = value_type("uint16", "ABCD")
-    source, store = await made(tags_at(*(replace(tag.point, kind=word, counter=65_536) for tag in TAGS)))
+    counters = tags_at(*(replace(tag.point, kind=word, counter=65_536) for tag in TAGS))
+    source, store = await made([counters[0], replace(counters[1], point=replace(counters[1].point, counter=None))])
+    source._delivery.offer_map(counters, [1, 2])
+    assert await source._take_over_map()
     await poll(source, Device(values={1: 65_530, 2: 30_000}))
     await poll(source, Device(values={1: 6, 2: 5}))
     await poll(source, Device(values={1: 6, 2: 8}))

@@ -90,11 +90,15 @@ def test_a_keep_alive_shows_what_is_missing() -> None:
 
 def test_numbers_begin_again_and_servers_count_as_they_like() -> None:
     """After 2^32 - 1 comes 1. A subscription that begins elsewhere is followed; one that starts anew is, too. The same
-    number twice is one notification."""
+    number twice is one notification; one that comes after it was passed on is acknowledged again."""
     sequencer = Sequencer()
     for number, content in ((NUMBERS - 1, "a"), (1, "c"), (NUMBERS, "b"), (2, "d"), (2, "d"), (3, "e")):
         sequencer.answered(sequencer.sent()[0], data(number), content)
     assert drained(sequencer) == ["a", "b", "c", "d", "e"]
+    request, acks = sequencer.sent()
+    assert acks == [(1, number) for number in (NUMBERS - 1, NUMBERS, 1, 2, 3)]
+    sequencer.answered(request, data(2), "d")
+    assert (drained(sequencer), sequencer.sent()[1]) == ([], [(1, 2)])
     two = Sequencer()
     for number, content in ((5000, "a"), (5001, "b"), (1, "c"), (2, "d")):
         two.answered(two.sent()[0], data(number), content)

@@ -1,11 +1,23 @@
 """The open losses of a source, and its tags without an item."""
 
 from agent.ingest.completeness import Moment
-from agent.ingest.gap import ITEM_GONE, TagGap
+from agent.ingest.gap import ITEM_GONE, NOT_DELIVERED, SERVER_QUEUE_OVERFLOW, TagGap
 from agent.ingest.opcua.subscriptions.losses import Absences, Losses
 
 S = 1_000_000_000
 NOW = Moment(100 * S)
+
+
+def test_losses_of_one_reason_are_one_gap_from_the_first_on() -> None:
+    """In whatever order they are noted. Each reason has its own gap."""
+    losses = Losses()
+    for since_s, tags in ((20, [1]), (10, [2]), (30, [1, 3])):
+        losses.add(NOT_DELIVERED, Moment(since_s * S), tags, NOW)
+    losses.add(SERVER_QUEUE_OVERFLOW, Moment(40 * S), [1], NOW)
+    assert losses.take_gaps(NOW) == [
+        TagGap(NOT_DELIVERED, 10 * S, 100 * S, (1, 2, 3)),
+        TagGap(SERVER_QUEUE_OVERFLOW, 40 * S, 100 * S, (1,)),
+    ]
 
 
 def test_a_tag_is_absent_from_the_first_sign_to_its_first_value() -> None:
