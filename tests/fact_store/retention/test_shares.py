@@ -101,9 +101,9 @@ def flood(store: FactStore, zone: str = "evil", first: int = 0) -> int:
 
 @pytest.mark.parametrize("on_full", ["refuse", "drop_oldest"])
 def test_a_flood_of_one_zone_takes_no_room_of_another(tmp_path: Path, on_full: str) -> None:
-    """evil appends until it is refused, and the status names it. Facts of the plant and of this node are stored up to
-    their shares, and nothing is released; so it is after a restart, which knows what each zone has here. Once the facts
-    of evil are confirmed, they make room for its next ones, in any stream."""
+    """evil appends until it is refused, in any stream, and the status names it. Facts of the plant and of this node are
+    stored up to their shares, and nothing is released; so it is after a restart, which knows what each zone has here.
+    Once the facts of evil are confirmed, they make room for its next ones, in any stream."""
     plant, position = Elsewhere("plant"), 0
 
     def pull(store: FactStore) -> None:
@@ -120,6 +120,7 @@ def test_a_flood_of_one_zone_takes_no_room_of_another(tmp_path: Path, on_full: s
         pull(store)
     with relay(tmp_path, on_full=on_full) as store:
         assert flood(store, first=1_000) == 0
+        assert isinstance(store.appends.append_messages(NOTES, [order("evil", 1_999)]).exception(30), ShareFull)
         pull(store)
         done(store.appends.append_messages(OPERATIONAL, [order("idmz", 1)]))
         assert {info.name: info.first_offset for info in store.streams()} == {TELEMETRY: 1, ORDERS: 1, OPERATIONAL: 1}

@@ -73,8 +73,8 @@ def test_the_time_of_a_request() -> None:
 
 
 def test_pages_are_stored_in_order_and_none_is_skipped() -> None:
-    """Two wait while one is stored. A page that cannot be taken now is offered again first; behind a refused one
-    nothing is stored."""
+    """Two wait while one is stored. A page that cannot be taken now is offered again first, each with short pauses at
+    the beginning; behind a refused one nothing is stored."""
     first, second, third = (Append(ArrivedPage(0, at, at, more=True)) for at in (1, 2, 3))
     pages = AcceptedPages(SETTINGS)
     pages.accept(first)
@@ -86,6 +86,6 @@ def test_pages_are_stored_in_order_and_none_is_skipped() -> None:
     assert (pages.offer_at_ms, pages.next(99), pages.next(100)) == (100, None, first)
     assert (pages.stored(), pages.next(0), pages.waits) == (first.page, second, "")
     pages.pause("full", 0, 1.0)
-    assert (pages.waits, pages.next(200)) == ("full", second)
+    assert (pages.waits, pages.next(100)) == ("full", second)
     pages.refuse()
     assert (pages.next(0), pages.state, pages.is_refused, pages.waits) == (None, Storing.IDLE, True, "full")

@@ -228,8 +228,12 @@ def test_whatever_others_ask_a_zone_waits_for_one_read_of_each(
 
 
 def test_a_zone_that_is_alone_again_pays_no_debt() -> None:
-    """Once no other zone asks, a zone that has used more than its share reads at once."""
+    """Once no other zone asks, a zone that has used more than its share reads at once. What it used while it was alone
+    is no debt either."""
     turns = ReadTurns[str]()
+    turns.ask("evil", "alone", lambda now_ms: now_ms, 0)
+    assert turns.take_work(0) == "alone"
+    turns.end_read("evil", "alone", 60_000_000, 0)
     for zone, work in ((HONEST, "short"), ("evil", "long"), ("evil", "next")):
         turns.ask(zone, work, lambda now_ms: now_ms, 0)
     assert {turns.take_work(0), turns.take_work(0)} == {"short", "long"}
