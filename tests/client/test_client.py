@@ -120,8 +120,9 @@ async def test_a_fact_is_appended_fetched_and_confirmed(tmp_path: Path) -> None:
         assert page.position[:2] == (await node.position("local.other", 4))[:2]
 
 
-async def test_an_append_waits_as_long_as_its_acks_may_take(tmp_path: Path) -> None:
-    """The client gives up after the node, which waits for consumers; other requests are answered at once."""
+async def test_a_request_waits_as_long_as_the_node_may(tmp_path: Path) -> None:
+    """The client gives up after the node, which waits for consumers at an append, and for facts at a fetch; other
+    requests are answered at once."""
     waited = list[int]()
     async with served_store(tmp_path):
         node = AsyncClient(tmp_path)
@@ -130,8 +131,10 @@ async def test_an_append_waits_as_long_as_its_acks_may_take(tmp_path: Path) -> N
             waited.append(waits_ms)
             return await node._ask_socket(request, waits_ms)
 
-        await AsyncClient(tmp_path, ask_node=ask_node).append("order:1", "released", 1, message_id="1")
-    assert waited == [0, ACKS_WAIT_MS]
+        asking = AsyncClient(tmp_path, ask_node=ask_node)
+        await asking.append("order:1", "released", 1, message_id="1")
+        await asking.fetch("local.mes", wait_s=20)
+    assert waited == [0, ACKS_WAIT_MS, 20_000]
 
 
 async def test_a_fetch_waits_for_the_first_fact(tmp_path: Path) -> None:

@@ -84,6 +84,7 @@ def test_each_node_has_its_offset_and_delays_no_other(tmp_path: Path, monkeypatc
     monkeypatch.setattr(module, "ASK_AGAIN_S", 0.0)
     assert {name for name, said in reader.reportLatestOffset().items() if "unreachable_since" in said} == {"north"}  # type: ignore[union-attr]
     away.rename(tmp_path / "north")
+    assert reader.latestOffset(at, ReadMaxRows(20))["north"] == at["north"], "it is asked again after a while"
     grown(tmp_path / "west", 5)
     reader = several(tmp_path, "west", "north")
     reader.commit(at)  # in which the new node has no offset

@@ -279,8 +279,8 @@ def test_the_newer_query_takes_a_consumer_only_when_told_to_and_fences_the_older
 
 
 def test_a_consumer_that_was_added_by_hand_or_removed_is_taken_without_being_told(tmp_path: Path) -> None:
-    """No query has it: one at the cursor begins there; one whose consumer was removed registers it again, also while
-    it runs."""
+    """No query has it: one at the cursor begins there; one whose consumer was removed registers it again, from the
+    oldest fact on, also while it runs, and if it had begun at the end of the log."""
     with node(tmp_path) as store:
         append(store, 30)
         store.consumers.register(CONSUMER, "local", TELEMETRY, "end").result()
@@ -288,7 +288,7 @@ def test_a_consumer_that_was_added_by_hand_or_removed_is_taken_without_being_tol
         at = reader.initialOffset()
         assert at["offset"] == 30
         store.consumers.remove(CONSUMER, force=True, now=True).result()
-        stream(tmp_path, durable=True).latestOffset(at, ReadMaxRows(20))
+        stream(tmp_path, durable=True, startingOffsets="latest").latestOffset(at, ReadMaxRows(20))
         assert store.consumers.get(CONSUMER).frontier == 0  # type: ignore[union-attr]
         reader = stream(tmp_path, durable=True)
         reader.commit(reader.latestOffset(at, ReadMaxRows(20)))
