@@ -117,11 +117,10 @@ def statistics(reader: StoreReader) -> Statistics:
 
 def _statistics(reader: StoreReader) -> Statistics:
     scanner = Scanner(reader)
-    consumers = [
-        ConsumerStatistics(consumer, scanner.ends.get(consumer.stream, 0) - consumer.frontier)
-        for consumer in reader.consumers()
-    ]
-    streams = []
+    consumers, streams = list[ConsumerStatistics](), list[StreamStatistics]()
+    for state in reader.consumers():  # what was released unconfirmed is not kept for it
+        confirmed = max(state.frontier, scanner.firsts.get(state.stream, 1) - 1)
+        consumers.append(ConsumerStatistics(state, scanner.ends.get(state.stream, 0) - confirmed))
     for name, end_offset in scanner.ends.items():
         stream = StreamStatistics(name, scanner.firsts[name], end_offset)
         behind = [consumer for consumer in consumers if consumer.state.stream == name]

@@ -17,6 +17,7 @@ from agent.fact_store.retention.reclaim import Reclaimer
 from agent.fact_store.writer import refusals
 from agent.fact_store.writer.committer import Committer
 from agent.positions import Position
+from agent.query.statistics import statistics
 from agent.settings.store import StoreSettings, StreamSettings
 from tests.fact_store.making import (
     EVERYTHING,
@@ -166,6 +167,8 @@ def test_a_full_stream_that_may_drop_drops_the_oldest(
             done(store.appends.append_samples(TELEMETRY, noise(4, 30_000)))
         released = first_offset(store) - 1
         assert released > 200
+        (consumer,) = statistics(store.reader).consumers
+        assert consumer.unconfirmed_facts == store.end_offset(TELEMETRY) - released, "what is gone is not kept for it"
         held = next(stream.bytes for stream in store.streams() if stream.name == TELEMETRY)
         assert held < 1.3 * 1024 * 1024
         expired = [incident for incident in store.reader.incidents() if incident.kind == "facts_expired"]
