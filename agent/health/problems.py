@@ -184,15 +184,15 @@ class Problem(Enum):
     # ------------------------------------------------------------------------------------------------- brokers and peers
     BROKER_LOST = _broken(
         "The broker cannot be reached. Facts wait on both sides.",
-        "start the broker, or check the network to it; bsfg broker check tries each step",
+        "start the broker, or check the network to it; bsfg peer test {peer} tries each step",
     )
     PAIR_BROKER_LOST = _late(
         "The broker between the two gateways cannot be reached.",
-        "start the broker, or the gateway it runs on; bsfg broker check tries each step",
+        "start the broker, or the gateway it runs on; bsfg peer test {peer} tries each step",
     )
     BROKER_REFUSES = _broken(
         "The broker refuses this node, or its certificate cannot be used. It does not pass by itself.",
-        "bsfg peer test tries each step (docs/operate/certificates.md)",
+        "bsfg peer test {peer} tries each step (docs/operate/certificates.md)",
     )
     IDENTITY_REFUSED = _broken(
         "The certificate in the files was changed and cannot be used. The one before is still in use.",
@@ -212,7 +212,7 @@ class Problem(Enum):
     )
     PEER_SILENT = _broken(
         "The peer does not answer, though the broker is connected.",
-        "start the node of that zone; if it runs, bsfg peer test finds the step that fails; facts wait at the peer until "
+        "start the node of that zone; if it runs, bsfg peer test ZONE finds the step that fails; facts wait at the peer until "
         "their time to live",
     )
     GATEWAY_SILENT = _late(

@@ -410,7 +410,7 @@ def _broker_reasons(broker: BrokerStatus, partner: str) -> Iterator[Reason]:
         text = _told("not connected", trouble)
         lost = Problem.PAIR_BROKER_LOST if broker.zones == (partner,) else Problem.BROKER_LOST
         problem = Problem.BROKER_REFUSES if broker.needs_person else lost
-        yield _reason(problem, subject, text, alert=broker.needs_person)
+        yield _reason(problem, subject, text, alert=broker.needs_person, peer=next(iter(broker.zones), "ZONE"))
     if broker.identity_trouble:
         text = f"its new certificate is not in force: {broker.identity_trouble}"
         yield _reason(Problem.IDENTITY_REFUSED, subject, text)

@@ -77,6 +77,7 @@ def test_a_stopped_broker_is_the_headline(healthy: NodeSnapshot) -> None:
     verdict = assess(replace(healthy, brokers=brokers, peers=late, consumers=waits))
     assert verdict.alert
     assert verdict.summary() == "broken: broker site: not connected: refused (and 3 more)"
+    assert "bsfg peer test plant tries" in verdict.reasons[0].hint
     assert [(reason.problem.name, reason.caused_by) for reason in verdict.reasons] == [
         ("BROKER_LOST", ()),
         ("PEER_SILENT", ("broker site",)),

@@ -269,7 +269,7 @@ def test_quantiles_are_upper_bounds(counts: tuple[int, ...], quantile: float, ex
 
 
 GONE, LATE, CATCHES_UP = {"connected": False}, {"lag_seconds": 9.0}, "it catches up by itself; look at the peer"
-NO_PERSON, PERSON, DEVICE = "start the broker", "bsfg peer test", "check the device"
+NO_PERSON, PERSON, DEVICE = "start the broker", "bsfg peer test ZONE", "check the device"
 EACH_STEP = "bsfg source test line1 tries each step"
 UNREAD = {"behind_facts": 5, "oldest_unconfirmed_age_s": 150.0}
 NO_SOURCE = "not connected, last value 2026-11-18 11:06:39Z"
