@@ -170,8 +170,6 @@ def _write(path: Path, source: str) -> None:
 def run_tests(tree: Path, tests: Sequence[str], *options: str, seconds_max: float) -> Run:
     """Run tests in a copy of the tree, with what programs they start importing from there too."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", f"timeout={TEST_S_MAX}"]
-    # No deadlines, which a busy machine would miss, and the same examples each time.
-    command += ["--hypothesis-profile=ci"]
     environment = {
         **os.environ,
         "PYTHONPATH": f"{tree}{os.pathsep}{tree / 'spark'}",
