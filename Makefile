@@ -21,7 +21,7 @@ unexport PYTHONOPTIMIZE
 # Each of the hundreds of processes that the tests start would compile the agent anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo quick test test-long interpreter sim fuzz fuzz-paths attacks spark-cluster-test spark-stream-test docs bundle appliance-test stall mutants core-mutants style types pytest format bench lock clean venv system foreign
+.PHONY: help demo quick test test-long interpreter sim soak fuzz fuzz-paths attacks spark-cluster-test spark-stream-test docs bundle appliance-test stall mutants core-mutants style types pytest format bench lock clean venv system foreign
 
 help:
 	echo 'make demo           three zones, a broker and a plant on this machine; KEEP=1 leaves them running'
@@ -29,6 +29,7 @@ help:
 	echo 'make test           style, types, all tests without a server and short ones with: this decides about a change'
 	echo 'make test-long      the tests with real servers, brokers, nodes and Spark, half an hour; TEST=path for some'
 	echo 'make sim            the seeded tests at full length, about an hour; SEED=n replays one (docs/developers/tests.md)'
+	echo 'make soak           three zones, disturbed for an hour: do their nodes grow; MINUTES=n'
 	echo 'make fuzz           every decoder of foreign bytes, a million inputs each, about 20 minutes; NAME=batch, RUNS=n'
 	echo 'make fuzz-paths     forged pages into a puller, forged requests into a server, 200,000 in all, about 15 minutes'
 	echo 'make attacks        the attacks of a hostile zone at full length (tests/security); TEST=name for some'
@@ -78,6 +79,9 @@ quick: style types
 # No time limit per test; the output of each test (seed, figures) is shown at the end.
 sim: foreign
 	SIM=1 $(VENV)/python -m pytest -q -rP -m sim -o timeout=0 -o faulthandler_timeout=0 $(PYTEST)
+
+soak: system
+	SIM=1 MINUTES=$(or $(MINUTES),60) $(VENV)/python -m pytest -q -s -n0 tests/system/test_soak.py
 
 # Coverage-guided. The corpus, the log and the inputs that break a decoder stay in build/fuzz.
 fuzz: venv
