@@ -1,4 +1,4 @@
-"""Three zones that go through a year of reconnections: what a node holds does not grow with what it has been through."""
+"""Three zones, disturbed again and again: a node does not grow with what it has been through."""
 
 import os
 import random
