@@ -23,7 +23,7 @@ from agent.pages import Hole, Start
 from agent.query.scan import StreamUnknown, fact_messages, shown_fact
 
 FOLLOW_S = 0.2
-PAGE_FACTS = 1000  # of one request; so many are in memory
+PAGE_FACTS = 10_000  # of one request; so many are in memory, 20 MB of samples
 
 
 @click.command()
