@@ -5,6 +5,7 @@ import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import termios
 import tomllib
@@ -227,9 +228,10 @@ def test_questions_give_the_same_answers(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(command_module.Setup, "run", lambda self: given.append(dict(self.given)))
     wrong = ["Plant A", "reads", "plant-a", "no/host", "/gone", "Press 1", "10.0.0.5:4840", "press"]
     wrong += ["a,holding,x,int16", "10.0.0.5:none"]
-    typed = [wrong[0], "plant-a", "elsewhere", wrong[3], "broker.example:8883", "broker.example", "", wrong[2], "idmz"]
+    typed = [wrong[0], "plant-a", "elsewhere", wrong[3], "broker.example:8883", "[fd00::1]"]
+    typed += ["broker.example", "", wrong[2], "idmz"]
     typed += ["fetches", "reads", wrong[4], str(tmp_path), "opcua", wrong[5], "press", wrong[6], "opc.tcp://plc:4840"]
-    typed += ["", "modbus", wrong[7], "boiler", wrong[9], "10.0.0.5:5020", "40001", wrong[8]]
+    typed += ["", "modbus", wrong[7], "boiler", wrong[9], "[fd00::5]:5020", "40001", wrong[8]]
     typed += ["line1/t,holding,40001,float32", "", "none"]
     here = ["idmz", "here", "broker.example", "8890", "plant-a", "is", str(tmp_path), "-", "none"]
     again = ["", "change", *[""] * 7, "none"]
@@ -248,7 +250,7 @@ def test_questions_give_the_same_answers(tmp_path: Path, monkeypatch: pytest.Mon
         "modbus": [
             {
                 "name": "boiler",
-                "host": "10.0.0.5",
+                "host": "fd00::5",
                 "port": 5020,
                 "address_base": 40001,
                 "tags": "tag,table,register,type\nline1/t,holding,40001,float32\n",
@@ -397,9 +399,9 @@ def test_equal_machines_get_names_of_their_own(meter: Program, tmp_path: Path) -
 
 
 @contextmanager
-def typing(folder: Path) -> Iterator[Callable[[str, str], str]]:
+def typing(folder: Path, status: int = 1) -> Iterator[Callable[[str, str], str]]:
     """Setup at a terminal: a function waits for a text, shown as the last one, types an answer or a control character,
-    and returns what was shown. At the end of the block, setup has ended."""
+    and returns what was shown. At the end of the block, setup has ended with this status."""
     terminal, inside = pty.openpty()
     process = subprocess.Popen(
         command.words("setup", "--config", "node.toml", "--answers", "answers.toml"),
@@ -420,7 +422,7 @@ def typing(folder: Path) -> Iterator[Callable[[str, str], str]]:
 
     try:
         yield answer
-        assert process.wait(command.LIMIT_S) == 1
+        assert process.wait(command.LIMIT_S) == status
     finally:
         process.kill()
         process.wait()
@@ -430,7 +432,7 @@ def typing(folder: Path) -> Iterator[Callable[[str, str], str]]:
 def test_a_try_that_failed_or_was_interrupted_leaves_nothing(meter: Program, tmp_path: Path) -> None:
     """Ctrl-C while the source is tested: node.toml has no source that was not read, and no tag file is left."""
     (tmp_path / "answers.toml").write_text(re.sub("stick.*?(?=\\[\\[modbus)", "", answers(meter.port), flags=re.DOTALL))
-    with typing(tmp_path) as answer:
+    with typing(tmp_path, status=-signal.SIGINT) as answer:
         answer("$ bsfg source test boiler", "\x03")
     assert "modbus" not in tomllib.loads((tmp_path / "node.toml").read_text())
     assert not list((tmp_path / "tags.d").iterdir())

@@ -18,7 +18,8 @@ from agent.ingest.tags.file import parse_tag_file
 from agent.message import ZONE
 from agent.replication import pki
 from agent.replication.broker import PORT
-from agent.settings.host import host_and_port
+from agent.settings.host import PORT as HOST_WITH_PORT
+from agent.settings.host import host_and_port, host_problem
 from agent.settings.sources import ADDRESS_BASES, ModbusSourceSettings
 
 SOURCES = ("opcua", "modbus")
@@ -136,10 +137,9 @@ def _ask_opcua(before: Mapping[str, Any], taken: set[str]) -> dict[str, Any]:
 
 def _ask_modbus(before: Mapping[str, Any], taken: set[str]) -> dict[str, Any]:
     source = {**before, "name": _ask_name(before, taken)}
-    host = _ask("Its host", _host_and_port, before.get("host"))
-    source["host"] = host if host.count(":") > 1 else host.partition(":")[0]
-    if host.count(":") == 1:
-        source["port"] = int(host.partition(":")[2])
+    source["host"] = host = _ask("Its host", _host_and_port, before.get("host"))
+    if found := HOST_WITH_PORT.fullmatch(host):
+        source |= {"host": found["host"].strip("[]"), "port": int(found["port"])}
     base = before.get("address_base")
     source["address_base"] = int(
         _choose("Registers count from", tuple(map(str, ADDRESS_BASES)), None if base is None else str(base))
@@ -204,19 +204,19 @@ def _peer_zone(text: str, own: str) -> str:
 
 
 def _host(text: str) -> str:
-    if not text.strip() or any(sign in text for sign in " /") or text.count(":") == 1:
-        raise click.BadParameter("a host name or an IP address, without a scheme, a port and a path")
+    if host_problem(text):
+        raise click.BadParameter("a host name or an IP address, without a scheme, brackets, a port and a path")
     return text
 
 
 def _host_and_port(text: str) -> str:
     """A host, or one with the port of a device or gateway that does not listen on 502."""
-    host, colon, port = text.partition(":")
-    if not colon or ":" in port:  # several: an IPv6 address
+    found = HOST_WITH_PORT.fullmatch(text)
+    if not found:
         return _host(text)
-    if not (port.isascii() and port.isdecimal() and 0 < int(port) < 1 << 16):
+    if not 0 < int(found["port"]) < 1 << 16:
         raise click.BadParameter("a port is a number from 1 to 65535")
-    return f"{_host(host)}:{int(port)}"
+    return host_and_port(_host(found["host"].strip("[]")), int(found["port"]))
 
 
 def _mounted(text: str) -> str:
