@@ -41,7 +41,7 @@ _BATCH = re.compile(r"batch=(?P<key>[0-9a-z-]+)\.(?P<first>\d+)-(?P<last>\d+)")
 SMALL_BYTES = 64 * 1024 * 1024  # larger files, and folders, are not merged again
 ROW_GROUP = 128 * 1024
 # Spark and others ignore names that begin with an underscore.
-_ASIDE, _LOCK = "_aside", "_bsfg-land.lock"
+_ASIDE, _LOCK, _LOG = "_aside", "_bsfg-land.lock", "_delta_log"
 WRITERS = "_bsfg-land.json"
 """The writers of a table: a list with a name for each checkpoint."""
 
@@ -77,9 +77,9 @@ def table(folder: Path, kind: Format, schema: Any, partitions: Sequence[str] = (
     try:
         folder.mkdir(parents=True, exist_ok=True)
         sync_folder(folder.parent)
-        if any(path.name not in {_ASIDE, _LOCK, WRITERS} for path in folder.iterdir()) and _is_delta(folder) != (
-            kind == "delta"
-        ):
+        is_delta = _is_delta(folder)
+        is_used = is_delta or any(path.name not in {_ASIDE, _LOCK, _LOG, WRITERS} for path in folder.iterdir())
+        if is_used and is_delta != (kind == "delta"):
             raise JobRefused(f"{folder} is not empty and holds no {kind} table", "name another folder, or its format")
         return _Delta(folder, schema, partitions) if kind == "delta" else _Folders(folder).tidied()
     except OSError as error:
@@ -144,8 +144,9 @@ class _Delta:
         self._folder = folder
         self._partitions = list(partitions)
         wanted = Schema.from_arrow(schema)
-        if not _is_delta(folder):
-            DeltaTable.create(str(folder), wanted, partition_by=self._partitions or None, name="bsfg facts")
+        with exclusive(folder):
+            if not _is_delta(folder):
+                DeltaTable.create(str(folder), wanted, partition_by=self._partitions or None, name="bsfg facts")
         self._table = DeltaTable(str(folder))
         self._schema = self._table.schema()
         if {field.name: str(field.type) for field in self._schema.fields} != {
@@ -242,7 +243,7 @@ class _Delta:
     def _sync(self, after: int) -> None:
         """Make the log after a version durable: delta-rs writes it without fsync (seen with strace), so a power cut
         could undo a commit, or leave a torn checkpoint."""
-        log = self._folder / "_delta_log"
+        log = self._folder / _LOG
         versions = [f"{version:020}" for version in range(after + 1, self._table.version() + 1)]
         names = [f"{version}{end}" for version in versions for end in (".json", ".checkpoint.parquet")]
         for path in (log / name for name in [*names, "_last_checkpoint"]):
@@ -384,7 +385,9 @@ def _name(key: str, span: OffsetRange) -> str:
 
 
 def _is_delta(folder: Path) -> bool:
-    return (folder / "_delta_log").is_dir()
+    """Whether a folder is a Delta table: its log has an entry. A job that makes one makes the log's folder before."""
+    log = folder / _LOG
+    return log.is_dir() and any(path.suffix in {".json", ".parquet"} for path in log.iterdir())
 
 
 def _time_text(unix_ms: int) -> str:

@@ -26,7 +26,7 @@ from pyspark_bsfg.landing.files import FilesSink, FileWriter
 from pyspark_bsfg.landing.identities import Identities
 from pyspark_bsfg.landing.lander import FACTS_SCHEMA, Lander, incidents_of
 from pyspark_bsfg.landing.manifest import DECLARING, UNREAD, File, Format, Incident, Manifest, missing, runs, unread
-from pyspark_bsfg.landing.tables import Table, table
+from pyspark_bsfg.landing.tables import Table, paths, table, table_files
 from pyspark_bsfg.ranges import OffsetRange
 from pyspark_bsfg.schema import LANDED, TABLE
 from pyspark_bsfg.source import BsfgDataSource
@@ -251,6 +251,16 @@ def test_a_table_is_not_written_over(tmp_path: Path, two_plants: Path) -> None:
         with pytest.raises(JobRefused, match="name another folder"):
             facts_table(tmp_path / folder, kind)  # type: ignore[arg-type]
     assert two_plants.exists()
+
+
+@FORMATS
+def test_a_job_that_is_killed_while_it_makes_a_table_leaves_no_table(tmp_path: Path, kind: Format) -> None:
+    """The folder of a Delta table's log is there before its first entry: a reader finds no file, and the next job makes
+    the table, in whatever format."""
+    (tmp_path / "facts" / "_delta_log").mkdir(parents=True)
+    assert paths(tmp_path / "facts") == []
+    assert table_files(tmp_path / "facts") == []
+    assert facts_table(tmp_path / "facts", kind).paths() == []
 
 
 def test_what_is_there_is_left_out(tmp_path: Path, two_plants: Path) -> None:
