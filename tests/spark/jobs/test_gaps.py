@@ -16,6 +16,7 @@ from agent.message import time_text
 from pyspark_bsfg.jobs import clean, gaps
 from pyspark_bsfg.jobs.derived import Part, Source
 from pyspark_bsfg.jobs.refresh import newest_ns
+from pyspark_bsfg.jobs.settings import Expected
 from pyspark_bsfg.landing.views import INCIDENTS
 from tests.spark.making import NOON_NS, SECOND_NS
 
@@ -47,7 +48,7 @@ def lost(zone: str, first: int, last: int) -> tuple[Any, ...]:
 def test_facts_of_the_future_end_no_gap(spark: SparkSession) -> None:
     """A tag whose clock once was ahead is silent, or stale, since its last fact before now, and not missing until that
     future; one whose clock is a little ahead, and goes on, is alive. A tag that never had a usable fact is stale since
-    its first one."""
+    its first one. Of two settings that match a tag the first counts."""
     made = [
         *facts("ahead once", [*range(0, 630, 30), 4000]),
         *facts("always ahead", range(0, 1200, 30)),
@@ -57,7 +58,7 @@ def test_facts_of_the_future_end_no_gap(spark: SparkSession) -> None:
         *facts("future only", [4000]),
         *facts("holed", [0, 300, 330, *range(360, 930, 30)]),
     ]
-    limit_s = gaps.expected_s(60, ())
+    limit_s = gaps.expected_s(60, (Expected("holed", 60), Expected("h*", 10_000)))
     within = gaps.found_within(spark.createDataFrame(made, READ), limit_s)
     found = gaps.report(within, spark.createDataFrame([], INCIDENTS), limit_s, ns(900), ())
     rows = found.selectExpr("tag", "kind", "unix_seconds(begin)", "seconds").collect()
