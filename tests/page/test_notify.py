@@ -60,7 +60,8 @@ def test_raised_repeated_and_cleared() -> None:
 
 def test_a_further_alert_is_told_while_one_lasts() -> None:
     """A device that is lost while a certificate ends is told about like the first one, under its own name; one that
-    was there when the zone was told about is only counted. The last notice says what is over, and since when."""
+    was there when the zone was told about is only counted. It is told again when it was away and has come back. The
+    last notice says what is over, and since when."""
     core, began = NoticeCore(60, 24), 24 * H
     core.decide([row("a", "certificate ends", "press lost")], began)
     (first,) = core.decide([row("a", "certificate ends", "press lost")], began + 60 * S)
@@ -71,6 +72,9 @@ def test_a_further_alert_is_told_while_one_lasts() -> None:
     assert (further.event, further.subject) == (NoticeKind.RAISED, "a: broken: boiler lost")
     assert (further.hint, further.since_unix_ms) == ("boiler lost", began + 61 * S)
     assert core.decide([both], began + 122 * S) == []
+    assert core.decide([row("a", "certificate ends")], began + 130 * S) == core.decide([both], began + 139 * S) == []
+    (again,) = core.decide([both], began + 199 * S)
+    assert (again.subject, again.since_unix_ms) == (further.subject, began + 139 * S)
     (over,) = core.decide([row("a", alert=False)], began + 200 * S)
     assert (over.hint, over.since_unix_ms) == ("it was, from 1970-01-02 00:00:00Z: source press: lost", began + 200 * S)
 
