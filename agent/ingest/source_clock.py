@@ -75,6 +75,12 @@ class SourceClock:
         monotonic_ns, wall_ns = self._ours()
         return None if self._shown is None else monotonic_ns + self._ahead_ns - wall_ns
 
+    @property
+    def our_offset_ns(self) -> int:
+        """What our clock shows at the start of the machine. It changes only if it is set."""
+        monotonic_ns, wall_ns = self._ours()
+        return wall_ns - monotonic_ns
+
     def continue_from(self, stored: Stored) -> None:
         """Compare it with what an earlier process saw."""
         self._earlier_ahead_ns = stored.ahead_ns

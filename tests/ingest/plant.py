@@ -1,13 +1,13 @@
 """Sources of the simulated plant, and ingest at work on them."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from agent.concurrency import TaskGroup
 from agent.demo.plant.tags import modbus_tags_csv, opcua_tags_csv
 from agent.file_watch import PATIENT, WatchTimes
-from agent.ingest import Ingest, IngestPorts, SourceStatistics
+from agent.ingest import Ingest, IngestPorts, SourceStatistics, Span
 from agent.ingest.lifecycle import State
 from agent.ingest.ports import FindRemoved, StoredFacts
 from agent.ingest.tags.file import load_tag_maps
@@ -83,12 +83,13 @@ async def ingesting(
     times: WatchTimes = PATIENT,
     stored: StoredFacts | None = None,
     find_removed: FindRemoved | None = None,
+    doubted: Callable[[], Sequence[Span]] = tuple,
     is_recording: bool = True,
 ) -> AsyncIterator[Running]:
     """Ingest of these sources into a fake store for the length of a block; stopped in order at its end. What it has
     recorded of a tag `y` it has recorded at the same times of the tag `x` before it."""
     kept = store or FakeStore()
-    ports = IngestPorts(kept, stored, find_removed)
+    ports = IngestPorts(kept, stored, find_removed, doubted=doubted)
     ingest = Ingest("plant-a", sources, load_tag_maps(sources), ports, watch_times=times, is_recording=is_recording)
     async with TaskGroup() as group:
         group.create_task(ingest.run(), name="ingest")

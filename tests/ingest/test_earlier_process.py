@@ -15,6 +15,7 @@ from tests.ingest.lives import PlayedSource, before, deliver, gaps, reasons
 from tests.ingest.plant import ingesting, modbus, opcua
 from tests.waiting import wait_until_async
 
+S = 10**9
 BEFORE = before(10**9, 3 * 10**9, parts=("", "events"))
 
 
@@ -72,6 +73,30 @@ async def test_a_stop_between_the_first_value_and_the_return_declares_the_gap(pl
     async with played.ingesting(store=store, stored=BEFORE):
         await is_first.wait()
     assert reasons(store) == ["agent_stopped"]
+
+
+async def test_a_stop_is_as_long_as_a_clock_says_that_is_set_later(played: PlayedSource) -> None:
+    """A gateway without a battery clock is switched off for eight hours. It goes on from then, and a time server sets
+    its clock once values have come: a second gap fact has the eight hours."""
+    stopped_s, off_s = 1, 8 * 3_600
+    ours = [0, (stopped_s + 4) * S]  # since the start of the machine, and the clock
+
+    async def life(source: ModbusSource, on_up: Callable[[], None]) -> None:
+        source.clock._ours = lambda: (ours[0], ours[1])
+        on_up()
+        await deliver(source, source.clock.now_ns())
+        ours[:] = 10 * S, ours[1] + (10 + off_s) * S
+        await source._delivery.deliver_due(source.clock.now_ns())
+        await deliver(source, source.clock.now_ns())
+        await asyncio.Event().wait()
+
+    played.lives(life)
+    store = FakeStore()
+    async with played.ingesting(store=store, stored=BEFORE, doubted=lambda: [(0, (stopped_s + 6) * S)]) as run:
+        await run.wait_good("plant/x", 0)
+    found = [(reason, *gap[:2]) for reason, gap in zip(reasons(store), gaps(store), strict=True)]
+    ends = "1970-01-01T00:00:05Z", "1970-01-01T08:00:05Z"
+    assert found == [("agent_stopped", "1970-01-01T00:00:01Z", end) for end in ends]
 
 
 @pytest.mark.parametrize("reason", ["agent_stopped", "source_lost"])

@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from agent.ingest import quality
+from agent.ingest.clock import JUMP_NS
 from agent.ingest.completeness import Moment, Stored
 from agent.ingest.delivery import Delivery
 from agent.ingest.gap import AGENT_STOPPED, CLOCK_SET_BACK, LEADER_CHANGED, SOURCE_LOST, TAGS_NAMED_MAX, Gap
@@ -27,6 +28,16 @@ log = logging.getLogger(__name__)
 VALUE_WAIT_S = 5.0  # for the first good value of a source that is up, before its gap is declared without one
 
 
+class _DoubtedEnd(NamedTuple):
+    """The end of an outage since an earlier process, by our clock, which was not believed then. `offset_ns` is that of
+    our clock."""
+
+    reason: str
+    since_ns: int
+    ended_ns: int
+    offset_ns: int
+
+
 class Outages:
     """The present outage of a source, and whether what was missing before is stored."""
 
@@ -36,6 +47,7 @@ class Outages:
         self.earlier_lead: EarlierLead | None = None  # None: this gateway records alone
         self._gap_place: int | None = None  # of what declares the time before its first value, among what is recorded
         self._up_s: float | None = None  # since when it is connected
+        self._doubted_end: _DoubtedEnd | None = None
 
     @property
     def is_gap_stored(self) -> bool:
@@ -109,8 +121,14 @@ class Outages:
             self._returned(self._present)
 
     def end_wait(self) -> None:
-        """Called again and again while the source runs. One that is up and has no good value, for example because the
-        device refuses all registers, would keep the other gateway from believing that the gaps of all are stored."""
+        """Called again and again while the source runs."""
+        if self._doubted_end is not None:
+            self._correct_end(self._doubted_end)
+        self._end_wait_for_value()
+
+    def _end_wait_for_value(self) -> None:
+        """A source that is up and has no good value, for example because the device refuses all registers, would keep
+        the other gateway from believing that the gaps of all are stored."""
         is_late = self._up_s is not None and time.monotonic() - self._up_s >= VALUE_WAIT_S
         if is_late and self.earlier_lead is not None and self._gap_place is None and self._present is not None:
             self._returned(self._present)
@@ -147,10 +165,26 @@ class Outages:
         if outage.reason == SOURCE_LOST:
             log.info("source returned", extra={"action": "source_returned", "source": self._source_name})
         if source.take_missed() and outage.since is not None:
-            span, *before = source.clock.spans(outage.since, source.clock.now())
+            now = source.clock.now()
+            span, *before = source.clock.spans(outage.since, now)
             delivery.add_gap(outage.reason, *span, 0, delivery.points, exact=False)
             self._declare_as_it_was(before)
+            from_before = outage.reason != SOURCE_LOST and source.clock.ahead_ns is None
+            if from_before and any(first <= now.time_ns <= last for first, last in self._recorder.doubted()):
+                ended = outage.reason, outage.since.time_ns, now.time_ns
+                self._doubted_end = _DoubtedEnd(*ended, source.clock.our_offset_ns)
         self._note_gap()
+
+    def _correct_end(self, end: _DoubtedEnd) -> None:
+        """If our clock is set ahead after the end of an outage, the outage was longer by as much: a gateway without a
+        battery clock goes on from the hour at which it was switched off."""
+        ahead_ns = self._source.clock.our_offset_ns - end.offset_ns
+        if abs(ahead_ns) < JUMP_NS:
+            return
+        self._doubted_end = None
+        if end.ended_ns + ahead_ns > end.since_ns:
+            last_ns = end.ended_ns + ahead_ns
+            self._delivery.add_gap(end.reason, end.since_ns, last_ns, 0, self._delivery.points, exact=False)
 
     def _declare_as_it_was(self, spans: Sequence[tuple[int, int]]) -> None:
         """Declare a gap in the times of the clock as it was before it was set."""
