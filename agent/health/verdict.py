@@ -322,7 +322,8 @@ def _artifact_reasons(store: StoreStatus) -> Iterator[Reason]:
 def _integrity_reasons(integrity: IntegrityStatus) -> Iterator[Reason]:
     """One changed bit is an alert, because the disk will change more."""
     if integrity.damages:
-        text = f"{counted(integrity.damages, 'place')} {'are' if integrity.damages > 1 else 'is'} damaged; the rest is served"
+        places = counted(integrity.damages, "place")
+        text = f"{places} {'are' if integrity.damages > 1 else 'is'} damaged; the rest is served"
         yield _reason(Problem.STORE_DAMAGED, "store", text, alert=True)
     if integrity.losses:
         text = "within the last day it was gone, or an old copy that held less than it had acknowledged"

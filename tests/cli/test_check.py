@@ -157,7 +157,7 @@ def test_what_a_tag_file_was_read_as_is_a_note(bsfg: Bsfg, tmp_path: Path) -> No
     (tmp_path / "m1.csv").write_bytes(f"{HEADER}a/b,holding,1,int16\n".replace("type", "type,unit").encode("utf-16"))
     done = bsfg("check")
     assert done.stdout.splitlines() == [
-        "node.toml: good; zone plant-a, 1 sources with 1 tags, peers: none",
+        "node.toml: good; zone plant-a, 1 source with 1 tag, peers: none",
         "note: m1.csv was read as UTF-16; check units such as °C",
     ]
 

@@ -80,7 +80,7 @@ def test_the_commands_of_the_page(plc: Program, bsfg: Bsfg, tmp_path: Path) -> N
     assert (tmp_path / "pki" / "opcua" / "own.key").stat().st_mode & 0o777 == 0o600
     tags = load_tag_map(OpcuaSourceSettings("plc", "opc.tcp://plc", tmp_path / "tags.d" / "plc.csv")).tags
     assert {tag.definition.subject.partition(".")[0] for tag in tags} >= {"tag:Plant/temperature_01"}
-    assert f"1 sources with {len(tags)} tags" in output[5]
+    assert f"1 source with {len(tags)} tags" in output[5]
     assert (tmp_path / "pki" / "opcua" / "own.previous.der").exists()
 
 

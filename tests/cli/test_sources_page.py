@@ -76,7 +76,7 @@ def test_the_page_leads_to_the_values(tmp_path: Path) -> None:
                 said[line.removeprefix("$ bsfg ")] = done.stdout
     _check_output(page, "\n".join(said.values()))
     assert said["tags check tags.d/meters.csv --protocol modbus --base 0"] == "tags.d/meters.csv: good; 4 tags\n"
-    assert "1 sources with 6 tags" in said["check"]
+    assert "1 source with 6 tags" in said["check"]
     assert "meter" in said["status"]
     values = {line.split()[0]: line.split()[1:3] for line in said["latest 'meter/*'"].splitlines()[2:]}
     assert {unit for _, unit in values.values()} == {"V", "A", "Hz", "Wh", "s"}

@@ -107,7 +107,7 @@ def summary_of(sections: Sections) -> str:
     peers = ", ".join(peer.node for peer in settings.peer) or "none"
     if len(settings.peer) > SHOWN_MAX:
         peers = f"{len(settings.peer):,}"
-    return f"zone {settings.node.zone}, {len(settings.sources)} sources with {tags} tags, peers: {peers}"
+    return f"zone {settings.node.zone}, {counted(len(settings.sources), 'source')} with {counted(tags, 'tag')}, peers: {peers}"
 
 
 def check_state(sections: Sections) -> Iterator[Finding]:

@@ -123,9 +123,8 @@ def text(found: Statistics) -> str:
         )
     for incident in found.incidents[:INCIDENTS_SHOWN]:
         at = time_text(incident.last_unix_ms * 1_000_000)
-        lines.append(
-            f"  incident    {incident.kind} {incident.subject}, {counted(incident.count, 'time')}, last {at}: {incident.detail}"
-        )
+        how_often = f"{counted(incident.count, 'time')}, last {at}"
+        lines.append(f"  incident    {incident.kind} {incident.subject}, {how_often}: {incident.detail}")
         if incident.kind in HISTORY:
             lines.append(f"              -> {HISTORY[incident.kind].value.remedy}")
     if len(found.incidents) > INCIDENTS_SHOWN:
