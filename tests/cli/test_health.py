@@ -114,6 +114,13 @@ def test_the_line_of_a_part(kind: str, part: Any, said: str) -> None:
     assert told(replace(NODE, **{kind: part if kind == "store" else (plain, part)})).endswith(said)
 
 
+def test_states_stand_in_one_column() -> None:
+    """Beside a short name, one that is longer than the usual column."""
+    sources = (SOURCE, replace(SOURCE, name="filling-line-3-north-palletiser"))
+    lines = told(replace(NODE, streams=(STREAM,), sources=sources)).splitlines()[1:]
+    assert {line.index(state) for line in lines for state in ("offsets 1", "connected,") if state in line} == {44}
+
+
 def test_a_bad_sensor_is_told_from_a_dead_source() -> None:
     """By the verdict and by the exit status; beside a dead source the sensor changes nothing. Artifacts are not named
     where there are none."""

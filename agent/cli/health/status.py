@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import wrap
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -48,6 +48,18 @@ def status(config_file: Path, everything: bool, as_json: bool) -> None:
     sys.exit(exit_status(found))
 
 
+class _Part(NamedTuple):
+    """A line about one part of the node; the names of all stand in one column."""
+
+    kind: str
+    name: str
+    state: str
+
+    def text(self, width: int) -> str:
+        """The line, with a column of `width` for the name."""
+        return f"  {self.kind:<9} {self.name:<{width}} {self.state}"
+
+
 def exit_status(found: dict[str, Any]) -> int:
     """0, 1 or 3, from the status as JSON."""
     if not found["alert"]:
@@ -57,7 +69,7 @@ def exit_status(found: dict[str, Any]) -> int:
 
 def text(found: dict[str, Any]) -> str:
     """The status as text for people."""
-    lines = [f"{found['node'] or found['zone']}: {found['summary']}"]
+    lines: list[str | _Part] = [f"{found['node'] or found['zone']}: {found['summary']}"]
     reasons = found["reasons"]
     for place, reason in enumerate(reasons, 1):
         is_last_of_hint = place == len(reasons) or reasons[place]["hint"] != reason["hint"]
@@ -72,38 +84,34 @@ def text(found: dict[str, Any]) -> str:
         held = f"offsets {stream['first_offset']:,} to {stream['end_offset']:,}"
         if stream["first_offset"] > stream["end_offset"]:
             held = "no facts"
-        lines.append(f"  stream    {stream['name']:<24} {held}, {stream['bytes'] / 1e6:.1f} MB{_room(stream)}")
+        lines.append(_Part("stream", stream["name"], f"{held}, {stream['bytes'] / 1e6:.1f} MB{_room(stream)}"))
     lines += _more(found, "streams")
     lines += _artifacts(found["store"])
-    lines += [f"  clock     {change['zone']:<24} {change['text']}" for change in found["clock_changes"]]
+    lines += [_Part("clock", change["zone"], change["text"]) for change in found["clock_changes"]]
     for consumer in found["consumers"]:
-        lines.append(
-            f"  consumer  {consumer['name']:<24} {consumer['state']}, confirmed to {consumer['frontier']:,}, "
-            f"{consumer['behind_facts']:,} behind{_behind(consumer)}{_held(consumer)}"
-        )
+        progress = f"confirmed to {consumer['frontier']:,}, {consumer['behind_facts']:,} behind"
+        held = f"{consumer['state']}, {progress}{_behind(consumer)}{_held(consumer)}"
+        lines.append(_Part("consumer", consumer["name"], held))
     lines += _more(found, "consumers", "consumers_level", "have everything")
     for broker in found["brokers"]:
-        link = "connected" if broker["connected"] else "not connected"
-        lines.append(f"  broker    {broker['name']:<24} {link}")
+        lines.append(_Part("broker", broker["name"], "connected" if broker["connected"] else "not connected"))
     for peer in found["peers"]:
         link = "connected" if peer["connected"] else "blocked" if peer["blocked"] else "not connected"
         link = "fenced, stopped" if peer["fenced"] else link
-        lines.append(
-            f"  peer      {peer['zone'] + '/' + peer['stream']:<24} {link}, {peer['position']:,} of {peer['end_offset']:,}"
-            f"{_catch_up(peer)}{_pacing(peer)}{', a page waits to be stored' if peer['page_waits'] else ''}"
-        )
+        waits = ", a page waits to be stored" if peer["page_waits"] else ""
+        progress = f"{peer['position']:,} of {peer['end_offset']:,}{_catch_up(peer)}{_pacing(peer)}{waits}"
+        lines.append(_Part("peer", f"{peer['zone']}/{peer['stream']}", f"{link}, {progress}"))
     lines += _more(found, "peers", "peers_connected", "connected")
     for source in found["sources"]:
         link = "connected" if source["connected"] else "not connected"
         lost = f", {source['lost_total']:,} lost" if source["lost_total"] else ""
         quiet = " since the start" if source["last_value_unix_ms"] and not source["values_total"] else ""
         bad = f" ({source['tags_bad']:,} bad)" if source["tags_bad"] else ""
-        lines.append(
-            f"  source    {source['name']:<24} {link}, {source['tags']:,} tags{bad}, {source['values_total']:,} values"
-            f"{quiet}{lost}{_events(source['events'])}"
-        )
+        values = f"{source['tags']:,} tags{bad}, {source['values_total']:,} values{quiet}{lost}"
+        lines.append(_Part("source", source["name"], f"{link}, {values}{_events(source['events'])}"))
     lines += _more(found, "sources", "sources_connected", "connected")
-    return "\n".join(map(printable, lines))
+    width = max([24, *(len(line.name) for line in lines if isinstance(line, _Part))])
+    return "\n".join(printable(line.text(width) if isinstance(line, _Part) else line) for line in lines)
 
 
 def _more(found: dict[str, Any], kind: str, good: str = "", said: str = "") -> list[str]:
@@ -157,7 +165,7 @@ def _catch_up(peer: dict[str, Any]) -> str:
     return f", catching up from {state['from_offset']:,}: {state['percent']:.1f} %{pace}{left}"
 
 
-def _pair(pair: dict[str, Any] | None, now_unix_ms: int) -> list[str]:
+def _pair(pair: dict[str, Any] | None, now_unix_ms: int) -> list[_Part]:
     """The role of this gateway of two, since when, and when the other one and the witness were heard."""
     if pair is None:
         return []
@@ -166,7 +174,7 @@ def _pair(pair: dict[str, Any] | None, now_unix_ms: int) -> list[str]:
     heard = f"{pair['partner']} {_heard(pair['partner_heard_ms'])}"
     if pair["witness"]:
         heard += f", witness {pair['witness']} {_heard(pair['witness_heard_ms'])}"
-    return [f"  pair      {pair['zone']:<24} {role} for {since}, term {pair['term']}; {heard}"]
+    return [_Part("pair", pair["zone"], f"{role} for {since}, term {pair['term']}; {heard}")]
 
 
 def _heard(ms: int | None) -> str:
