@@ -65,6 +65,10 @@ class Problem(Enum):
     APPENDS_SLOW = _late(
         "Appends take long until they are on the disk.", "check the disk and its load (bsfg hardware check)"
     )
+    APPENDS_STAND = _broken(
+        "The disk does not end a write. Nothing is stored meanwhile; values wait in memory.",
+        "check the disk (dmesg, SMART) and, on a virtual machine, its storage",
+    )
     LOG_HELD = _late(
         "The write-ahead log cannot be reused, because a program keeps a read of the database open. It grows.",
         "end that program; as root or as the node's user, bsfg status names it",
@@ -284,6 +288,9 @@ EXPLAINS: Mapping[Problem, frozenset[Problem]] = {
         {P.STORE_FILL, P.STORE_FULL_SOON, P.APPENDS_FAILED, P.APPENDS_SLOW, P.ARTIFACTS_FULL, P.PAGE_WAITS}
         | {P.PEER_LAG, P.PEER_CATCHES_UP}
     ),
+    P.APPENDS_STAND: frozenset(
+        {P.APPENDS_SLOW, P.PAGE_WAITS, P.PEER_LAG, P.PEER_CATCHES_UP, P.CONSUMER_BEHIND, P.SOURCE_WITHOUT_VALUES}
+    ),
     P.CLOCK_UNSET: frozenset(
         {P.IDENTITY_REFUSED, P.CERTIFICATE_ENDED, P.BROKER_REFUSES, P.DEVICE_CLOCK_OFF, P.SOURCE_REFUSED}
     ),
@@ -315,7 +322,9 @@ EXPLAINS: Mapping[Problem, frozenset[Problem]] = {
 }
 """The consequences of each problem that has some. A cause of a part (`of_node` is False) explains only what depends on
 that part: a stopped broker explains the lag of the peers at that broker."""
-OF_NODE = frozenset({P.APPENDS_REFUSED, P.CLOCK_UNSET, P.CERTIFICATE_ENDED, P.STORE_DAMAGED, P.ARTIFACTS_FULL})
+OF_NODE = frozenset(
+    {P.APPENDS_REFUSED, P.APPENDS_STAND, P.CLOCK_UNSET, P.CERTIFICATE_ENDED, P.STORE_DAMAGED, P.ARTIFACTS_FULL}
+)
 """Problems of the node as a whole, which explain their consequences wherever these are."""
 
 

@@ -426,6 +426,7 @@ class RequestStatus:
     ] = Latency()
     append_p99_s: float | None = None
     """Of the last ten minutes; None after a few appends only."""
+    commit_s: Annotated[float, Gauge("bsfg_commit_under_way_seconds", "For how long the commit under way lasts.")] = 0.0
 
 
 @dataclass(frozen=True, slots=True)

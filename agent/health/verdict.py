@@ -84,6 +84,7 @@ THRESHOLDS = {
     # The specification's 100 ms is a wish for a fast disk. A busy machine takes longer now and then, and nothing is
     # late for that; half a second for minutes is what the zones above begin to notice.
     "append_p99": Threshold("s", 0.5, 2.5, "a lag of a second is late, and each hop has an append"),
+    "commit": Threshold("s", 5, 30, "a busy disk syncs within a second or two; a kernel resets one after 30 s"),
     "append_failures": Threshold("%", 0.1, 1, "appends normally do not fail"),
     "certificate_left": Threshold("days", 30, 7, "renew a month before it ends", low_is_bad=True),
     "health_age": Threshold("s", 90, 180, "a node records its health once a minute; three missing ones are no accident"),
@@ -221,6 +222,8 @@ def _node_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
         yield from _judge("append_failures", percent, Problem.APPENDS_FAILED, "store", text, zone=zone)
     p99, text = requests.append_p99_s, f"1 % of appends took over {THRESHOLDS['append_p99'].warn} s in the last 10 min"
     yield from _judge("append_p99", p99, Problem.APPENDS_SLOW, "store", text)
+    text = f"a write to the disk has not ended for {duration(requests.commit_s)}"
+    yield from _judge("commit", requests.commit_s, Problem.APPENDS_STAND, "store", text)
 
 
 def _clock_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:

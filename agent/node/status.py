@@ -72,7 +72,7 @@ CERTIFICATE_REFRESHES = 5  # certificates of sources are looked at every five se
 HISTORY_MAX = 100  # incidents that the status has
 DAY_MS = 24 * 3_600_000
 ABUSES_S_MAX = 300.0  # an older file is of a watch that runs no more
-STALL_S = 60.0  # a disk on which a commit takes a minute does not recover by itself
+STALL_S = 600.0  # storage may return after minutes; a restart cannot hasten that, and loses what waits in memory
 
 log = logging.getLogger(__name__)
 

@@ -103,6 +103,9 @@ CASES = [
     ("appends in 0.25 s", {"requests": RequestStatus(append_p99_s=0.25)}, None),
     ("appends in 1 s", {"requests": RequestStatus(append_p99_s=1.0)}, (Level.LATE, False, "store")),
     ("appends in 10 s", {"requests": RequestStatus(append_p99_s=10.0)}, (Level.LATE, True, "store")),
+    ("a commit of 4 s", {"requests": RequestStatus(commit_s=4.0)}, None),
+    ("a commit of 6 s", {"requests": RequestStatus(commit_s=6.0)}, (Level.BROKEN, False, "store")),
+    ("a commit of 31 s", {"requests": RequestStatus(commit_s=31.0)}, (Level.BROKEN, True, "store")),
     ("age without facts", {"consumers": {"behind_facts": 0, "oldest_unconfirmed_age_s": 1e9}}, None),
 ]
 

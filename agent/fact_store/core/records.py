@@ -143,6 +143,8 @@ class StoreStatistics:
     confirms: int
     commits: int
     append_latency: Histogram
+    commit_s: float
+    """For how long the commit under way has lasted; 0 if there is none."""
     queue_facts: int
     queue_facts_max: int
     queue_bytes: int

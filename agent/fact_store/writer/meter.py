@@ -28,6 +28,7 @@ class StoreMeter:
         self.appends_full = 0  # of the failed ones, those refused for want of room
         self.confirms = 0
         self.commits = 0
+        self.commit_began_ns: int | None = None  # while the writer is in a transaction or housekeeping
         self._counts = [0] * (len(BOUNDS_S) + 1)
         self._sum_s = 0.0
 
@@ -42,6 +43,11 @@ class StoreMeter:
                 if isinstance(outcome, PutResult):
                     self.facts_received += outcome.stored_facts
                     self.facts_duplicate += outcome.duplicate_facts
+
+    def commit_s(self, now_ns: int) -> float:
+        """For how long the commit under way has lasted; 0 if there is none."""
+        began_ns = self.commit_began_ns
+        return 0.0 if began_ns is None else (now_ns - began_ns) / 1e9
 
     def latency(self) -> Histogram:
         """The time from queued to durable of successful appends of messages. Samples are not counted: they wait for

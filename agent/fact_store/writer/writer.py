@@ -131,6 +131,7 @@ class Writer:
             confirms=meter.confirms,
             commits=meter.commits,
             append_latency=meter.latency(),
+            commit_s=meter.commit_s(time.monotonic_ns()),
             queue_facts=queue.appends.count,
             queue_facts_max=queue.appends.count_max,
             queue_bytes=queue.appends.bytes + queue.calls.bytes,
@@ -157,7 +158,9 @@ class Writer:
                     break
                 group = taken
                 if not group.is_empty or housekeeping.is_due(time.monotonic_ns()):
+                    self.meter.commit_began_ns = time.monotonic_ns()
                     self._commit(group)
+                    self.meter.commit_began_ns = None
                 self._run_timers()
             is_broken = False
         finally:

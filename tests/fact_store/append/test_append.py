@@ -90,6 +90,15 @@ def commits_held(store: FactStore) -> Iterator[None]:
     may_go.set()
 
 
+def test_a_commit_that_does_not_end_is_seen(tmp_path: Path) -> None:
+    """The statistics say for how long the commit under way has lasted, until it ends."""
+    with plant(tmp_path) as store:
+        with commits_held(store):
+            seen_s = store.statistics().commit_s
+            wait_until(lambda: store.statistics().commit_s > seen_s > 0, "a commit that lasts longer")
+        wait_until(lambda: store.statistics().commit_s == 0, "the end of the commit")
+
+
 @pytest.mark.parametrize("value", ["x" * 60_000, b"x" * 60_000, Json(b'"' + b"x" * 60_000 + b'"')])
 def test_the_queue_counts_the_bytes_of_values(tmp_path: Path, value: Value) -> None:
     """Texts, bytes and structures that wait for their commit count in the limit of the queue, which bounds memory."""
