@@ -1,5 +1,5 @@
 """Core: how far the consumers of a store, and the pulls of a node, are behind in time, and which consumers catch up,
-from samples of the last minutes; and how long appends took in that time.
+from samples of the last minutes; how long appends took in that time, and how many polls were missed.
 
 Source times do not measure lag: a zone that reads a year of history is not a year late, a relay that fills up holds
 facts that were old on arrival, and a device's clock may be hours off. Lag is the time for which a fact has been in this
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from operator import sub
+from operator import lt, sub
 
 from agent.health.snapshot import Latency
 
@@ -25,6 +25,8 @@ SAMPLES_MAX = 60
 """A minute: long enough for the largest page on a slow line, short enough to notice a reader that has stopped."""
 WINDOW_S, APPENDS_MIN = 600, 100
 """Appends are judged by those of ten minutes, and not by fewer than can have a slowest hundredth."""
+POLLED_S_MIN = 60.0
+"""The first polls of a source take longer."""
 NOTICED_S = 8.0
 """Until a pull notices that an answer was lost: a heartbeat's interval and the time for an answer."""
 _SPAN_S_MIN = 0.5
@@ -73,20 +75,46 @@ class PullLag:
         return lag_s
 
 
+class _Window:
+    """What counters have counted in the last ten minutes, or since they began anew."""
+
+    def __init__(self) -> None:
+        self._totals: deque[tuple[float, tuple[int, ...]]] = deque(maxlen=12)  # when, the counters then
+
+    def sample(self, now_s: float, totals: tuple[int, ...]) -> tuple[float, tuple[int, ...]]:
+        """The seconds that it covers now, and what was counted in them."""
+        if self._totals and any(map(lt, totals, self._totals[-1][1])):
+            self._totals.clear()
+        if not self._totals or now_s - self._totals[-1][0] >= WINDOW_S / 10:
+            self._totals.append((now_s, totals))
+        while len(self._totals) > 1 and self._totals[1][0] <= now_s - WINDOW_S:
+            self._totals.popleft()
+        began_s, before = self._totals[0]
+        return now_s - began_s, tuple(map(sub, totals, before))
+
+
 class AppendWindow:
     """The durations of the appends of the last minutes, from the histogram since the start."""
 
     def __init__(self) -> None:
-        self._totals: deque[tuple[float, tuple[int, ...]]] = deque(maxlen=12)  # when, counts of the histogram
+        self._window = _Window()
 
     def sample(self, now_s: float, latency: Latency) -> float | None:
         """The bound of the fastest 99 % now; None while they are too few."""
-        if not self._totals or now_s - self._totals[-1][0] >= WINDOW_S / 10:
-            self._totals.append((now_s, latency.counts))
-        while len(self._totals) > 1 and self._totals[1][0] <= now_s - WINDOW_S:
-            self._totals.popleft()
-        recent = replace(latency, counts=tuple(map(sub, latency.counts, self._totals[0][1])))
+        recent = replace(latency, counts=self._window.sample(now_s, latency.counts)[1])
         return recent.quantile_s(0.99) if recent.count >= APPENDS_MIN else None
+
+
+class PollWindow:
+    """The polls of a source that were missed in the last minutes."""
+
+    def __init__(self) -> None:
+        self._window = _Window()
+
+    def sample(self, now_s: float, made: int, missed: int) -> float | None:
+        """The percentage now, from both counts since the start of the source; None in its first minute."""
+        covers_s, (made, missed) = self._window.sample(now_s, (made, missed))
+        return 100 * missed / (made + missed) if covers_s >= POLLED_S_MIN and made + missed else None
 
 
 class LagSamples:

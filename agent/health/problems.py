@@ -165,6 +165,10 @@ class Problem(Enum):
         "The device reports some tags as bad, or refuses them. The others are read.",
         "bsfg latest shows which; correct the tag file or the device",
     )
+    POLLS_MISSED = _late(
+        "The device or server answers more slowly than it is polled. What lies between is in gap facts.",
+        "a longer poll_interval_ms, or fewer tags",
+    )
     TAG_FILE_REFUSED = _broken(
         "The tag file has a mistake. The tags of the file before are still read.",
         "bsfg check lists the problems of the file",
@@ -286,10 +290,10 @@ _NOT_HEARD = {P.PAIR_ALONE, P.PAIR_PARTNER_SILENT, P.PAIR_WITNESS_SILENT}
 EXPLAINS: Mapping[Problem, frozenset[Problem]] = {
     P.APPENDS_REFUSED: frozenset(
         {P.STORE_FILL, P.STORE_FULL_SOON, P.APPENDS_FAILED, P.APPENDS_SLOW, P.ARTIFACTS_FULL, P.PAGE_WAITS}
-        | {P.PEER_LAG, P.PEER_CATCHES_UP}
+        | {P.PEER_LAG, P.PEER_CATCHES_UP, P.POLLS_MISSED}
     ),
     P.APPENDS_STAND: frozenset(
-        {P.APPENDS_SLOW, P.PAGE_WAITS, P.PEER_LAG, P.PEER_CATCHES_UP, P.CONSUMER_BEHIND, P.SOURCE_WITHOUT_VALUES}
+        {P.APPENDS_SLOW, P.PAGE_WAITS, P.PEER_LAG, P.PEER_CATCHES_UP, P.CONSUMER_BEHIND, P.POLLS_MISSED}
     ),
     P.CLOCK_UNSET: frozenset(
         {P.IDENTITY_REFUSED, P.CERTIFICATE_ENDED, P.BROKER_REFUSES, P.DEVICE_CLOCK_OFF, P.SOURCE_REFUSED}

@@ -381,6 +381,9 @@ class SourceStatus:
             "bsfg_source_values_out_of_order_total", "Values recorded although they are older than the one before."
         ),
     ] = 0
+    polls_total: Annotated[int, Counter("bsfg_source_polls_total", "Polls begun.")] = 0
+    polls_missed_percent: float | None = None
+    """In the last ten minutes; None if nothing is polled, or too short a time."""
     polls_missed_total: Annotated[
         int, Counter("bsfg_source_polls_missed_total", "Polls skipped because the one before took too long.")
     ] = 0

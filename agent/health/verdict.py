@@ -85,6 +85,7 @@ THRESHOLDS = {
     # late for that; half a second for minutes is what the zones above begin to notice.
     "append_p99": Threshold("s", 0.5, 2.5, "a lag of a second is late, and each hop has an append"),
     "commit": Threshold("s", 5, 30, "a busy disk syncs within a second or two; a kernel resets one after 30 s"),
+    "polls_missed": Threshold("%", 1, 10, "a restart of a source costs one or two polls in ten minutes"),
     "append_failures": Threshold("%", 0.1, 1, "appends normally do not fail"),
     "certificate_left": Threshold("days", 30, 7, "renew a month before it ends", low_is_bad=True),
     "health_age": Threshold("s", 90, 180, "a node records its health once a minute; three missing ones are no accident"),
@@ -368,6 +369,9 @@ def _source_reasons(source: SourceStatus, unheard: str) -> Iterator[Reason]:
         yield _reason(Problem.SOURCE_WITHOUT_VALUES, subject, text, alert=True)
     elif source.connected and without_value and source.tags_bad:
         yield _reason(Problem.TAGS_BAD, subject, f"{source.tags_bad:,} of {source.tags:,} tags are bad", alert=True)
+    missed = source.polls_missed_percent
+    text = f"{missed or 0:.0f} % of its polls were missed in the last 10 min, because those before took too long"
+    yield from _judge("polls_missed", missed, Problem.POLLS_MISSED, subject, text)
     days, ahead_s = source.certificate_days_left, source.clock_ahead_s
     problem = Problem.SOURCE_CERTIFICATE_ENDS if days is None or days >= 0 else Problem.SOURCE_CERTIFICATE_ENDED
     text = f"our certificate {_certificate_text(source.certificate_file, days).lstrip()}"

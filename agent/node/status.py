@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields, replace
@@ -27,7 +27,7 @@ import msgspec
 from agent.batch import Origin
 from agent.errors import StoreError
 from agent.fact_store import ConsumerSpace, ConsumerState, FactStore, Incident, StoreSpace
-from agent.health.consumer_lag import AppendWindow, LagSamples, PullLag
+from agent.health.consumer_lag import AppendWindow, LagSamples, PollWindow, PullLag
 from agent.health.snapshot import (
     AbuseStatus,
     BrokerStatus,
@@ -120,6 +120,7 @@ class StatusCollector:
         self._from_disk = _FromDisk()
         self._lag_samples = LagSamples()
         self._appends = AppendWindow()
+        self._polls = defaultdict[str, PollWindow](PollWindow)
         self._unreadable = ""  # why the store could not be read last time
         self._turns = 0
         self._since: dict[str, int] = {}
@@ -316,6 +317,9 @@ class StatusCollector:
             **self._source_certificate(source.name),
             trouble="" if source.connected else source.last_error,
             lost_total=source.dropped_total,
+            polls_missed_percent=self._polls[source.name].sample(
+                self._clock_s(), source.polls_total, source.polls_missed_total
+            ),
             events=events and _status(EventStatus, events, last_event_unix_ms=events.last_event_unix_ms or None),
         )
 

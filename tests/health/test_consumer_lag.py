@@ -1,5 +1,7 @@
 """How long consumers have been behind and which catch up, from one sample a second."""
 
+from itertools import accumulate
+
 import pytest
 
 from agent.health.consumer_lag import (
@@ -9,6 +11,7 @@ from agent.health.consumer_lag import (
     SAMPLES_MAX,
     AppendWindow,
     LagSamples,
+    PollWindow,
     PullLag,
     ReadRate,
 )
@@ -153,3 +156,15 @@ def test_appends_are_judged_by_those_of_ten_minutes() -> None:
     assert found[:4] == [None] * 4
     assert [minute for minute, p99_s in enumerate(found) if p99_s == 1.0] == list(range(12, 22))
     assert set(found[4:]) == {0.1, 1.0}
+
+
+def test_missed_polls_are_judged_by_those_of_ten_minutes() -> None:
+    """The first minute of a source says nothing, also after a reload, which counts anew; missed polls are forgotten
+    after ten minutes. Nothing is said of a source that is not polled."""
+    window, polled, missed = PollWindow(), [50] * 30, [0] * 30
+    missed[2], polled[20:] = 150, [-1000, *[0] * 9]
+    counts = zip(accumulate(polled), accumulate(missed), strict=True)
+    found = [window.sample(minute * 60.0, *count) for minute, count in enumerate(counts)]
+    assert found[:4] == [None, 0.0, 60.0, 50.0]
+    assert found[11:13] == [pytest.approx(100 * 150 / 650), 0.0]
+    assert found[19:] == [0.0] + [None] * 10

@@ -305,7 +305,11 @@ async def test_what_a_person_asks_of_a_source_reaches_it(
     status. Before the first connection each is refused with the reason."""
     up = asyncio.Event()
     asked = Mock(
-        polls_missed_total=6, polls_late_total=7, clock=Mock(ahead_ns=None), backfill=Mock(gaps_open=3, values_total=5)
+        polls_total=9,
+        polls_missed_total=6,
+        polls_late_total=7,
+        clock=Mock(ahead_ns=None),
+        backfill=Mock(gaps_open=3, values_total=5),
     )
     asked.events.statistics.return_value = (1, 2, 3, 4)
     asked.events.end_recording = AsyncMock()
@@ -344,7 +348,7 @@ async def test_what_a_person_asks_of_a_source_reaches_it(
         asked.retry.assert_called_once_with()
         found = run.source("plc")
         assert (found.gaps_open, found.backfilled_total, found.events) == (3, 5, EventStatistics(1, 2, 3, 4))
-        assert (found.polls_missed_total, found.polls_late_total, found.tags_silent) == (6, 7, 1)
+        assert (found.polls_total, found.polls_missed_total, found.polls_late_total, found.tags_silent) == (9, 6, 7, 1)
         asked.backfill = None
         with pytest.raises(NoHistory, match="history_values_per_s_max is 0"):
             run.ingest.backfill("plc", 1, 2)

@@ -305,14 +305,25 @@ def test_counts_of_a_source(store: FactStore, tmp_path: Path) -> None:
         "duplicates_total": 4,
         "out_of_order_total": 5,
     }
-    counted |= {"polls_missed_total": 6, "store_refused_total": 7, "values_total": 8, "errors_total": 9}
+    counted |= {
+        "polls_total": 90,
+        "polls_missed_total": 6,
+        "store_refused_total": 7,
+        "values_total": 8,
+        "errors_total": 9,
+    }
     names = [field.name for field in fields(SourceStatistics)]
     others = {"dropped_total": 10, "state": State.CONNECTED, "events": EventStatistics(11, 12, 13, 14)}
     source = SourceStatistics(**(dict.fromkeys(names, "") | counted | others))  # type: ignore[arg-type]
     collector = collector_of(store, tmp_path)
     other = replace(source, name="other", tags=41, state=State.WAITING, events=None)
+    before = replace(source, polls_total=84, polls_missed_total=2)
+    collector._ingest.statistics = lambda: [before, other]  # type: ignore[method-assign]
+    collector.snapshot()
     collector._ingest.statistics = lambda: [source, other]  # type: ignore[method-assign]
+    collector._clock_s = lambda: time.monotonic() + 600
     found, second = collector.snapshot().sources
+    assert (found.polls_missed_percent, second.polls_missed_percent) == (40.0, None)
     assert (second.name, second.tags, second.connected, second.events) == ("other", 41, False, None)
     assert {name: getattr(found, name) for name in counted} == counted
     assert found.lost_total == 10

@@ -78,7 +78,7 @@ class ModbusSource:
         self._read_samples: list[SampleColumns] = []  # read and not yet delivered
         self._silence = asyncio.Event()  # set when a unit has fallen silent
         self.read_tags: ReadTags | None = None  # over the open connection, because a device may not accept another
-        self.polls_missed_total = self.polls_late_total = 0
+        self.polls_total = self.polls_missed_total = self.polls_late_total = 0
         self.alive_s = 0.0
         self.complete: Moment | None = None
         self._poll_began = self.clock.now()  # later slots may be missed, which is known when the poll is over
@@ -201,6 +201,7 @@ class ModbusSource:
             await asyncio.sleep(max(0, grid.next_ns() - boot_ns()) / 1e9)
             now_ns, self._poll_began = boot_ns(), self.clock.now()  # before the store may make us wait
             slot = grid.take_slot(now_ns)
+            self.polls_total += 1
             self.polls_late_total += slot.late
             if slot.missed:
                 refused = self._delivery.recorder.refused_total != refused_before

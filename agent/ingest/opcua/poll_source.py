@@ -58,7 +58,7 @@ class OpcuaPollSource:
         self._size = settings.items_per_call_max  # nodes in a call
         self.alive_s = 0.0
         self.complete: Moment | None = None
-        self.polls_missed_total = self.polls_late_total = 0
+        self.polls_total = self.polls_missed_total = self.polls_late_total = 0
 
     def continue_from(self, stored: Mapping[str, Stored], _: str) -> None:
         """Compare the server's clock with what an earlier process saw."""
@@ -120,6 +120,7 @@ class OpcuaPollSource:
             refused_before, slot_ns = self._delivery.recorder.refused_total, self.clock.now_ns()
             await self._take_over_map()
             complete = await self._read_all(session)
+            self.polls_total += 1
             await self._delivery.deliver_due(self.clock.now_ns())
             await self._delivery.note_complete({"": self.clock.stored(complete)})
             if not is_up:

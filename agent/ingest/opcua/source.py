@@ -95,7 +95,7 @@ class OpcuaSource:
 
     read_tags = None  # a command can open a second session
     remarks = ""
-    polls_missed_total = polls_late_total = 0  # nothing is polled
+    polls_total = polls_missed_total = polls_late_total = 0  # nothing is polled
 
     def __init__(
         self,

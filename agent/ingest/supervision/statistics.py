@@ -35,6 +35,7 @@ class SourceStatistics:
     dropped_total: int
     duplicates_total: int
     out_of_order_total: int
+    polls_total: int
     polls_missed_total: int
     polls_late_total: int
     store_refused_total: int

@@ -221,6 +221,7 @@ class SourceSupervisor:
             dropped_total=self._recorder.lost_total,
             duplicates_total=counts.duplicates,
             out_of_order_total=counts.out_of_order,
+            polls_total=self._source.polls_total,
             polls_missed_total=self._source.polls_missed_total,
             polls_late_total=self._source.polls_late_total,
             store_refused_total=self._recorder.refused_total,

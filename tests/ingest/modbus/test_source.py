@@ -342,6 +342,7 @@ async def test_each_gap_says_why_its_polls_were_missed() -> None:
         await source._poll(Device(), grid, 0)  # type: ignore[arg-type]
     await source._delivery.recorder.drain()
     assert [content["reason"] for content in store.told()] == ["store_refused", "polls_missed"]
+    assert (source.polls_total, source.polls_missed_total) == (3, 2)
 
 
 async def test_a_source_that_is_lost_in_a_poll_is_complete_up_to_the_beginning_of_the_poll() -> None:
