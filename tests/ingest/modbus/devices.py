@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+import struct
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Self
 
 from agent.ingest.modbus.address import Register, Table
 from agent.ingest.modbus.decode import value_type
+from agent.ingest.modbus.line import ReadRefused, UnitSilent
 from agent.ingest.modbus.read_plan import Limits, Read
 from agent.ingest.modbus.refusal import SILENT
 from agent.ingest.modbus.sweep import Question, Sweep
@@ -67,6 +71,45 @@ class Device:
         if end - first > self.longest:
             return 3
         return 2 if any(first < border < end for border in self.borders) else None
+
+
+class PlayedLine:
+    """A line to units, or to one. `refused`: addresses with the exception of each read that covers them; `silent`:
+    reads without an answer; `values`: of registers that do not hold their address."""
+
+    late_text, is_shared = "", False
+    hold_ms: Mapping[int, int] = {}
+
+    def __init__(
+        self,
+        refused: Mapping[int, int] = MappingProxyType({}),
+        *,
+        silent: Callable[[Read], bool] = lambda _: False,
+        values: Mapping[int, int] = MappingProxyType({}),
+    ) -> None:
+        self.refused, self.silent, self.values = refused, silent, values
+        self.asked: list[Read] = []
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Nothing to close."""
+
+    async def end_poll(self) -> None:
+        """No request follows for a while."""
+
+    async def read(self, read: Read) -> bytes:
+        is_silent = self.silent(read)
+        self.asked.append(read)
+        if is_silent:
+            raise UnitSilent("no answer")
+        addresses = range(read.address, read.end)
+        for address in filter(self.refused.__contains__, addresses):
+            raise ReadRefused(read, self.refused[address])
+        return struct.pack(f">{read.count}H", *(self.values.get(address, address) for address in addresses))
+
+    read_bytes = read
 
 
 class PlayedConnection:

@@ -10,8 +10,12 @@ import asyncio
 import struct
 import time
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from random import Random
 from typing import Any
+
+import pytest
 
 from agent.ingest.modbus.address import Table
 from agent.ingest.modbus.line.frames import checksum
@@ -36,7 +40,7 @@ def epoch(time_s: float) -> int:
 
 
 class FaultyDevice:
-    """`is_rtu`: it speaks RTU over TCP."""
+    """`is_rtu`: it speaks RTU over TCP. `level`: how often a request meets a fault. `exceptions`: those of a fault."""
 
     def __init__(self, random: Random) -> None:
         self.random, self.is_faulty = random, True
@@ -50,7 +54,7 @@ class FaultyDevice:
         self._free_s = 0.0  # when its line is free
         self._keeps_late = random.random() < 0.5  # answers of an ended connection go to the newest
         self._answered_s: dict[int, float] = defaultdict(float)  # by unit: when its newest answer is due
-        self._level = random.choice([0.0, 0.02, 0.1, 0.3])  # how often a request meets a fault
+        self.level, self.exceptions = random.choice([0.0, 0.02, 0.1, 0.3]), EXCEPTIONS
         self._dead = set[int]()
         self._refused: dict[tuple[int, Table, int], int] = {}
         self._longest: dict[int, int] = {}
@@ -83,7 +87,7 @@ class FaultyDevice:
         elif act < 0.46:
             self._is_closed = act < 0.43
         elif act < 0.49:
-            self._level = choice([0.0, 0.02, 0.1, 0.3, 0.6])
+            self.level = choice([0.0, 0.02, 0.1, 0.3, 0.6])
 
     def break_all(self) -> None:
         """All connections are reset."""
@@ -96,8 +100,14 @@ class FaultyDevice:
         self._dead, self._refused, self._longest, self._borders = set(), {}, {}, []
         self.break_all()
 
-    async def create_connection(self, factory: Any, *_: object, **__: object) -> tuple[Connection, Any]:
-        """In the place of the event loop's."""
+    @contextmanager
+    def reachable(self) -> Iterator[None]:
+        """Every connection that the event loop makes in the block leads to it."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(asyncio.get_running_loop(), "create_connection", self._connect, raising=False)
+            yield
+
+    async def _connect(self, factory: Any, *_: object, **__: object) -> tuple[Connection, Any]:
         if self.is_faulty:
             await asyncio.sleep(self.random.choice([0, 0.01, 0.3]))  # tidy: virtual time
         if self._is_closed or self.happens(0.03):
@@ -129,11 +139,11 @@ class FaultyDevice:
         """Answer, late or not at all, with or without a fault."""
         start_s = max(now_s, self._free_s) if self._is_serial else now_s
         at_s = start_s + self.random.choice([0.001, 0.005, 0.02])
-        if request[0] in self._dead or self.happens(self._level / 3):
+        if request[0] in self._dead or self.happens(self.level / 3):
             if self._is_serial:
                 self._free_s = min(start_s + self._hold_s, now_s + 6)
             return
-        fault = self.random.random() if self.happens(self._level) else 1.0
+        fault = self.random.random() if self.happens(self.level) else 1.0
         if fault < 0.45:
             at_s = start_s + self.random.choice([0.1, 0.35, 0.6, 1.2, 3.0])
         elif fault < 0.65:
@@ -142,7 +152,7 @@ class FaultyDevice:
         if self._is_serial:
             self._free_s = at_s
         self._answered_s[request[0]] = at_s = max(at_s, self._answered_s[request[0]] + 1e-4)  # in order
-        exception = self.random.choice(EXCEPTIONS) if 0.65 <= fault < 0.8 else 0
+        exception = self.random.choice(self.exceptions) if 0.65 <= fault < 0.8 else 0
         is_short = 0.8 <= fault < 1
         number = connection.number
         asyncio.get_running_loop().call_at(at_s, self._answer, connection, request, number, exception, is_short)

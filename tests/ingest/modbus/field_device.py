@@ -4,8 +4,6 @@
 
 tcp, tls, rtu, serial Modbus TCP, also with TLS, RTU over TCP, RTU on a serial port; with options behind a comma:
   late=S:N            each Nth answer is S seconds late
-  jitter=S:P          an answer is up to S seconds late, with probability P
-  zero, one_more      the transaction number is always 0, or one more than asked
   lead, ff            a 0x00 or 0xFF before each answer
   echo, echo_bytes    our request comes back, whole or byte by byte
   foreign             a frame of another unit stands glued before each answer
@@ -20,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import socket
 import ssl
 import struct
@@ -33,7 +30,6 @@ from collections.abc import Callable
 MODE, _, GIVEN = sys.argv[1].partition(",")
 OPTIONS = dict(option.partition("=")[::2] for option in GIVEN.split(",") if option)
 LINE, COUNT, FIRST = threading.Lock(), [0], threading.Semaphore(1)
-CHANCE = random.Random(7)
 IS_RTU = MODE in ("rtu", "serial")
 
 
@@ -57,10 +53,7 @@ def delay_s() -> float:
     """How late this answer is."""
     COUNT[0] += 1
     late_s, each = numbers("late")
-    jitter_s, probability = numbers("jitter")
-    if late_s and COUNT[0] % each == 0:
-        return late_s
-    return CHANCE.random() * jitter_s if CHANCE.random() < probability else 0.0
+    return late_s if late_s and COUNT[0] % each == 0 else 0.0
 
 
 def answer(request: bytes) -> bytes:
@@ -78,9 +71,7 @@ def answer(request: bytes) -> bytes:
     if address + count > 1_000:
         sent = bytes([unit, function | 0x80, 2])
     if not IS_RTU:
-        number = struct.unpack(">H", request[:2])[0]
-        number = 0 if "zero" in OPTIONS else (number + ("one_more" in OPTIONS)) % 65_536
-        return struct.pack(">HHH", number, 0, len(sent)) + sent
+        return request[:4] + struct.pack(">H", len(sent)) + sent
     other = bytes([unit + 1]) + sent[1:]
     lead = b"\0" * ("lead" in OPTIONS) + b"\xff" * ("ff" in OPTIONS) + (other + crc(other)) * ("foreign" in OPTIONS)
     return request * ("echo" in OPTIONS) + lead + sent + crc(sent)

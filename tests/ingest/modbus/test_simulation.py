@@ -231,9 +231,7 @@ def find_fault(seed: int) -> str:
 
     async def play() -> None:
         simulation = Simulation(seed)
-        with pytest.MonkeyPatch.context() as patch:
-            create = simulation.device.create_connection
-            patch.setattr(asyncio.get_running_loop(), "create_connection", create, raising=False)
+        with simulation.device.reachable():
             await simulation.run()
 
     return fault_of(play(), seed)

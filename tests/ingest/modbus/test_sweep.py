@@ -99,13 +99,6 @@ def test_reads_that_are_joined_in_vain_go_on_apart(code: int) -> None:
     assert (set(done.values), done.requests) == (set(wanted), 2)
 
 
-def test_a_hole_is_crossed_no_more() -> None:
-    """A read across a register that does not exist is refused once; from then on two reads stop before it."""
-    unit, device = unit_of([register(0), register(5)]), Device({3: 2})
-    assert set(poll(unit, device).values) == {register(0), register(5)}
-    assert poll(unit, device, S).requests == 2
-
-
 def test_bits_of_one_word_are_refused_together() -> None:
     """Sixteen tags on one register are one value for the search: one request parks them all."""
     same = [Register(1, Table.HOLDING, 5, 1, register(0).kind, counter=number) for number in range(16)]

@@ -1,11 +1,9 @@
 """Late, lost and foreign answers: whatever a device does, a value is that of the register that was asked for."""
 
 import asyncio
-import random
 import struct
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -14,13 +12,12 @@ from hypothesis import strategies as st
 from agent.ingest.errors import SourceLost
 from agent.ingest.modbus.address import Table
 from agent.ingest.modbus.line import Line, ReadRefused, UnitSilent
-from agent.ingest.modbus.line import line as line_module
 from agent.ingest.modbus.line.answers import FORGET_NS, AnswerMatcher, Numbering
-from agent.ingest.modbus.line.connection import ConnectionEnded
 from agent.ingest.modbus.line.frames import FUNCTIONS, AnswerFrame, checksum
 from agent.ingest.modbus.read_plan import Read
 from agent.settings.sources import ModbusSourceSettings
-from tests.ingest.modbus.devices import PlayedConnection
+from tests.ingest.modbus.faulty_device import REGISTERS, UNITS, FaultyDevice, place
+from tests.support.virtual_time import run_virtual
 
 S = 10**9
 A = Read(1, Table.HOLDING, 100, 2, ())
@@ -234,125 +231,37 @@ def test_a_gateway_that_gave_up_may_have_the_answer_later() -> None:
     assert matcher.is_in_doubt(1)
 
 
-# --- the line against devices at random -------------------------------------------------------------------------------
+# --- the line against a gateway at random -----------------------------------------------------------------------------
 
 
-class RandomDevice:
-    """Register a holds a. Units answer in order: in time, late, or never, in pieces, with an echo or noise before. Over
-    a new connection, late answers come as well (`is_gateway`) or not. `mixes`: gives a late answer the number of the
-    request that waits, as some gateways do."""
-
-    def __init__(self, seed: int, numbers: str, *, is_gateway: bool, mixes: bool = False) -> None:
-        self.random = random.Random(seed)
-        self.numbers, self.is_gateway, self.mixes = numbers, is_gateway, mixes
-        self.late: list[tuple[int, bytes, int]] = []  # unit, what follows it, number
-        self.receive: Any = None
-
-    async def connect(self, _: object, receive: Any) -> "RandomConnection":
-        self.receive = receive
-        if not self.is_gateway:
-            self.late = []
-        return RandomConnection(self)
-
-    def _number(self, asked: int) -> int | None:
-        return {"rtu": None, "right": asked, "zero": 0, "one more": asked % 0xFFFF + 1}[self.numbers]
-
-    def exchange(self, request: bytes, fate: str = "") -> AnswerFrame | None:
-        asked = 0
-        if self.numbers != "rtu":
-            asked, request = sent_number(request), request[6:]
-        unit_id, function, address, count = struct.unpack_from(">BBHH", request)
-        is_right = function == 3 and address + count <= 400
-        data = struct.pack(f">BB{count}H", function, 2 * count, *range(address, address + count))
-        pdu = data if is_right else bytes([function | 0x80, 2])
-        fate = fate or self.random.choices(["now", "late", "never"], [6, 2, 1])[0]
-        answers = self.due(unit_id, asked, is_all=fate == "now")
-        if fate == "now":
-            answers.append(framed(unit_id, pdu, self._number(asked)))
-        elif fate == "late":
-            self.late.append((unit_id, pdu, self._number(asked) or 0))
-        if self.numbers == "rtu":
-            answers = [self.random.choice([b"", b"", b"\0", request, request + request]) + frame for frame in answers]
-        return self.deliver(b"".join(answers))
-
-    def due(self, unit_id: int, asked: int, *, is_all: bool) -> list[bytes]:
-        """Late answers that come before the answer to a request: all of the unit, some of others, in their order."""
-        found, left, held = [], [], set[int]()
-        for unit, pdu, number in self.late:
-            is_due = unit not in held and ((is_all and unit == unit_id) or self.random.random() < 0.3)
-            if is_due:
-                shown = asked if self.mixes else number
-                found.append(framed(unit, pdu, None if self.numbers == "rtu" else shown))
-            else:
-                held.add(unit)
-                left.append((unit, pdu, number))
-        self.late = left
-        return found
-
-    def deliver(self, data: bytes) -> AnswerFrame | None:
-        answer = None
-        while data:
-            size = self.random.randint(1, 20)
-            answer = self.receive(data[:size]) or answer
-            data = data[size:]
-        return answer
+@given(st.integers(0, 2**32))
+def test_no_value_is_that_of_another_register(seed: int) -> None:
+    """Over RTU and over TCP with right, wrong and no numbers, with late and lost answers and over new connections: no
+    wrong value, no wrong refusal, and many values."""
+    assert run_virtual(values_of(FaultyDevice(Random(seed)))) > 30
 
 
-class RandomConnection(PlayedConnection):
-    """A connection to it, which ends now and then: the unit has been asked, and may answer over the next one."""
-
-    def __init__(self, device: RandomDevice) -> None:
-        super().__init__()
-        self.device = device
-
-    async def exchange(self, request: bytes, _: float) -> AnswerFrame | None:
-        if self.device.random.random() < 0.02:
-            self.is_open = False
-            self.device.exchange(request, "late")
-            raise ConnectionEnded("closed by the device")
-        frame = self.device.exchange(request)
-        self.answers_total += frame is not None
-        return frame
-
-
-def reads(seed: int) -> Iterator[Read]:
-    """Reads of few lengths, so that late answers would fit the next request, some beyond what the device has."""
-    chosen = random.Random(seed)
-    for _ in range(300):
-        yield Read(
-            chosen.choice([1, 1, 2]), Table.HOLDING, chosen.randrange(0, 395), chosen.choice([1, 2, 2, 2, 7]), ()
-        )
-
-
-async def values_of(transport: str, seed: int) -> int:
-    """Read for a while. Each value is that of its register. Returns the number of reads with values."""
-    settings = ModbusSourceSettings("m", Path("t.csv"), 0, transport=transport, host="h", timeout_ms=10)  # type: ignore[arg-type]
-    line = Line(settings)
-    good = 0
-    async with line:
-        for read in reads(seed):
-            try:
-                found = await line.read(read)
-            except ReadRefused:
-                assert read.end > 400, "the device has it"
-            except (UnitSilent, SourceLost):
-                pass
-            else:
-                assert list(found) == list(range(read.address, read.end))
-                good += 1
+async def values_of(device: FaultyDevice) -> int:
+    """Read for a while, some of it beyond what the device has. Each value is that of its register, and no other read
+    has its refusal. Returns the number of reads with values."""
+    transport, draw, good = "rtu_over_tcp" if device.is_rtu else "tcp", device.random, 0
+    settings = ModbusSourceSettings("m", Path("t.csv"), 0, transport=transport, host="192.0.2.1", timeout_ms=100)
+    with device.reachable():
+        device.is_faulty = False
+        async with Line(settings) as line:
+            device.is_faulty, device.level, device.exceptions = True, draw.choice([0.1, 0.2, 0.3]), (10, 11)
+            for _ in range(300):
+                await asyncio.sleep(draw.choice([0, 0, 0, 0.1, 3]))  # tidy: virtual time
+                unit_id, count = draw.choice(UNITS), draw.choice([1, 2, 2, 2, 7])
+                read = Read(unit_id, Table.HOLDING, draw.randrange(REGISTERS), count, ())
+                try:
+                    found = await line.read(read)
+                except ReadRefused:
+                    assert read.end > REGISTERS, "the device has it"
+                except (UnitSilent, SourceLost):
+                    pass
+                else:
+                    first = place(unit_id, read.table, read.address)
+                    assert [word >> 8 for word in found] == [*range(first, first + count)]
+                    good += 1
     return good
-
-
-@given(
-    seed=st.integers(0, 2**32),
-    numbers=st.sampled_from(["rtu", "right", "zero", "one more"]),
-    is_gateway=st.booleans(),
-    mixes=st.booleans(),
-)
-def test_no_value_is_that_of_another_register(seed: int, numbers: str, is_gateway: bool, mixes: bool) -> None:
-    """Over RTU and over TCP with right, wrong and no numbers: no wrong value, no wrong refusal, and many values."""
-    device = RandomDevice(seed, numbers, is_gateway=is_gateway, mixes=mixes and numbers == "right")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(line_module, "open_connection", device.connect)
-        good = asyncio.run(values_of("rtu_over_tcp" if numbers == "rtu" else "tcp", seed))
-    assert good > 60

@@ -29,22 +29,6 @@ async def test_the_answer_is_found_in_what_arrives(kind: str, fault: str) -> Non
             assert list(await line.read(read)) == list(range(read.address, read.end))
 
 
-@pytest.mark.parametrize("mode", ["tcp", "tcp,zero", "tcp,one_more", "rtu", "serial"])
-@pytest.mark.parametrize("fault", ["late=0.25:5", "jitter=0.3:0.3"])
-async def test_late_answers_make_no_wrong_value(mode: str, fault: str) -> None:
-    """Reads of equal length at changing addresses: each value is that of its register, and most reads have values."""
-    good = 0
-    async with line_to(f"{mode},{fault}") as line:
-        for number in range(40):
-            read = Read(1, Table.HOLDING, 10 * number, 2, ())
-            try:
-                assert list(await line.read(read)) == [10 * number, 10 * number + 1]
-                good += 1
-            except UnitSilent:
-                pass
-    assert good >= 15
-
-
 async def test_late_answers_are_said_to_be_late() -> None:
     """Not that the device is silent: a longer time-out would help."""
     read = Read(1, Table.HOLDING, 0, 2, ())
