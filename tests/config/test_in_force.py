@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -67,6 +68,13 @@ def settings_of(folder: Path, *sources: str) -> NodeSettings:
     return NodeSettings(IdentitySettings("plant-a", folder), modbus=found, signing=signing)
 
 
+def kept_in(folder: Path) -> tuple[NodeSettings, Mapping[str, bytes]]:
+    """The kept settings and tag files."""
+    found = load_kept(folder)
+    assert found is not None
+    return found.settings, found.tag_files
+
+
 def copies(folder: Path) -> list[bytes]:
     """The kept tag files."""
     return sorted(file.read_bytes() for file in (folder / FOLDER).iterdir() if file.name != INDEX)
@@ -79,24 +87,18 @@ def test_tag_files_are_kept_while_their_source_is_configured(tmp_path: Path) -> 
     kept = InForce(both)
     kept.keep_settings(both, {"m1": b"one", "m2": b"two"})
     kept.keep_files({"m1": b"\xff new"})
-    found = load_kept(tmp_path)
-    assert found is not None
-    assert (found.settings, found.tag_files) == (both, {"m1": b"\xff new", "m2": b"two"})
+    assert kept_in(tmp_path) == (both, {"m1": b"\xff new", "m2": b"two"})
     assert copies(tmp_path) == [b"two", b"\xff new"]
     only = settings_of(tmp_path, "m2")
     kept.keep_settings(only, {})
-    found = load_kept(tmp_path)
-    assert found is not None
-    assert (found.settings, found.tag_files, copies(tmp_path)) == (only, {"m2": b"two"}, [b"two"])
+    assert (kept_in(tmp_path), copies(tmp_path)) == ((only, {"m2": b"two"}), [b"two"])
 
 
 def test_a_pair_that_a_reload_has_ended_keeps_nothing_from_being_read(tmp_path: Path) -> None:
     """Its partner is no peer any more, and [pair] is in force until the restart, which may find another mistake."""
     settings = settings_of(tmp_path, "a")
     InForce(settings).keep_settings(replace(settings, pair=PairSettings("plant-a-2")), {"a": b"1"})
-    kept = load_kept(tmp_path)
-    assert kept is not None
-    assert (kept.settings, kept.tag_files) == (settings, {"a": b"1"})
+    assert kept_in(tmp_path) == (settings, {"a": b"1"})
 
 
 def test_what_has_not_changed_is_not_written_again(tmp_path: Path) -> None:
@@ -111,9 +113,10 @@ def test_what_has_not_changed_is_not_written_again(tmp_path: Path) -> None:
 def test_a_crash_between_two_writes_leaves_one_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After each number of writes the process ends: sections and tag files are all of before, or all of after."""
     old, new = settings_of(tmp_path, "m1", "m2"), settings_of(tmp_path, "m1", "m2", "m3")
+    old_files, new_files = {"m1": b"1", "m2": b"2"}, {"m1": b"one", "m2": b"two", "m3": b"three"}
     write = in_force.write_file
     for writes in range(5):
-        InForce(old).keep_settings(old, {"m1": b"1", "m2": b"2"})
+        InForce(old).keep_settings(old, old_files)
         left = writes
 
         def failing(path: Path, data: bytes) -> None:
@@ -126,12 +129,8 @@ def test_a_crash_between_two_writes_leaves_one_moment(tmp_path: Path, monkeypatc
         with monkeypatch.context() as during:
             during.setattr(in_force, "write_file", failing)
             with suppress(KeyboardInterrupt):
-                InForce(old).keep_settings(new, {"m1": b"one", "m2": b"two", "m3": b"three"})
-        found = load_kept(tmp_path)
-        assert found is not None
-        after = writes == 4
-        assert found.settings == (new if after else old)
-        assert found.tag_files == ({"m1": b"one", "m2": b"two", "m3": b"three"} if after else {"m1": b"1", "m2": b"2"})
+                InForce(old).keep_settings(new, new_files)
+        assert kept_in(tmp_path) == ((new, new_files) if writes == 4 else (old, old_files))
 
 
 def test_a_damaged_copy_counts_as_none(tmp_path: Path) -> None:
@@ -141,9 +140,7 @@ def test_a_damaged_copy_counts_as_none(tmp_path: Path) -> None:
     InForce(settings).keep_settings(settings, {"m1": b"one", "m2": b"two"})
     (file,) = (tmp_path / FOLDER).glob("m1-*")
     file.write_bytes(b"on")
-    found = load_kept(tmp_path)
-    assert found is not None
-    assert found.tag_files == {"m2": b"two"}
+    assert kept_in(tmp_path) == (settings, {"m2": b"two"})
     for damaged in ("{", "[]", '{"settings": {}, "tag_files": {}}', '{"settings": {"node": {"zone": "plant-a"}}}'):
         (tmp_path / FOLDER / INDEX).write_text(damaged)
         assert load_kept(tmp_path) is None

@@ -29,7 +29,7 @@ def before(folder: Path, text: str = ALL) -> NodeSettings:
 
 
 def planned(folder: Path, text: str, last: NodeSettings | None = None) -> SettingsPlan:
-    """With which settings a node starts whose file has this text."""
+    """How a node starts whose file has this text."""
     file = folder / "node.toml"
     file.write_text(text)
     return plan_settings(load_sections(file), last)
@@ -55,6 +55,8 @@ WHOLE = {
     "notify": ["shift", "duty"],
 }
 ONLY_METER = {**WHOLE, "modbus": ["meter"]}
+WITHOUT_PEER = {kind: found for kind, found in WHOLE.items() if kind != "peer"}
+WITHOUT_BROKER = {kind: found for kind, found in WITHOUT_PEER.items() if kind != "broker"}
 
 CASES = {
     "a value of one source": (BOILER, BOILER.replace("= 0", "= 7"), "source boiler", ONLY_METER),
@@ -65,19 +67,9 @@ CASES = {
     "a device without a profile": (BOILER, BOILER + 'device = "none"\n', "source boiler", ONLY_METER),
     "a name that no one has": (BOILER, BOILER.replace('"boiler"', '"boi ler"'), "source boi ler", ONLY_METER),
     "a name twice": (BOILER, BOILER + METER, "source meter", WHOLE),
-    "a broker": (
-        BROKER,
-        BROKER.replace("host", "hst"),
-        "broker site",
-        {kind: found for kind, found in WHOLE.items() if kind not in {"broker", "peer"}},
-    ),
-    "a peer": (PEER, PEER.replace("exports", "export"), "peer idmz", {k: v for k, v in WHOLE.items() if k != "peer"}),
-    "a peer of no broker": (
-        PEER,
-        PEER.replace('"site"', '"sight"'),
-        "peer idmz",
-        {kind: found for kind, found in WHOLE.items() if kind != "peer"},
-    ),
+    "a broker": (BROKER, BROKER.replace("host", "hst"), "broker site", WITHOUT_BROKER),
+    "a peer": (PEER, PEER.replace("exports", "export"), "peer idmz", WITHOUT_PEER),
+    "a peer of no broker": (PEER, PEER.replace('"site"', '"sight"'), "peer idmz", WITHOUT_PEER),
     "a receiver": (DUTY, DUTY.replace("url", "uri"), "notify duty", {**WHOLE, "notify": ["shift"]}),
     "an unknown section": (BOILER, BOILER + "[xyz]\na = 1\n", "xyz", WHOLE),
     "a section with a quoted dot": (BOILER, BOILER + '["xyz.a"]\na = 1\n', "xyz.a", WHOLE),

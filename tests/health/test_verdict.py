@@ -124,34 +124,33 @@ def test_each_value_against_its_threshold(
     assert all(reason.text and reason.hint for reason in assess(snapshot).reasons), name
 
 
-@pytest.mark.parametrize("left, alert", [(75.0, None), (71.0, False), (25.0, False), (23.0, True)])
-def test_hours_until_the_first_loss(healthy: NodeSnapshot, left: float, alert: bool | None) -> None:
-    """A weekend before unconfirmed facts are dropped is a warning, a working day an alert."""
-    late = spoilt(healthy, "streams", ttl_hours=200.0)
-    late = spoilt(late, "consumers", behind_facts=7, oldest_unconfirmed_age_s=7200.0, hours_until_ttl_loss=left)
-    found = [
-        reason.alert
-        for reason in assess(late).reasons
-        if re.search("dropped unconfirmed in .*, after 200 h", reason.text)
-    ]
-    assert found == [alert][: alert is not None]
-
-
-def test_a_short_time_to_live_is_no_alert_by_itself(healthy: NodeSnapshot) -> None:
-    """Facts that live for ten hours never have more than ten left: there is no reason before half of that is over."""
-    short = spoilt(healthy, "streams", ttl_hours=10.0)
-    for left, said in ((9.9, 0), (5.1, 0), (4.9, 1)):
-        behind = spoilt(short, "consumers", behind_facts=1, oldest_unconfirmed_age_s=1.0, hours_until_ttl_loss=left)
-        assert len(assess(behind).reasons) == said, left
-
-
-def test_a_consumer_that_has_just_come_is_given_a_minute(healthy: NodeSnapshot) -> None:
-    """A new zone begins with facts that have an hour left: no alert before its rate is known. An unknown age is no
-    excuse."""
-    limited = spoilt(healthy, "streams", ttl_hours=60.0)
-    for age_s, is_alert in ((2.0, False), (90.0, True), (None, True)):
-        new = spoilt(limited, "consumers", behind_facts=7, oldest_unconfirmed_age_s=age_s, hours_until_ttl_loss=1.0)
-        assert assess(new).alert is is_alert
+@pytest.mark.parametrize(
+    "ttl_hours, age_s, left, alert",
+    [
+        (200.0, 7_200.0, 75.0, None),
+        (200.0, 7_200.0, 71.0, False),
+        (200.0, 7_200.0, 25.0, False),
+        (200.0, 7_200.0, 23.0, True),
+        (10.0, 1.0, 9.9, None),
+        (10.0, 1.0, 5.1, None),
+        (10.0, 1.0, 4.9, False),
+        (60.0, 2.0, 1.0, False),
+        (60.0, 90.0, 1.0, True),
+        (60.0, None, 1.0, True),
+    ],
+)
+def test_hours_until_the_first_loss(
+    healthy: NodeSnapshot, ttl_hours: float, age_s: float | None, left: float, alert: bool | None
+) -> None:
+    """A weekend before unconfirmed facts are dropped is a warning, a working day an alert. Facts that live for ten
+    hours never have more than ten left: there is no reason before half of that is over. A new zone begins with facts
+    that have an hour left: no alert before its rate is known, after a minute; an unknown age is no excuse."""
+    late = spoilt(healthy, "streams", ttl_hours=ttl_hours)
+    late = spoilt(late, "consumers", behind_facts=7, oldest_unconfirmed_age_s=age_s, hours_until_ttl_loss=left)
+    found = assess(late)
+    told = f"dropped unconfirmed in .*, after {ttl_hours:.0f} h"
+    assert [reason.alert for reason in found.reasons if re.search(told, reason.text)] == [alert][: alert is not None]
+    assert found.alert is bool(alert)
 
 
 @pytest.mark.parametrize("left_s, is_alert", [(3_600.0, False), (86_000.0, False), (90_000.0, True), (None, True)])
@@ -164,9 +163,8 @@ def test_a_consumer_that_catches_up_can_wait(healthy: NodeSnapshot, left_s: floa
         facts_per_s=10.0, seconds_left=left_s,
     )  # fmt: skip
     found = {reason.subject: reason.alert for reason in assess(late).reasons}
-    consumer = "consumer enterprise.facts.telemetry"
-    assert found == ({consumer: True, "store": True} if is_alert else {consumer: False})
-    assert len([reason for reason in assess(late).reasons if reason.subject == consumer]) == 2
+    assert found == ({CONSUMER: True, "store": True} if is_alert else {CONSUMER: False})
+    assert len([reason for reason in assess(late).reasons if reason.subject == CONSUMER]) == 2
 
 
 @pytest.mark.parametrize(
