@@ -19,16 +19,17 @@ from tests.waiting import LIMIT_S, wait_until_async
 DEFINITION = TagDefinition("tag:a/b")
 
 
-def made(store: FakeStore) -> Recorder:
-    """A recorder of source plc in zone plant-a."""
-    return Recorder("plc", "plant-a", store)
+async def made(store: FakeStore) -> Recorder:
+    """A recorder of source plc in zone plant-a, for one tag."""
+    recorder = Recorder("plc", "plant-a", store)
+    assert await recorder.define([DEFINITION]) == [1]
+    return recorder
 
 
 async def test_a_store_that_refuses_holds_the_source_and_loses_nothing() -> None:
     """While the store is full `record` does not return; when it takes again everything arrives once and in order."""
     store = FakeStore()
-    recorder = made(store)
-    assert await recorder.define([DEFINITION]) == [1]
+    recorder = await made(store)
     store.refusing = True
     rows = [Sample(1, n, n) for n in range(1, 4)]
     async with TaskGroup() as group:
@@ -46,8 +47,7 @@ async def test_what_a_full_store_has_taken_is_appended_again_in_order(monkeypatc
     what comes later: a newer sample would be followed by older ones, which would count as the last values."""
     monkeypatch.setattr(recorder_module, "REFUSED_WAIT_S", 0.0)
     store, rows = FakeStore(), [Sample(1, n, n) for n in range(1, 8)]
-    recorder = made(store)
-    await recorder.define([DEFINITION])
+    recorder = await made(store)
     store.is_full = True
     for row in rows[:5]:
         await recorder.record("facts.telemetry", SampleColumns.of([row]))
@@ -63,8 +63,7 @@ async def test_what_fails_while_a_newer_one_is_refused_is_appended_before_it(mon
     the newer sample first."""
     monkeypatch.setattr(recorder_module, "REFUSED_WAIT_S", 0.0)
     store, rows = FakeStore(), [Sample(1, n, n) for n in (1, 2)]
-    recorder = made(store)
-    await recorder.define([DEFINITION])
+    recorder = await made(store)
     calls, first, append = list[int](), Future[Any](), store.append_columns
 
     def append_columns(*given: Any) -> Future[Any]:
@@ -87,7 +86,7 @@ async def test_a_gap_is_stored_when_it_is_committed(monkeypatch: pytest.MonkeyPa
     """Not while it is merged with others, nor while the store has only queued it."""
     store, committed, told = FakeStore(), Future[None](), list[bool]()
     monkeypatch.setattr(store, "append_message", lambda *_: committed)
-    recorder = made(store)
+    recorder = await made(store)
     recorder.add_gap(Gap("plc", STORE_REFUSED, 1, 2, 5, count_exact=True))
     told.append(recorder.are_gaps_stored)
     recorder.hand_in_gaps()
@@ -103,8 +102,7 @@ async def test_committed_waits_for_what_was_handed_in_before(monkeypatch: pytest
     the store has only queued some of them, or when it has refused some after all."""
     monkeypatch.setattr(recorder_module, "REFUSED_WAIT_S", 0.0)
     store = SlowStore()
-    store.define([DEFINITION])
-    queued, recorder = store.waiting, made(store)
+    queued, recorder = store.waiting, await made(store)
     for number in (1, 2):
         recorder.hand_in("facts.telemetry", SampleColumns.of([Sample(1, number, number)]))
     waiting = asyncio.create_task(recorder.committed())
@@ -135,8 +133,7 @@ async def test_committed_waits_for_what_was_handed_in_before(monkeypatch: pytest
 async def test_samples_survive_being_stopped_while_waiting() -> None:
     """Cancelled in the middle of waiting for the store, the samples are still there to be drained."""
     store = FakeStore()
-    recorder = made(store)
-    await recorder.define([DEFINITION])
+    recorder = await made(store)
     store.refusing = True
     async with TaskGroup() as group:
         task = group.create_task(recorder.record("facts.telemetry", SampleColumns.of([Sample(1, 1, 1)])), name="record")
@@ -150,7 +147,7 @@ async def test_samples_survive_being_stopped_while_waiting() -> None:
 async def test_gaps_become_one_fact_for_each_reason() -> None:
     """A storm of losses is told once, with its whole range and count, and told again only for what came after."""
     store = FakeStore()
-    recorder = made(store)
+    recorder = await made(store)
     for n in range(100):
         recorder.add_gap(
             Gap("plc", STORE_REFUSED, 1_000_000_000 + n, 2_000_000_000 + n, 5, count_exact=True, tags=("tag:a/b",))
@@ -175,8 +172,7 @@ async def test_a_gap_is_handed_in_ahead_of_what_follows_it() -> None:
     """A process that is killed leaves no value behind a loss that no fact names. Losses that follow at once are told
     together later; the end of an outage is not kept back. Gaps count as no samples."""
     store = FakeStore()
-    recorder = made(store)
-    await recorder.define([DEFINITION])
+    recorder = await made(store)
 
     async def lose_and_go_on(reason: str, time_ns: int) -> int:
         recorder.add_gap(Gap("plc", reason, time_ns, time_ns + 1, 5, count_exact=True))
@@ -198,8 +194,7 @@ async def test_a_gap_before_what_is_held_counts_for_no_earlier_value(monkeypatch
     complete up to that value."""
     monkeypatch.setattr(recorder_module, "REFUSED_WAIT_S", 0.0)
     store = SlowStore()
-    store.define([DEFINITION])
-    recorder = made(store)
+    recorder = await made(store)
     recorder.hand_in("facts.telemetry", SampleColumns.of([Sample(1, 5, 1)]))
     await recorder.settle()
     await recorder.note_complete({"": Stored(5)})
@@ -216,8 +211,7 @@ async def test_what_is_held_follows_the_gap_that_was_not_known(monkeypatch: pyte
     """Nothing of it is stored before, unless it is too much to be held; nothing is held any more afterwards."""
     monkeypatch.setattr(recorder_module, "IN_FLIGHT_SAMPLES_MAX", 5)
     store = FakeStore()
-    plc = made(store)
-    await plc.define([DEFINITION])
+    plc = await made(store)
 
     async def record(time_ns: int, count: int = 1) -> int:
         await plc.record("facts.telemetry", SampleColumns.of([Sample(1, time_ns, 1)] * count))
@@ -241,7 +235,7 @@ async def test_what_is_held_follows_the_gap_that_was_not_known(monkeypatch: pyte
 async def test_a_gap_that_the_store_fails_to_record_is_recorded_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is no sample that is given up: what was lost stays known, and is told as what it is."""
     store = FakeStore()
-    recorder = made(store)
+    recorder = await made(store)
 
     def broken(*_: object) -> Future[Any]:
         raise OSError("the disk")
@@ -262,7 +256,7 @@ async def test_a_gap_that_the_store_fails_to_record_is_recorded_later(monkeypatc
 async def test_a_gap_whose_append_is_not_waited_for_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """A source that ends while the store commits its gap does not know whether the store took it: it is told again."""
     store = FakeStore()
-    recorder = made(store)
+    recorder = await made(store)
     under_way, append_message = Future[Any](), store.append_message
     answers = [under_way]
     monkeypatch.setattr(store, "append_message", lambda *args: answers.pop() if answers else append_message(*args))
@@ -281,8 +275,7 @@ async def test_what_is_no_refusal_is_not_hidden() -> None:
     """An error that is no refusal reaches the supervisor, and the samples are kept for the next life. After some of
     them they are given up, with a fact that says from when to when."""
     store = FakeStore()
-    recorder = made(store)
-    await recorder.define([DEFINITION])
+    recorder = await made(store)
     store.failing_futures, store.failure = 1, ValueError("ours")
     with pytest.raises(ValueError, match="ours"):
         await recorder.record("facts.telemetry", SampleColumns.of([Sample(1, 1, 1)]))
@@ -302,8 +295,7 @@ async def test_what_is_on_its_way_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
     """A store that takes samples and does not commit them holds the source once so many are on their way."""
     monkeypatch.setattr("agent.ingest.recorder.IN_FLIGHT_SAMPLES_MAX", 2)
     store = SlowStore()
-    recorder = made(store)
-    await recorder.define([DEFINITION])
+    recorder = await made(store)
     await recorder.record("facts.telemetry", SampleColumns.of([Sample(1, 1, 1), Sample(1, 2, 2)]))
     async with TaskGroup() as group:
         task = group.create_task(recorder.record("facts.telemetry", SampleColumns.of([Sample(1, 3, 3)])), name="record")
@@ -319,8 +311,7 @@ async def test_draining_ends_with_the_last_commit() -> None:
     """Told to stop, a recorder waits until all that it handed in is committed; a wait that is cancelled takes nothing
     back."""
     store = SlowStore()
-    recorder = made(store)
-    await recorder.define([DEFINITION])
+    recorder = await made(store)
     await recorder.record("facts.telemetry", SampleColumns.of([Sample(1, 1, 1)]))
     async with TaskGroup() as group:
         for _ in range(2):
@@ -352,7 +343,7 @@ async def test_a_message_that_the_store_fails_at_is_given_up_as_a_loss_of_its_ki
             return super().append_message(stream, message)
 
     store = Failing()
-    other = made(store).for_another_task("events_lost")
+    other = (await made(store)).for_another_task("events_lost")
     other.hand_in_message("events", message(1), 7_000_000_000)
     for _ in range(3):
         with pytest.raises(ValueError, match="luck"):
@@ -372,8 +363,7 @@ async def test_a_message_that_the_store_fails_at_is_given_up_as_a_loss_of_its_ki
 
 async def test_the_time_of_the_last_value_is_of_no_bad_sample() -> None:
     """A source that gives nothing but bad samples has had no value since the last good one."""
-    recorder = made(FakeStore())
-    await recorder.define([DEFINITION])
+    recorder = await made(FakeStore())
     for second, status in ((1, 0), (2, 0x800A_0000)):
         await recorder.record("facts.telemetry", SampleColumns([1], [second * 10**9], [None], [status]))
     await recorder.drain()
@@ -388,8 +378,7 @@ async def test_the_time_of_the_last_value_is_of_no_bad_sample() -> None:
 async def test_the_beginning_of_a_source_is_stored_although_the_first_commit_fails() -> None:
     """A process that stores values and is killed leaves a gap: the next one must know since when."""
     store = FakeStore()
-    recorder = made(store)
-    await recorder.define([DEFINITION])
+    recorder = await made(store)
     store.is_full = True
     await recorder.begin_complete("", Stored(5))
     store.is_full = False
@@ -403,8 +392,7 @@ async def test_a_source_is_complete_when_everything_before_is_committed(monkeypa
     stored later."""
     monkeypatch.setattr(recorder_module, "COMPLETE_INTERVAL_S", 0.0)
     store = SlowStore()
-    store.define([DEFINITION])
-    recorder = made(store)
+    recorder = await made(store)
     recorder.continue_from({"tag:a/1": Stored(1)})
     store.complete["plc", "tag:a/1"] = Stored(1)
     await recorder.record("facts.telemetry", SampleColumns.of([Sample(1, 1, 1.0)]))

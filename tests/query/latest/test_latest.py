@@ -107,15 +107,6 @@ def test_of_a_zone_with_many_chains_the_newest_tags_are_searched_for(tmp_path: P
             assert sum(map(len, scanner.dictionary._chains.values())) == len(found)
 
 
-def test_late_history_does_not_replace_the_latest_value(tmp_path: Path) -> None:
-    """A gap filled behind live values leaves the last known value as it is, though its offset is later; of equal times
-    the later offset wins."""
-    arriving = ((1, 100), (2, 500), (3, 200), (4, 500), (5, 300))
-    batches = [[Sample(1, at_ns, value), Sample(2, at_ns, -value)] for value, at_ns in arriving]
-    found, _ = found_in(recorded(tmp_path / "facts.db", [TagDefinition("tag:a"), TagDefinition("tag:b")], *batches))
-    assert [row.latest and (row.latest.value, row.latest.arrival.offset) for row in found] == [(4, 7), (-4, 8)]
-
-
 IN_1970 = -BASE_NS // SECOND_NS  # by the seconds of `appended`
 JUMPS = [[(0, 0), (2, 3602), (3, 3603)]]
 BACK = [[(7200, 7200), (7201, 7201)]]
@@ -190,8 +181,8 @@ clock_steps = st.lists(st.integers(-1, 2), min_size=12, max_size=12)  # minutes
 def test_a_search_finds_what_a_look_at_everything_finds(
     batches: list[list[tuple[int, int, bool]]], wanted: set[str], steps: list[int]
 ) -> None:
-    """Facts arrive in any order of times, before and ahead of a clock that moves in both directions, in two streams
-    and under two numbers: the search is exact."""
+    """Facts arrive in any order of times, as late history does, before and ahead of a clock that moves in both
+    directions, in two streams and under two numbers: the search is exact."""
     with memory_folder() as folder:
         check_search(folder / "facts.db", batches, wanted, steps)
 

@@ -136,9 +136,7 @@ def test_a_where_clause_equals_a_filter(file: Path, where: str, order: str) -> N
         statement = f"select {columns} from facts where {where}{order}"
         found = ask(session, statement)
         expected = _plain_table(session, file).execute(statement).fetchall()
-    if "limit" not in order and "order by offset" not in order and order:
-        assert found == expected, statement
-    elif "limit" not in order:
+    if order in ("", " order by offset desc"):  # which leave the order of some rows open
         assert sorted(map(repr, found)) == sorted(map(repr, expected)), statement
         assert not order or [row[1] for row in found] == [row[1] for row in expected], statement
     else:
