@@ -209,13 +209,8 @@ async def test_a_source_ends_the_tags_that_it_still_reads_itself(played: PlayedS
     """A reload takes a tag out of the map of a source that goes on. Until the source has taken the new map over, it may
     record a further value of that tag: the search is asked with it, too."""
     asked = list[Mapping[str, Collection[str]]]()
-
-    def find(readers: Mapping[str, Collection[str]]) -> Sequence[RemovedTag]:
-        asked.append(readers)
-        return []
-
     played.dies()
-    async with played.ingesting(find_removed=find) as run:
+    async with played.ingesting(find_removed=lambda readers: asked.append(readers) or []) as run:
         await run.wait_good("plant/x")
         fewer = played.settings("tag,table,register,type\nplant/x,holding,1,int16\n")
         await run.ingest.change([fewer], load_tag_maps([fewer]))
@@ -250,13 +245,8 @@ async def test_removed_tags_are_looked_for_again_when_a_source_has_its_first_map
     """A source whose tag file was wrong at the start gets its map when the file is right. It cannot see what has left
     a map that it never read."""
     asked = list[Mapping[str, Collection[str]]]()
-
-    def find(readers: Mapping[str, Collection[str]]) -> Sequence[RemovedTag]:
-        asked.append(readers)
-        return []
-
     played.dies()
-    ports = IngestPorts(FakeStore(), find_removed=find)
+    ports = IngestPorts(FakeStore(), find_removed=lambda readers: asked.append(readers) or [])
     ingest = Ingest("plant-a", [played.settings()], {"meter": TagMap("t.csv", ())}, ports)
     running = asyncio.create_task(ingest.run(), name="ingest")
     await wait_until_async(lambda: len(asked) == 2, "the second search")

@@ -27,10 +27,10 @@ S = 1_000_000_000
 HEADER = PublishHeader(1, 1, 0, has_data=True)
 
 
-def tag(number: int, point: TagPoint | None = None, name: str = "") -> Tag:
+def tag(number: int, point: TagPoint | None = None, name: str = "", unit: str = "") -> Tag:
     """A tag that every server of these tests has."""
     point = point or TagPoint.of(NodeAddress("urn:x", number))
-    return Tag(number, "facts.telemetry", TagDefinition(f"tag:a/{name or number}"), SamplingRule(), point)
+    return Tag(number, "facts.telemetry", TagDefinition(f"tag:a/{name or number}", unit=unit), SamplingRule(), point)
 
 
 TAGS = (tag(1), tag(2))
@@ -55,6 +55,13 @@ async def declare(source: OpcuaSource) -> None:
     """Declare what is lost, as after a reading of the server's clock."""
     await source._declare_losses(cast("OpcuaSession", FakeSession()))
     await source.finish()
+
+
+async def offer(source: OpcuaSource, *tags: Tag) -> list[int]:
+    """Another map, of these tags; their numbers."""
+    numbers = await source._delivery.recorder.define([tag.definition for tag in tags])
+    source._delivery.offer_map(tags, numbers)
+    return numbers
 
 
 def gaps_of(source: OpcuaSource | OpcuaPollSource) -> list[TagGap]:

@@ -155,8 +155,7 @@ class Simulation:
         choice = self.random.choice
         monitoring = Monitoring(sampling_interval_ms=choice([0, 100]), deadband=choice([0.0, 0.5]))
         point = replace(tag(node).point, monitoring=choice([Monitoring(), Monitoring(), Monitoring(), monitoring]))
-        drawn = tag(node, point)
-        return replace(drawn, definition=replace(drawn.definition, unit=choice(["", "", "", "a", "b", "c"])))
+        return tag(node, point, unit=choice(["", "", "", "a", "b", "c"]))
 
 
 def find_fault(seed: int) -> str:

@@ -27,7 +27,7 @@ from tests.ingest.opcua.fake_session import (
     death,
     living,
 )
-from tests.ingest.opcua.sources import TAGS, S, gaps_of, made, tag, take
+from tests.ingest.opcua.sources import TAGS, S, gaps_of, made, offer, tag, take
 from tests.waiting import LIMIT_S, wait_until_async
 
 pytestmark = pytest.mark.virtual_time
@@ -68,25 +68,23 @@ async def test_a_time_without_an_item_is_a_gap(why: str) -> None:
             session.says(answer(1, number, *values, publish_ns=at_ns))
         await wait_until_async(lambda: source.complete == Moment(10 * S), "a second answer")
         session.shows_ns, asked = 60 * S, len(session.asked)
-        tags, numbers = list(TAGS), [1, 2]
+        number = 1
         if why == "another interval":
-            tags[0] = tag(1, replace(TAGS[0].point, monitoring=Monitoring(sampling_interval_ms=50)))
+            point = replace(TAGS[0].point, monitoring=Monitoring(sampling_interval_ms=50))
+            await offer(source, tag(1, point), tag(2))
         elif why == "another unit":
-            tags[0] = replace(TAGS[0], definition=replace(TAGS[0].definition, unit="bar"))
-            numbers[0] = (await source._delivery.recorder.define([tags[0].definition]))[0]
+            number, _ = await offer(source, tag(1, unit="bar"), tag(2))
         elif why == "node gone":
             session.says(answer(1, 3, (1, 0.0, 12 * S), quality=BAD_NODE_ID_UNKNOWN))
         else:
             session.refusals.clear()
-        if "another" in why:
-            source._delivery.offer_map(tags, numbers)
         await wait_until_async(lambda: len(session.asked) > asked, "another item")
         await wait_until_async(lambda: ("plc", "tag:a/1") in store.complete, "the absence in the store")
-        session.says(answer(1, 4 if why == "node gone" else 3, (numbers[0], 2.0, 900 * S)))
+        session.says(answer(1, 4 if why == "node gone" else 3, (number, 2.0, 900 * S)))
         await wait_until_async(lambda: gaps, "the gap")
         await wait_until_async(lambda: ("plc", "tag:a/1") not in store.complete, "its end in the store")
     (gap,) = gaps
-    assert (gap.reason, gap.tags) == (ITEM_GONE, (numbers[0],))
+    assert (gap.reason, gap.tags) == (ITEM_GONE, (number,))
     assert gap.first_time_ns == (10 * S if why != "refused" else pytest.approx(9 * S, abs=S))
     assert 60 * S <= gap.last_time_ns < 120 * S
 
@@ -163,9 +161,7 @@ async def test_items_are_tended_while_an_audit_waits(monkeypatch: pytest.MonkeyP
         session.says(answer(1, 1, (1, 1.0, S)))
         await asyncio.wait_for(waiting.wait(), LIMIT_S)
         session.refusals[2, ""] = BAD_NODE_ID_UNKNOWN
-        source._delivery.offer_map(
-            [tag(1), tag(2)], await source._delivery.recorder.define([tag(1).definition, tag(2).definition])
-        )
+        await offer(source, tag(1), tag(2))
         await wait_until_async(lambda: len(session.asked) >= 3, "the parked node asked for again")
 
 
@@ -186,8 +182,7 @@ async def test_tags_of_a_new_map_while_their_items_are_refused() -> None:
         await wait_until_async(lambda: session.asked, "the items")
         session.says(*(answer(1, at - 9, (3, 1.0, at * S), publish_ns=at * S) for at in (10, 11)))
         await wait_until_async(lambda: source.complete == Moment(10 * S), "a second answer")
-        tags = [replace(tag(2), definition=replace(tag(2).definition, unit="bar")), tag(3)]
-        source._delivery.offer_map(tags, await source._delivery.recorder.define([tag.definition for tag in tags]))
+        await offer(source, tag(2, unit="bar"), tag(3))
         await wait_until_async(lambda: not source._delivery.has_pending_map, "the new map")
         answered.set()
         await wait_until_async(lambda: ("plc", "tag:a/2") in store.complete, "the absence in the store")

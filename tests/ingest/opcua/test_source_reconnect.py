@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +21,7 @@ from agent.ingest.quality import BAD_COMMUNICATION_ERROR, BAD_TIMEOUT, BAD_TOO_M
 from agent.settings.sources import OpcuaSourceSettings
 from tests.ingest.fakes import FakeStore
 from tests.ingest.opcua.fake_session import FakeSession, answer, death, living, status_change
-from tests.ingest.opcua.sources import S, gaps_of, made, tag
+from tests.ingest.opcua.sources import S, gaps_of, made, offer, tag
 from tests.waiting import wait_until_async
 
 pytestmark = pytest.mark.virtual_time
@@ -152,8 +151,7 @@ async def test_a_tag_that_is_renumbered_and_back_while_away_is_not_absent() -> N
     """Its item was kept: what that publishes is its own."""
     source, _ = await lost()
     for unit in ("bar", ""):
-        tags = [replace(tag(1), definition=replace(tag(1).definition, unit=unit)), tag(2)]
-        source._delivery.offer_map(tags, await source._delivery.recorder.define([tag.definition for tag in tags]))
+        await offer(source, tag(1, unit=unit), tag(2))
         await source._take_over_map()
     async with living(source) as session:
         session.says(answer(1, 2, (1, 2.0, 5 * S)))
@@ -200,8 +198,7 @@ async def test_a_new_map_that_a_lost_session_cut_short_is_followed_in_the_next()
     """The connection breaks while another subscription is made for it: its new tags have items afterwards, and those
     without room are bad."""
     source, store = await lost(limits=ServerLimits(items_per_subscription=3, subscriptions_per_session=2))
-    tags = [tag(n) for n in (2, 3, 4, 5, 6)]
-    source._delivery.offer_map(tags, await source._delivery.recorder.define([found.definition for found in tags]))
+    await offer(source, *map(tag, (2, 3, 4, 5, 6)))
     session = FakeSession(first_number=10)
     session.items[1] = {number: SimpleNamespace(handle=handle) for number, handle in ((2, 1), (3, 2))}  # type: ignore[misc]
 
