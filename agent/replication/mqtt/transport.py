@@ -208,8 +208,10 @@ class MqttConnection:
     async def subscribe(self, topics: Sequence[str]) -> list[str]:
         """Subscribe and wait for the acknowledgement. Returns the topics that the broker has refused; some brokers
         grant forbidden topics too, and deliver nothing."""
-        if not topics or self._socket is None:
+        if not topics:
             return []
+        if self._socket is None:
+            raise self.closed.result()
         options = [
             (topic, SubscribeOptions(qos=0, retainHandling=SubscribeOptions.RETAIN_DO_NOT_SEND)) for topic in topics
         ]
@@ -332,9 +334,14 @@ class MqttConnection:
             return
         packet_bytes_max = getattr(properties, "MaximumPacketSize", PACKET_BYTES_MAX)
         receive_max = getattr(properties, "ReceiveMaximum", REQUESTS_UNACKNOWLEDGED_MAX)
-        if packet_bytes_max < PACKET_BYTES_MIN or receive_max < 1:
-            # With such limits no request could ever be sent, and none would fail.
-            limits = f"packets of {packet_bytes_max} bytes, {receive_max} unacknowledged"
+        qos_max, has_wildcards = (
+            getattr(properties, "MaximumQoS", 2),
+            getattr(properties, "WildcardSubscriptionAvailable", 1),
+        )
+        if packet_bytes_max < PACKET_BYTES_MIN or receive_max < 1 or qos_max < 1 or not has_wildcards:
+            # Without these no request could ever be sent or received.
+            limits = f"packets of {packet_bytes_max} bytes, {receive_max} unacknowledged, QoS {qos_max}"
+            limits += "" if has_wildcards else ", no wildcards"
             self._end_with(unusable_limits(str(self._access), limits, PACKET_BYTES_MIN))
             return
         self.packet_bytes_max = packet_bytes_max

@@ -75,7 +75,10 @@ def connect_error(where: str, error: OSError) -> TransportError:
         why, hint = _CLOSED_AT_ONCE
         return BrokerUnreachable(where, why, hint[0].upper() + hint[1:])
     if isinstance(error, ssl.SSLError):
-        hint = "Is this the TLS port, can the broker read its certificate, is max_connections reached? See its log."
+        hint = (
+            "Is this the TLS port of a broker with TLS 1.3, can it read its certificate, is max_connections reached? "
+        )
+        hint += "See its log."
         return BrokerUnreachable(where, f"no TLS 1.3: {error.reason or error}", hint)
     why, hint = explain_unreachable(error)
     return BrokerUnreachable(where, f"cannot be reached: {why}", hint[0].upper() + hint[1:])
@@ -121,7 +124,8 @@ def session_refused(where: str, reason: ReasonCode) -> TransportError:
 
 def unusable_limits(where: str, limits: str, packet_bytes_min: int) -> TransportError:
     """The error for a CONNACK with limits under which nothing can be sent."""
-    hint = f"It must accept packets of at least {packet_bytes_min} bytes (max_packet_size), and one unacknowledged."
+    hint = f"It must accept packets of at least {packet_bytes_min} bytes (max_packet_size), one unacknowledged, QoS 1 "
+    hint += "and subscriptions with wildcards."
     return ConnectionRefused(where, f"its limits are unusable: {limits}", hint)
 
 

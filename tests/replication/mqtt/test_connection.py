@@ -138,7 +138,8 @@ async def test_all_waiting_callers_fail_when_the_connection_ends(
 
 
 async def test_a_subscription_fails_with_its_connection(monkeypatch: pytest.MonkeyPatch, played: Played) -> None:
-    """Who waits for the acknowledgement of all topics learns at once that the connection has ended, and why."""
+    """Who waits for the acknowledgement of all topics learns at once that the connection has ended, and why; so does who
+    subscribes then: nothing was granted."""
     connection = connected(monkeypatch)
     subscribing = asyncio.create_task(connection.subscribe(["t", "u"]))
     await asyncio.sleep(0)
@@ -148,6 +149,8 @@ async def test_a_subscription_fails_with_its_connection(monkeypatch: pytest.Monk
     done, _ = await asyncio.wait([subscribing], timeout=transport.SUBACK_S_MAX / 2)
     assert done
     assert "gone" in str(subscribing.exception())
+    with pytest.raises(ConnectionLost, match="gone"):
+        await connection.subscribe(["t"])
 
 
 async def test_a_connection_is_behind_until_all_is_read(monkeypatch: pytest.MonkeyPatch, played: Played) -> None:
@@ -176,14 +179,18 @@ async def test_a_socket_is_not_watched_after_its_end(monkeypatch: pytest.MonkeyP
     assert not loop.remove_writer(number)
 
 
-@pytest.mark.parametrize("packet_bytes, receive, is_up", [(16_384, 1, True), (16_383, 1, False), (16_384, 0, False)])
+LEAST = {"MaximumPacketSize": 16_384, "ReceiveMaximum": 1, "MaximumQoS": 1, "WildcardSubscriptionAvailable": 1}
+
+
+@pytest.mark.parametrize("lacking", [None, *LEAST])
 async def test_the_least_that_a_broker_must_accept(
-    monkeypatch: pytest.MonkeyPatch, played: Played, packet_bytes: int, receive: int, is_up: bool
+    monkeypatch: pytest.MonkeyPatch, played: Played, lacking: str | None
 ) -> None:
-    """Packets of 16 KiB and one unacknowledged message are enough; with less nothing could be sent."""
+    """Packets of 16 KiB, one unacknowledged message, QoS 1 and wildcards are enough; with less of one, nothing could be
+    sent or received."""
     connection = connected(monkeypatch)
-    accepts(connection, MaximumPacketSize=packet_bytes, ReceiveMaximum=receive)
-    assert connection.closed.done() is not is_up
+    accepts(connection, **{limit: least - (limit == lacking) for limit, least in LEAST.items()})
+    assert connection.closed.done() is (lacking is not None)
     assert played.published == []
 
 
