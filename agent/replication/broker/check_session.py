@@ -35,7 +35,7 @@ from agent.replication.mqtt import (
     explain_unreachable,
     explain_untrusted,
 )
-from agent.replication.protocol.errors import NotAuthorized, PeerAbsent, TransportError
+from agent.replication.protocol.errors import ConnectionLost, NotAuthorized, PeerAbsent, TransportError
 from agent.settings.host import host_and_port
 
 WAIT_S = 5.0
@@ -61,6 +61,10 @@ class BrokerTarget:
     ca_file: Path
     cert_file: Path
     key_file: Path
+
+
+class Unacknowledged(TransportError):
+    """The broker has neither accepted a message nor refused it."""
 
 
 class Received(NamedTuple):
@@ -98,7 +102,7 @@ def connection_steps(access: BrokerTarget) -> Iterator[Diagnostic]:
         hint += "is our clock right?"
         yield bad(f"{where} is not trusted: {explain_untrusted(error)}", hint)
     except ssl.SSLError as error:
-        hint = "is this the TLS port, and can the broker read its certificate? see its log"
+        hint = "is this the TLS port of a broker with TLS 1.3, and can it read its certificate? see its log"
         yield bad(f"{where}: no TLS 1.3 ({error.reason or error})", hint)
     except OSError as error:
         why, hint = explain_unreachable(error)
@@ -196,8 +200,11 @@ class MqttSession:
 
     def subscribe(self, topic: str) -> bool:
         """Subscribe and wait for the acknowledgement. Returns whether it was granted; some brokers grant forbidden
-        topics too. Raises ConnectionLost."""
-        return not self._runner.run(self._open().subscribe([topic]))
+        topics too."""
+        try:
+            return not self._runner.run(self._open().subscribe([topic]))
+        except ConnectionLost:
+            return False
 
     def take_message(self, topic: str, correlation: bytes, wait_s: float) -> Received | None:
         """The message with this topic and correlation, if it arrives within `wait_s` seconds."""
@@ -218,7 +225,7 @@ class MqttSession:
             async with timeout(WAIT_S):
                 await sending
         except TimeoutError:
-            raise TransportError(topic, "no acknowledgement") from None
+            raise Unacknowledged(topic, "no acknowledgement") from None
 
     async def _take_message(self, topic: str, correlation: bytes, wait_s: float) -> Received | None:
         with contextlib.suppress(TimeoutError):

@@ -110,9 +110,11 @@ def judge_answer(node: str, payload: bytes) -> tuple[Diagnostic, StreamsAnswer |
 
 
 def judge_timeout(node: str, own_node: str, wait_s: float) -> Diagnostic:
-    """The broker delivered a request, but no answer came within `wait_s` seconds."""
-    what = f"{node} is connected but did not answer within {wait_s:g} s"
-    hint = f"is {own_node} a [[peer]] with exports in the node.toml of {node}? The log of {node} names dropped requests"
+    """The broker accepted a request, but no answer came within `wait_s` seconds. Not every broker says that no node of
+    the peer is connected (MQTT 5, 3.4.2.1)."""
+    what = f"{node} did not answer within {wait_s:g} s"
+    hint = f"is {node} connected (bsfg status there), and is {own_node} a [[peer]] with exports in its node.toml? "
+    hint += "Its log names dropped requests"
     return bad(what, hint, step="answer")
 
 

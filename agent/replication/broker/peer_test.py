@@ -73,7 +73,10 @@ def check_peer(access: BrokerTarget, peer: Peer) -> Iterator[Diagnostic]:
             return
         yield _limits(session)
         if peer.asks_us:
-            yield _may_answer(session, access.node, peer.node)
+            step = _may_answer(session, access.node, peer.node)
+            yield step
+            if step.is_bad:
+                return  # the broker may have refused by closing the connection
         if peer.is_asked:
             yield from _ask(session, access.node, peer)
         else:
@@ -139,7 +142,7 @@ def _ask(session: MqttSession, own_node: str, peer: Peer) -> Iterator[Diagnostic
         hint = add_link(peer.node, own_node) if isinstance(refused, NotAuthorized) else "see the broker's log"
         yield bad(f"may not send requests to {peer.node}: {reason_text(refused)}", hint, step="rights")
         return
-    yield good(f"may send requests to {peer.node}, which is connected", step="rights")
+    yield good(f"may send requests to {peer.node}", step="rights")
     arrived = session.take_message(responses, correlation, WAIT_S)
     if arrived is None:
         yield judge_timeout(peer.node, own_node, WAIT_S)

@@ -8,9 +8,13 @@ import pytest
 from paho.mqtt import client as mqtt
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
+from paho.mqtt.reasoncodes import ReasonCode
 
 from agent.replication.broker.check import check_broker
+from agent.replication.broker.check_session import MqttSession
 from agent.replication.broker.diagnosis import CheckOutcome, Diagnostic
+from agent.replication.mqtt import MqttConnection
+from agent.replication.protocol.errors import ConnectionLost
 from tests.replication.broker.zones import LINKS, ZONES, Zones, target_of
 from tests.support.mosquitto import Mosquitto
 
@@ -78,8 +82,17 @@ def test_check_makes_a_round_trip(zones: Zones) -> None:
     ],
     ids=["rights and limits", "identities"],
 )
-def test_check_finds_a_weak_broker(tmp_path: Path, spoiled: dict[str, str], says: set[str]) -> None:
-    """Each protection removed from the configuration by hand is found from outside and named, with what to do."""
+def test_check_finds_a_weak_broker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoiled: dict[str, str], says: set[str]
+) -> None:
+    """Each protection removed from the configuration by hand is found from outside and named, with what to do, also if
+    the broker delivers a message after it has acknowledged it."""
+    on_message = MqttSession._on_message
+    monkeypatch.setattr(
+        MqttSession,
+        "_on_message",
+        lambda self, message: self._runner.get_loop().call_later(0.05, on_message, self, message),
+    )
     with Mosquitto.started(tmp_path) as broker:
         config = broker.files.config_file
         kept = [line for line in config.read_text().splitlines() if line.split(" ")[0] not in spoiled]
@@ -92,8 +105,19 @@ def test_check_finds_a_weak_broker(tmp_path: Path, spoiled: dict[str, str], says
 
 
 @pytest.mark.system
-def test_check_names_a_missing_link(tmp_path: Path) -> None:
-    """A missing link is reported as the right that fails, for the requesting and for the serving zone."""
+@pytest.mark.parametrize("refusal", ["Not authorized", "Unspecified error", "closed"])
+def test_check_names_a_missing_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: str) -> None:
+    """A missing link is reported as the right that fails, for the requesting and for the serving zone, and nothing else
+    is, however the broker refuses a publish: by any reason code, or by closing the connection (MQTT 5, 4.13.2)."""
+    acknowledged = MqttConnection._on_acknowledged
+
+    def refuse(self: MqttConnection, identifier: int, reason: ReasonCode) -> None:
+        if reason.is_failure and refusal == "closed":
+            self._end_with(ConnectionLost("b", refusal))
+        else:
+            acknowledged(self, identifier, ReasonCode(PacketTypes.PUBACK, refusal) if reason.is_failure else reason)
+
+    monkeypatch.setattr(MqttConnection, "_on_acknowledged", refuse)
     with Mosquitto.started(tmp_path, links=["plant-b:idmz"]) as broker:
         for zone, what in (
             ("idmz", "idmz may send requests to plant-a: failed"),
@@ -104,3 +128,4 @@ def test_check_names_a_missing_link(tmp_path: Path) -> None:
                 diagnostic.what for diagnostic in _diagnostics(broker, zone) if diagnostic.outcome is CheckOutcome.BAD
             ]
             assert [problem for problem in bad if problem.startswith(what)], bad
+            assert not [problem for problem in bad if "plant-b" in problem or "another node's name" in problem], bad

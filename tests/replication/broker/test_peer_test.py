@@ -133,11 +133,13 @@ def test_the_step_that_fails_is_the_last_and_is_named(
 
 
 def test_a_link_the_broker_does_not_know(tmp_path: Path) -> None:
-    """A link that is missing in the access list is reported as a missing right."""
+    """A link that is missing in the access list is reported as a missing right; of two, the first."""
     with Mosquitto.started(tmp_path, links=["plant-b:idmz"]) as lacking:
         steps = tried(target_of(lacking))
         assert last_bad(steps) == ("rights", "may not send requests to plant-a: not authorized")
         assert "--link plant-a:idmz, and restart the broker" in steps[-1].hint
+        steps = tried(target_of(lacking), replace(PLANT, asks_us=True))
+        assert last_bad(steps) == ("rights", "may not answer plant-a: not authorized")
 
 
 async def test_a_peer_that_does_not_know_us(broker: Mosquitto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,8 +138,8 @@ async def test_all_waiting_callers_fail_when_the_connection_ends(
 
 
 async def test_a_subscription_fails_with_its_connection(monkeypatch: pytest.MonkeyPatch, played: Played) -> None:
-    """Who waits for the acknowledgement of all topics learns at once that the connection has ended, and why; so does who
-    subscribes then: nothing was granted."""
+    """Who waits for the acknowledgement of all topics learns at once that the connection has ended, and why; so does
+    who subscribes then: nothing was granted."""
     connection = connected(monkeypatch)
     subscribing = asyncio.create_task(connection.subscribe(["t", "u"]))
     await asyncio.sleep(0)
