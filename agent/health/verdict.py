@@ -234,8 +234,9 @@ def _clock_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
         text = f"{shows}, before this version was made; no value with its time is called good until it is set"
         yield _reason(Problem.CLOCK_UNSET, "clock", text, alert=True)
     elif doubt:
-        behind = f"{duration((snapshot.clock.newest_unix_ms - now_ms) / 1000)} before its newest facts"
-        why = behind if doubt == "behind" else "and may have stood still while the machine was off"
+        apart = duration(abs(snapshot.clock.newest_unix_ms - now_ms) / 1000)
+        sides = {"behind": f"{apart} before its newest facts", "ahead": f"{apart} after its newest facts"}
+        why = sides.get(doubt, "and may have stood still while the machine was off")
         text = f"{shows}, {why}; values are called uncertain until it is set, for a day at most"
         yield _reason(Problem.CLOCK_NOT_BELIEVED, "clock", text)
 

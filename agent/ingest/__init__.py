@@ -25,7 +25,7 @@ from agent.ingest.clock import (
 )
 from agent.ingest.completeness import Stored
 from agent.ingest.errors import SourceError, StoredUnreadable, TagFileProblem, TagMapError
-from agent.ingest.gap import EVENTS_PART, FILL_PREDICATE, GAP_PREDICATE, OUTAGE_REASONS
+from agent.ingest.gap import BELIEVED_PART, EVENTS_PART, FILL_PREDICATE, GAP_PREDICATE, OUTAGE_REASONS
 from agent.ingest.lifecycle import Newest
 from agent.ingest.ports import IngestPorts, RemovedTag
 from agent.ingest.probe_result import WITHOUT_VALUE, ProbeStep, TagReading, accept_part

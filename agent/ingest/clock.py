@@ -21,6 +21,7 @@ BUILT_NS = 1_793_491_200 * 1_000_000_000  # 2026-11-01, raised at each release: 
 JUMP_NS = 2_000_000_000  # a difference from which the clock counts as set; a leap second is none
 BEHIND_NS = 120 * 1_000_000_000  # a smaller step back is a correction
 DOUBTED_NS_MAX = 24 * 3_600 * 1_000_000_000  # nobody sets the clock: what it seemed to contradict may have been wrong
+AHEAD_NS = 366 * 24 * 3_600 * 1_000_000_000  # a longer stop needs a time server to be believed
 STARTING_NS_MAX = 15 * 60 * 1_000_000_000  # a node starts with its machine
 SPANS_MAX = 8  # samples are delivered within seconds of being read, and a clock is set rarely
 
@@ -32,6 +33,7 @@ class Doubt(Enum):
 
     BEFORE_BUILD = "before_build"  # it shows a time before this version was made
     BEHIND = "behind"  # it shows a time before the newest that was believed
+    AHEAD = "ahead"  # it shows a time more than a year after that
     UNCONFIRMED = "unconfirmed"  # the machine has started, and it may go on from the time of the last stop
 
 
@@ -95,7 +97,8 @@ class ClockBelief:
 
     def __init__(self, memory: ClockMemory, now: ClockReading, recorded_ns: int) -> None:
         """`recorded_ns`: when the last facts were recorded, by the clock of then."""
-        self.memory = memory._replace(newest_ns=max(memory.newest_ns, recorded_ns))
+        is_ahead = memory.seen.doubted_since_ns is not None and recorded_ns > memory.newest_ns + AHEAD_NS
+        self.memory = memory if is_ahead else memory._replace(newest_ns=max(memory.newest_ns, recorded_ns))
         self._last = now
         self._offset_ns = now.offset_ns
         self._open: _Doubted | None = None
@@ -171,6 +174,8 @@ class ClockBelief:
             return None
         if now.wall_ns < self.memory.newest_ns - behind_ns:
             return Doubt.BEHIND
+        if BUILT_NS <= self.memory.newest_ns < now.wall_ns - AHEAD_NS:
+            return Doubt.AHEAD
         return Doubt.UNCONFIRMED if may_be_unconfirmed and not now.has_kept_time else None
 
     def _may_go_on_from_stop(self, now: ClockReading) -> bool:

@@ -99,6 +99,7 @@ class Delivery:
         self._one_stream: str | None = None
         self._wanted: dict[int, Tag] | None = None
         self._on_value: Callable[[int], None] | None = None
+        self.doubted_parts: dict[str, Stored] = {}  # to be stored with the others: our clock is not believed
         self.has_outage = False  # the source is away, or has not been read since the last process
         self.renumbered: Mapping[int, int] = {}  # from earlier to present numbers of tags
         self._gap_listeners: list[Callable[[TagGap], None]] = []
@@ -191,7 +192,7 @@ class Delivery:
     async def note_complete(self, parts: Mapping[str, Stored]) -> None:
         """Store up to when parts of the source are complete, unless it is away."""
         if not self.has_outage:
-            await self.recorder.note_complete(parts)
+            await self.recorder.note_complete({**parts, **self.doubted_parts})
 
     async def deliver_due(self, now_ns: int) -> None:
         """Record the samples and gaps that are due because time has passed."""

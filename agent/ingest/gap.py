@@ -27,6 +27,7 @@ CLOCK_SET_BACK = "clock_set_back"  # a gap, in the times that the server's clock
 OUTAGE_REASONS = frozenset({AGENT_STOPPED, LEADER_CHANGED, SOURCE_LOST})
 GAP_INTERVAL_S = 10.0  # gaps are merged for this long before they become a fact
 EVENTS_PART = "events"  # what is complete by itself (`completeness`), beside the values of a source
+BELIEVED_PART = "believed"  # the same as the values, when this node's clock was believed last; only while it is not
 FILL_PREDICATE = "history_backfilled"  # the values of some outages were read from the source's own records
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from agent.ingest.clock import BUILT_NS
+from agent.ingest.clock import JUMP_NS, Span
 from agent.ingest.completeness import CLOCK_JUMP_NS, Moment, Stored, spans
 
 DRIFT_PER_MILLE = 1  # of two clocks that are not set; NTP slews by half of that at most
@@ -43,10 +43,19 @@ def our_clocks() -> tuple[int, int]:
 
 
 class SourceClock:
-    """The clock of a source. It exists across sessions. All times are in ns."""
+    """The clock of a source. It exists across sessions. All times are in ns. `is_ours`: the source has none, and its
+    samples have our time."""
 
-    def __init__(self, ours: Callable[[], tuple[int, int]] = our_clocks) -> None:
-        self._ours = ours
+    def __init__(
+        self,
+        ours: Callable[[], tuple[int, int]] = our_clocks,
+        doubted: Callable[[], Sequence[Span]] = tuple,
+        *,
+        is_ours: bool = False,
+    ) -> None:
+        """`doubted` gives the times of our clock that are not believed."""
+        self._ours, self._doubted, self.is_ours = ours, doubted, is_ours
+        self._our_offset_ns = self._offset_ns()
         self.set_back_ns = 0  # total since the start, at most; less by how much it was set ahead
         self._sets: deque[Moment] = deque(maxlen=SETS_MAX)  # when it was set, on the clock as it was
         self._shown: tuple[int, int] | None = None  # the last reading, and our monotonic clock when it arrived
@@ -59,10 +68,19 @@ class SourceClock:
         monotonic_ns, wall_ns = self._ours()
         if self._shown is not None:
             return monotonic_ns + self._ahead_ns
-        return wall_ns + (self._earlier_ahead_ns or 0 if wall_ns > BUILT_NS else 0)
+        return wall_ns + (0 if self.is_doubted(wall_ns) else self._earlier_ahead_ns or 0)
+
+    def is_doubted(self, our_ns: int) -> bool:
+        """Whether our clock gave this time while it was not believed."""
+        return any(first_ns <= our_ns <= last_ns for first_ns, last_ns in self._doubted())
 
     def now(self) -> Moment:
         """The present moment on it."""
+        set_back_ns = self._our_offset_ns - self._offset_ns()
+        if self.is_ours and abs(set_back_ns) >= JUMP_NS:
+            self._sets.append(Moment(self.now_ns() + set_back_ns, self.set_back_ns))
+            self._our_offset_ns -= set_back_ns
+            self.set_back_ns += set_back_ns
         return Moment(self.now_ns(), self.set_back_ns)
 
     def spans(self, since: Moment, until: Moment) -> list[tuple[int, int]]:
@@ -75,8 +93,7 @@ class SourceClock:
         monotonic_ns, wall_ns = self._ours()
         return None if self._shown is None else monotonic_ns + self._ahead_ns - wall_ns
 
-    @property
-    def our_offset_ns(self) -> int:
+    def _offset_ns(self) -> int:
         """What our clock shows at the start of the machine. It changes only if it is set."""
         monotonic_ns, wall_ns = self._ours()
         return wall_ns - monotonic_ns
@@ -95,7 +112,7 @@ class SourceClock:
     def stored(self, complete: Moment) -> Stored:
         """What the next process needs to know, if everything up to `complete` is stored."""
         _, wall_ns = self._ours()
-        return Stored(complete.on(self.now()), self.ahead_ns if wall_ns > BUILT_NS else None)
+        return Stored(complete.on(self.now()), None if self.is_doubted(wall_ns) else self.ahead_ns)
 
     def least_ns(self) -> int | None:
         """A lower bound of the readings from now on, unless it is set back; None before the first reading. The last
@@ -117,7 +134,7 @@ class SourceClock:
         ahead_ns, set_back_ns = server_ns - monotonic_ns, 0
         if self._shown is None:
             self._ahead_ns = ahead_ns
-            if self._earlier_ahead_ns is not None and wall_ns > BUILT_NS:
+            if self._earlier_ahead_ns is not None and not self.is_doubted(wall_ns):
                 set_back_ns = _set_back_ns(self._earlier_ahead_ns - (server_ns - wall_ns))
         elif least_ns is not None and server_ns < least_ns:
             set_back_ns = max(0, self._ahead_ns - ahead_ns)

@@ -13,7 +13,7 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 
 from agent.errors import StoreError
 from agent.fact_store import StoreReader
-from agent.ingest import TAG_REMOVED, RemovedTag
+from agent.ingest import BELIEVED_PART, TAG_REMOVED, RemovedTag
 from agent.message import HEALTH_SOURCE, TagDefinition
 from agent.node.zone_samples import NewestSearch, ZoneSamples
 
@@ -77,7 +77,8 @@ def _in_service(
         samples.find_newest(stream, asked, found, depth_facts)
         for number, (sample, _) in found.by_tag().items():
             subject, source = tags[number].subject, tags[number].source
-            complete_ns, _ = complete[source].get("", (None, None))
+            complete_part = complete[source].get(BELIEVED_PART) or complete[source].get("")
+            complete_ns = None if complete_part is None else complete_part[0]
             tag = RemovedTag(stream, number, subject, sample.source_time_ns, source, complete_ns)
             known = newest.setdefault(subject, (tag, sample.quality))
             if tag.newest_ns > known[0].newest_ns:

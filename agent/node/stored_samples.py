@@ -18,7 +18,16 @@ from typing import NamedTuple
 from agent.batch import Kind
 from agent.errors import StoreError
 from agent.fact_store import StoreReader
-from agent.ingest import EVENTS_PART, FILL_PREDICATE, GAP_PREDICATE, OUTAGE_REASONS, Newest, Stored, StoredUnreadable
+from agent.ingest import (
+    BELIEVED_PART,
+    EVENTS_PART,
+    FILL_PREDICATE,
+    GAP_PREDICATE,
+    OUTAGE_REASONS,
+    Newest,
+    Stored,
+    StoredUnreadable,
+)
 from agent.message import OPERATIONAL_STREAM, TagDefinition
 from agent.node.removed_tags import NEWEST_DEPTH_FACTS, find_tags_of_others
 from agent.node.zone_samples import NewestSearch, ZoneSamples, is_forward
@@ -64,7 +73,7 @@ class StoredSamples:
             return found
         for other in sorted({tag.source for tag in others}):
             for part, known in self.completeness(other).items():
-                if part in subjects or part in {"", EVENTS_PART}:
+                if part in subjects or part in {"", BELIEVED_PART, EVENTS_PART}:
                     found[part] = min(known, found.get(part, known), key=itemgetter(0))
         return found
 

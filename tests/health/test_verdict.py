@@ -47,6 +47,7 @@ CASES = [
     ("fill 81", {"store_fill_percent": 81.0}, (Level.FULL, True, "store")),
     ("clock 1970", {"clock": ClockStatus("before_build")}, (Level.BROKEN, True, "clock")),
     ("clock behind", {"clock": ClockStatus("behind", 2**41)}, (Level.LATE, False, "clock")),
+    ("clock ahead", {"clock": ClockStatus("ahead", 1)}, (Level.LATE, False, "clock")),
     ("clock unconfirmed", {"clock": ClockStatus("unconfirmed")}, (Level.LATE, False, "clock")),
     ("certificate 31", {"certificate_days_left": 31.0}, None),
     ("certificate 29", {"certificate_days_left": 29.0}, (Level.BROKEN, False, "certificate")),

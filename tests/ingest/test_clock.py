@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from agent.columns import SampleColumns
 from agent.ingest.clock import (
+    AHEAD_NS,
     BEHIND_NS,
     BUILT_NS,
     DOUBTED_NS_MAX,
@@ -55,12 +56,16 @@ def belief(*, wall_ns: int = NOW, boot_ns: int = RUN, memory: ClockMemory = UNKN
         (NOW + HOUR, 60 * S, belief(is_synchronised=True).memory, {}, Doubt.UNCONFIRMED),
         (NOW + 9 * S, RUN + 99 * S, KNOWN, {}, Doubt.UNCONFIRMED),  # it lost 90 s while no process ran
         (NOW + 99 * S, RUN + 9 * S, KNOWN, {}, None),  # it was set forward while no process ran
+        (NOW + AHEAD_NS + S, 60 * S, KNOWN, {"has_kept_time": True}, Doubt.AHEAD),  # the battery clock is wrong
+        (NOW + AHEAD_NS + S, 60 * S, KNOWN, {"is_synchronised": True}, None),  # off for a year
+        (NOW + AHEAD_NS + S, 60 * S, ClockMemory(60 * S, 1), {}, None),  # nothing was believed before
     ],
 )
 def test_what_is_doubted_at_a_start(
     wall_ns: int, boot_ns: int, memory: ClockMemory, more: dict[str, bool], doubt: Doubt | None
 ) -> None:
-    """Before the build, before the newest time believed, or where a clock that stood still would be."""
+    """Before the build, before the newest time believed or years after it, or where a clock that stood still would
+    be."""
     found = belief(wall_ns=wall_ns, boot_ns=boot_ns, memory=memory, **more)
     assert found.doubt is doubt
     assert bool(found.spans(boot_ns)) == (doubt is not None)
@@ -131,6 +136,10 @@ def test_a_restart_before_the_time_arrives_keeps_what_was_believed() -> None:
     second = belief(wall_ns=NOW - HOUR + 2 * S, boot_ns=STARTING_NS_MAX + 2 * S, memory=first.memory)
     assert second.doubt is Doubt.BEHIND
     assert second.spans(0)[0][0] == NOW - HOUR - STARTING_NS_MAX, "the samples of the first process are among them"
+    ahead = ClockReading(NOW + 2 * AHEAD_NS, S)
+    first = ClockBelief(KNOWN, ahead, 0)
+    assert ClockBelief(first.memory, ahead, ahead.wall_ns).doubt is Doubt.AHEAD, "nor do the times that it recorded"
+    assert ClockBelief(first.memory, ClockReading(NOW + HOUR, S), ahead.wall_ns).doubt is None
     first = belief(wall_ns=NOW + S, boot_ns=S, memory=KNOWN)
     late_ns = STARTING_NS_MAX + HOUR
     assert belief(wall_ns=NOW + late_ns, boot_ns=late_ns, memory=first.memory).doubt is Doubt.UNCONFIRMED

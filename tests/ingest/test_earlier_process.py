@@ -3,19 +3,24 @@
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from agent.ingest.completeness import Stored
 from agent.ingest.errors import SourceLost
 from agent.ingest.modbus.source import ModbusSource
+from agent.ingest.ports import StoredFacts
 from agent.ingest.tags.file import load_tag_maps
+from agent.message import time_text
 from tests.ingest.fakes import FakeStore, Program
 from tests.ingest.lives import PlayedSource, before, deliver, gaps, reasons
 from tests.ingest.plant import ingesting, modbus, opcua
+from tests.ingest.simulated import Before as StoredBefore
 from tests.waiting import wait_until_async
 
 S = 10**9
+NOON = 2 * 365 * 86_400 * S + 43_200 * S
 BEFORE = before(10**9, 3 * 10**9, parts=("", "events"))
 
 
@@ -75,28 +80,43 @@ async def test_a_stop_between_the_first_value_and_the_return_declares_the_gap(pl
     assert reasons(store) == ["agent_stopped"]
 
 
-async def test_a_stop_is_as_long_as_a_clock_says_that_is_set_later(played: PlayedSource) -> None:
-    """A gateway without a battery clock is switched off for eight hours. It goes on from then, and a time server sets
-    its clock once values have come: a second gap fact has the eight hours."""
-    stopped_s, off_s = 1, 8 * 3_600
-    ours = [0, (stopped_s + 4) * S]  # since the start of the machine, and the clock
+@pytest.mark.parametrize("shown_s", [4, -3_600, 60 - NOON // S, NOON // S], ids=["stands", "behind", "1970", "ahead"])
+async def test_a_stop_is_as_long_as_a_clock_says_that_is_set_later(played: PlayedSource, shown_s: int) -> None:
+    """A gateway without a battery clock is switched off at noon for eight hours. Its clock goes on from then, from an
+    hour before, from 1970, or from years later; the node is restarted, and then a time server sets the clock. The gap
+    facts begin at noon, and cover neither values from before nor years that never were. One has the eight hours."""
+    began_ns, off_ns, is_last = NOON + shown_s * S, 8 * 3_600 * S, False
+    ours = [0, began_ns]  # since the start of the machine, and the clock
 
     async def life(source: ModbusSource, on_up: Callable[[], None]) -> None:
         source.clock._ours = lambda: (ours[0], ours[1])
         on_up()
-        await deliver(source, source.clock.now_ns())
-        ours[:] = 10 * S, ours[1] + (10 + off_s) * S
-        await source._delivery.deliver_due(source.clock.now_ns())
-        await deliver(source, source.clock.now_ns())
+        await turn(source, 1)
+        if is_last:
+            await turn(source, 9, NOON + off_ns + 9 * S)
         await asyncio.Event().wait()
+
+    async def turn(source: ModbusSource, passed_s: int, set_to_ns: int = 0) -> None:
+        ours[:] = ours[0] + passed_s * S, set_to_ns or ours[1] + passed_s * S
+        source.complete = source.clock.now()
+        await deliver(source, source.complete.time_ns)
+        await source._delivery.deliver_due(source.complete.time_ns)
+        await source._delivery.note_complete({"": source.clock.stored(source.complete)})
 
     played.lives(life)
     store = FakeStore()
-    async with played.ingesting(store=store, stored=BEFORE, doubted=lambda: [(0, (stopped_s + 6) * S)]) as run:
-        await run.wait_good("plant/x", 0)
-    found = [(reason, *gap[:2]) for reason, gap in zip(reasons(store), gaps(store), strict=True)]
-    ends = "1970-01-01T00:00:05Z", "1970-01-01T08:00:05Z"
-    assert found == [("agent_stopped", "1970-01-01T00:00:01Z", end) for end in ends]
+    store.complete["meter", ""] = Stored(NOON)
+    for is_last in (False, True):
+        stored = cast(StoredFacts, StoredBefore(store))
+        async with played.ingesting(store=store, stored=stored, doubted=lambda: [(began_ns, began_ns + 60 * S)]) as run:
+            await (run.wait_good("plant/x") if is_last else wait_until_async(lambda: store.samples, "a value"))
+    assert {(reason, gap[0]) for reason, gap in zip(reasons(store), gaps(store), strict=True)} == {
+        ("agent_stopped", time_text(NOON))
+    }
+    ends = [gap[1] for gap in gaps(store)]
+    assert ends[-1] == time_text(NOON + off_ns)
+    assert max(ends[:-1]) <= time_text(NOON + 9 * S)
+    assert list(store.complete) == [("meter", "")]
 
 
 @pytest.mark.parametrize("reason", ["agent_stopped", "source_lost"])

@@ -13,8 +13,8 @@ class Played(SourceClock):
     """Our clocks show what a test says: the monotonic one since the first reading, and the wall clock."""
 
     def __init__(self, wall_ns: int = 0) -> None:
-        super().__init__(lambda: (self.since_ns, self.wall_ns + self.since_ns))
         self.since_ns, self.wall_ns = 0, wall_ns
+        super().__init__(lambda: (self.since_ns, self.wall_ns + self.since_ns), lambda: [(0, 9 * S)])
 
     def at(self, since_ns: int) -> SourceClock:
         """This clock, so long after the first reading."""
@@ -102,8 +102,9 @@ def test_a_machine_that_was_suspended_sees_no_clock_set(monkeypatch: pytest.Monk
 )
 def test_a_clock_that_was_set_while_no_process_ran(wall_ns: int, earlier_s: int | None, set_back_s: int) -> None:
     """It is as much less ahead of ours than the earlier process saw. Small differences are of the line, and a clock of
-    ours that was never set compares nothing."""
+    ours that is not believed compares nothing, in this process and in the next."""
     clock = Played(wall_ns)
     clock.continue_from(Stored(0, None if earlier_s is None else earlier_s * S))
     clock.read_at(0, wall_ns + S - SET_WHILE_AWAY_NS // 2 * (earlier_s == 1))
     assert clock.set_back_ns == set_back_s * S
+    assert (clock.stored(clock.now()).ahead_ns is None) == (wall_ns == 0)

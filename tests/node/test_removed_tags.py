@@ -33,12 +33,13 @@ def defined(store: FactStore, *names: str, **more: str) -> list[int]:
 
 def test_tags_that_no_file_names_and_that_are_in_service(store: FactStore) -> None:
     """Removed tags are found with the stream and the number of their newest sample, whatever numbers and streams they
-    have had. Not found: tags in a file, tags out of service, values from history, and tags without a source."""
+    have had, and up to when their source was complete by a clock that was believed. Not found: tags in a file, tags out
+    of service, values from history, and tags without a source."""
     kept, gone, retired, moved = defined(store, "l/kept", "l/gone", "l/retired", "l/moved")
     (renumbered,) = defined(store, "l/moved", unit="V")
     (late,) = defined(store, "l/gone", acquisition="history")
     (foreign,) = store.appends.define([TagDefinition("tag:l/foreign")]).result()
-    store.appends.set_completeness("plc", {"": (9 * S, None)}).result()
+    store.appends.set_completeness("plc", {"": (99 * S, None), "believed": (9 * S, None)}).result()
     for stream, rows in (
         (STREAM, [Sample(n, 10 * S, 1.0) for n in (kept, gone, retired, moved, foreign)]),
         (STREAM, [Sample(retired, 20 * S, None, TAG_REMOVED), Sample(late, 15 * S, 0.5)]),

@@ -202,13 +202,13 @@ def test_a_renamed_source_continues_the_ones_that_recorded_its_tags(store: FactS
     store.appends.append_samples(STREAM, [Sample(numbers[-1], 11 * S, None, TAG_REMOVED)]).result()
     for n, source in enumerate(sources.values()):
         store.appends.set_completeness(
-            source, {"": (9 - n, n), "tag:t/a": (5, None), "events": (2, 0), "tag:t/x": (1, 1)}
+            source, {"": (9 - n, n), "tag:t/a": (5, None), "events": (2, 0), "believed": (4, 0), "tag:t/x": (1, 1)}
         ).result()
     store.appends.define([TagDefinition("tag:t/a", source="line")]).result()
     continued = StoredSamples(store.reader).completeness_of_others(
         "line", {"tag:t/a", "tag:t/b", "tag:t/d", "tag:t/new"}
     )
-    assert continued == {"": Stored(8, 1), "tag:t/a": Stored(5), "events": Stored(2, 0)}
+    assert continued == {"": Stored(8, 1), "tag:t/a": Stored(5), "events": Stored(2, 0), "believed": Stored(4, 0)}
 
 
 # ------------------------------------------------------------------------------------------- two nodes of one zone

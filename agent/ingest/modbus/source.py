@@ -67,7 +67,7 @@ class ModbusSource:
     ) -> None:
         """Sources with the same of `endpoints` share a line."""
         self._settings, self._delivery = settings, delivery
-        self.clock = SourceClock()  # never read: a device has none, and its samples have our time
+        self.clock = SourceClock(doubted=delivery.recorder.doubted, is_ours=True)
         self._line = Line(settings, endpoints.of(settings))
         self._asked_silent_ns = 0  # when a unit that holds the line was last asked
         self._holders_logged: frozenset[int] = frozenset()
@@ -113,7 +113,8 @@ class ModbusSource:
             await self._stand_by(None)
         async with self._line as line:
             await self._stand_by(line)
-            await self._delivery.recorder.begin_complete("", Stored(self.clock.now_ns()))
+            for part, known in (self._delivery.doubted_parts | {"": Stored(self.clock.now_ns())}).items():
+                await self._delivery.recorder.begin_complete(part, known)
             # Slots that pass meanwhile are missed: the outage ends with the first values, and the store may make us
             # wait.
             grid, refused = PollGrid(self._intervals(), boot_ns()), self._delivery.recorder.refused_total
@@ -245,7 +246,7 @@ class ModbusSource:
                 await self._mark(sweep)
         await self._delivery.deliver_due(self.clock.now_ns())
         if self.complete is not None:
-            await self._delivery.note_complete({"": Stored(self.complete.time_ns)})
+            await self._delivery.note_complete({"": self.clock.stored(self.complete)})
 
     async def _ask(
         self, line: Line, unit: Unit, sweep: Sweep, next_question: Callable[[], Question | None], end_ns: int

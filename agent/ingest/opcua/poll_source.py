@@ -46,7 +46,7 @@ class OpcuaPollSource:
         self.backfill, self.events = backfill, None
         self.read_tags = None  # a command can open a second session
         self.remarks, self.service_level = "", None
-        self.clock = SourceClock()
+        self.clock = SourceClock(doubted=delivery.recorder.doubted)
         if backfill is not None:
             backfill.now_ns = self.clock.now_ns
             delivery.on_gap(backfill.note_gap)

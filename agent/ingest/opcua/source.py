@@ -108,7 +108,7 @@ class OpcuaSource:
         self.backfill, self.events = backfill, events
         size = max(2, settings.buffer_values_max // NOTIFICATIONS_PER_PUBLISH_MAX)
         self._buffer: asyncio.Queue[Buffered] = asyncio.Queue(maxsize=size)
-        self.clock, self._losses = SourceClock(), Losses()
+        self.clock, self._losses = SourceClock(doubted=delivery.recorder.doubted), Losses()
         self._subscriptions = Subscriptions(settings, delivery, self.clock, self._losses)
         if backfill is not None:
             backfill.now_ns = self.clock.now_ns

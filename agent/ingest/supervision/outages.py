@@ -9,13 +9,21 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from agent.ingest import quality
-from agent.ingest.clock import JUMP_NS
+from agent.ingest.clock import AHEAD_NS, BUILT_NS, Span
 from agent.ingest.completeness import Moment, Stored
 from agent.ingest.delivery import Delivery
-from agent.ingest.gap import AGENT_STOPPED, CLOCK_SET_BACK, LEADER_CHANGED, SOURCE_LOST, TAGS_NAMED_MAX, Gap
+from agent.ingest.gap import (
+    AGENT_STOPPED,
+    BELIEVED_PART,
+    CLOCK_SET_BACK,
+    LEADER_CHANGED,
+    SOURCE_LOST,
+    TAGS_NAMED_MAX,
+    Gap,
+)
 from agent.ingest.lifecycle import Outage
 from agent.ingest.recorder import Recorder
 from agent.ingest.supervision.lead_change import EarlierLead
@@ -28,16 +36,6 @@ log = logging.getLogger(__name__)
 VALUE_WAIT_S = 5.0  # for the first good value of a source that is up, before its gap is declared without one
 
 
-class _DoubtedEnd(NamedTuple):
-    """The end of an outage since an earlier process, by our clock, which was not believed then. `offset_ns` is that of
-    our clock."""
-
-    reason: str
-    since_ns: int
-    ended_ns: int
-    offset_ns: int
-
-
 class Outages:
     """The present outage of a source, and whether what was missing before is stored."""
 
@@ -47,7 +45,8 @@ class Outages:
         self.earlier_lead: EarlierLead | None = None  # None: this gateway records alone
         self._gap_place: int | None = None  # of what declares the time before its first value, among what is recorded
         self._up_s: float | None = None  # since when it is connected
-        self._doubted_end: _DoubtedEnd | None = None
+        self._believed_ns = BUILT_NS  # up to when it was complete when our clock was believed last
+        self._doubted_outage: tuple[str, int, Moment] | None = None  # without a process: reason, begin and end
 
     @property
     def is_gap_stored(self) -> bool:
@@ -64,10 +63,13 @@ class Outages:
         self._source.continue_from(parts, reason)
         self._present, self._delivery.has_outage = None, "" in parts
         if "" in parts:
+            self._believed_ns = parts.get(BELIEVED_PART, parts[""]).complete_ns
             self._present = Outage(Moment(parts[""].complete_ns, self._source.clock.set_back_ns), reason)
             self._hold()
         else:
             self._note_gap()
+        if self._source.clock.is_ours and self._source.clock.is_doubted(self._source.clock.now_ns()):
+            self._delivery.doubted_parts = {BELIEVED_PART: Stored(self._believed_ns)}
 
     def stand_by(self) -> None:
         """The source is warm. What it misses is recorded by another gateway."""
@@ -122,8 +124,8 @@ class Outages:
 
     def end_wait(self) -> None:
         """Called again and again while the source runs."""
-        if self._doubted_end is not None:
-            self._correct_end(self._doubted_end)
+        if self._source.clock.is_ours and self._source.complete is not None and self._present is None:
+            self._follow_belief(self._source.complete)
         self._end_wait_for_value()
 
     def _end_wait_for_value(self) -> None:
@@ -140,7 +142,7 @@ class Outages:
         since = None if outage is None else outage.since or self._source.complete  # the latter in its `finish`
         if outage is not None and since is not None and tags:
             names = tuple(self._delivery.subjects(tags[:TAGS_NAMED_MAX]))
-            for n, span in enumerate(self._source.clock.spans(since, self._source.clock.now())):
+            for n, span in enumerate(self._spans(since, self._source.clock.now(), outage.reason)):
                 reason = CLOCK_SET_BACK if n else outage.reason
                 self._recorder.add_gap(Gap(self._source_name, reason, *span, 0, count_exact=False, tags=names))
 
@@ -166,25 +168,38 @@ class Outages:
             log.info("source returned", extra={"action": "source_returned", "source": self._source_name})
         if source.take_missed() and outage.since is not None:
             now = source.clock.now()
-            span, *before = source.clock.spans(outage.since, now)
+            span, *before = self._spans(outage.since, now, outage.reason)
             delivery.add_gap(outage.reason, *span, 0, delivery.points, exact=False)
             self._declare_as_it_was(before)
-            from_before = outage.reason != SOURCE_LOST and source.clock.ahead_ns is None
-            if from_before and any(first <= now.time_ns <= last for first, last in self._recorder.doubted()):
-                ended = outage.reason, outage.since.time_ns, now.time_ns
-                self._doubted_end = _DoubtedEnd(*ended, source.clock.our_offset_ns)
+            if outage.reason != SOURCE_LOST and source.clock.is_doubted(now.time_ns):
+                self._doubted_outage = outage.reason, outage.since.time_ns, now
         self._note_gap()
 
-    def _correct_end(self, end: _DoubtedEnd) -> None:
-        """If our clock is set ahead after the end of an outage, the outage was longer by as much: a gateway without a
-        battery clock goes on from the hour at which it was switched off."""
-        ahead_ns = self._source.clock.our_offset_ns - end.offset_ns
-        if abs(ahead_ns) < JUMP_NS:
+    def _spans(self, since: Moment, now: Moment, reason: str) -> list[Span]:
+        """Those of an outage that ends now. With our times, the time without a process began when our clock was
+        believed last; one that is not believed may not know more."""
+        clock, believed_ns = self._source.clock, self._believed_ns
+        if reason == SOURCE_LOST or not clock.is_ours:
+            return clock.spans(since, now)
+        if clock.is_doubted(now.time_ns):
+            return [(believed_ns, now.time_ns if _is_likely(believed_ns, now.time_ns) else believed_ns)]
+        return [(min(believed_ns, now.time_ns), now.time_ns)]
+
+    def _follow_belief(self, complete: Moment) -> None:
+        """Of a source with our times: when our clock is believed again, it is known what the time without a process
+        was. If the clock had been ahead when it was believed last, it began in the last process."""
+        now = self._source.clock.now()
+        if self._source.clock.is_doubted(complete.on(now)):
+            self._delivery.doubted_parts = {BELIEVED_PART: Stored(self._believed_ns)}
             return
-        self._doubted_end = None
-        if end.ended_ns + ahead_ns > end.since_ns:
-            last_ns = end.ended_ns + ahead_ns
-            self._delivery.add_gap(end.reason, end.since_ns, last_ns, 0, self._delivery.points, exact=False)
+        if self._delivery.doubted_parts and self._doubted_outage is not None:
+            reason, since_ns, end = self._doubted_outage
+            first_ns, last_ns = self._believed_ns, end.on(now)
+            if first_ns > last_ns:
+                first_ns = last_ns - (end.time_ns - since_ns if _is_likely(since_ns, end.time_ns) else 0)
+            self._delivery.add_gap(reason, first_ns, last_ns, 0, self._delivery.points, exact=False)
+        self._delivery.doubted_parts, self._doubted_outage = {}, None
+        self._believed_ns = complete.on(now)
 
     def _declare_as_it_was(self, spans: Sequence[tuple[int, int]]) -> None:
         """Declare a gap in the times of the clock as it was before it was set."""
@@ -202,3 +217,8 @@ class Outages:
         self._recorder.release()
         if self._gap_place is None:
             self._gap_place = self._recorder.taken_total
+
+
+def _is_likely(first_ns: int, last_ns: int) -> bool:
+    """Whether an outage may have lasted from then to then."""
+    return first_ns <= last_ns <= first_ns + AHEAD_NS

@@ -27,7 +27,7 @@ from agent.concurrency import TaskGroup, end_if_cancelled, timeout
 from agent.ingest.completeness import Stored
 from agent.ingest.delivery import Delivery, Standby
 from agent.ingest.errors import NoHistory, NotConnected, SourceBusy, TagFileProblem
-from agent.ingest.gap import EVENTS_PART
+from agent.ingest.gap import BELIEVED_PART, EVENTS_PART
 from agent.ingest.lifecycle import Backoff, Failures, Newest, SourceEvent, State, next_state
 from agent.ingest.ports import StoredFacts
 from agent.ingest.probe_result import TagReading
@@ -329,7 +329,7 @@ class SourceSupervisor:
             delivery.sampler.doubt_seeded()
             led = led_until(
                 lead,
-                own.get(""),
+                own.get(BELIEVED_PART, own.get("")),
                 stored,
                 ahead_ns=source.clock.ahead_ns,
                 undelivered_ns=undelivered_ns(self.settings),

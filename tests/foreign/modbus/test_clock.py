@@ -3,6 +3,8 @@
 import json
 import re
 import time
+from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +65,37 @@ async def rows(node: NodeProcess, statement: str) -> list[dict[str, Any]]:
     code, text = await node.bsfg("sql", "--json", statement)
     assert code == 0, text
     return [json.loads(line) for line in text.splitlines()]
+
+
+GAPS = """select object_json from facts where predicate = 'samples_lost' and object_json ->> 'reason' = 'agent_stopped'
+order by offset"""
+OFF_S = 8 * 3_600
+
+
+@pytest.mark.parametrize("shown_s", [-OFF_S - 3_600, 100 - int(time.time())], ids=["an hour behind", "1970"])
+async def test_the_gap_of_a_node_that_was_off(clock: WallClock, tmp_path: Path, shown_s: int) -> None:
+    """It is switched off for eight hours, goes on from an hour before that or from 1970, and is restarted before the
+    time arrives. Each gap fact begins at the end of the values; the last one has the eight hours, those before no
+    time."""
+    with modbus_device(tmp_path / "device") as device:
+        device.count(1, "holding", 0, 0)
+        told = settings_of(source(device.port, tmp_path, TAGS))
+        for clocks in ((-OFF_S,), (shown_s,), (shown_s, 0)):
+            clock.set(clocks[0])
+            async with source_node(tmp_path, "modbus", told) as node:
+                await wait_until_async(lambda: node.events("source_connected"), "the source", 60)
+                for seconds in clocks:
+                    clock.set(seconds)
+                    await wait_quality(node, CLOCK_UNCERTAIN if seconds == shown_s else 0)
+        gaps = [json.loads(row["object_json"]) for row in await rows(node, GAPS)]
+        good = [row["source_time_ns"] / 1e9 for row in await rows(node, SAMPLES) if not row["quality"]]
+    *others, last = [
+        [datetime.fromisoformat(gap[end]).timestamp() for end in ("first_time", "last_time")] for gap in gaps
+    ]
+    end_s, return_s = next(two for two in pairwise(good) if two[1] - two[0] > OFF_S / 2)
+    assert others == [[last[0], last[0]]] * len(others) != []
+    assert abs(last[0] - end_s) < 10
+    assert return_s - 100 < last[1] <= return_s
 
 
 HOW_TO = Path(__file__).parents[3] / "docs/operate/integrity.md"
