@@ -36,6 +36,8 @@ from tests.ingest.simulated import Before, CommittingStore, Killed, WatchedSuper
 from tests.sim import first_seed, patient, scaled
 from tests.support.virtual_time import STARTED_S
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 CALM_S = 150
 NEXT_POLL_NS, TAKE_OVER_NS = 3 * 10**9, 15 * 10**9  # from an edit to the poll that takes it over: usually, at most
 DEFECT_SEEDS = 60
@@ -75,12 +77,13 @@ class Simulation:
 
     async def run(self) -> None:
         """Processes that are stopped or killed, then one that ends in a calm; then the judgement."""
-        for _ in range(self.random.randint(0, 2)):
-            await self._run_process(self.random.randint(5, 60), is_killed=self.random.random() < 0.4)
-            if self.random.random() < 0.5:
-                self.store.recover()
-            await asyncio.sleep(self.random.choice([0, 1, 10]))  # tidy: virtual time
-        await self._run_process(self.random.randint(20, 120), is_last=True)
+        with self.device.reachable():
+            for _ in range(self.random.randint(0, 2)):
+                await self._run_process(self.random.randint(5, 60), is_killed=self.random.random() < 0.4)
+                if self.random.random() < 0.5:
+                    self.store.recover()
+                await asyncio.sleep(self.random.choice([0, 1, 10]))  # tidy: virtual time
+            await self._run_process(self.random.randint(20, 120), is_last=True)
         self._judge_values()
         self._judge_times()
 
@@ -228,18 +231,7 @@ def longest_uncovered(spans: Sequence[tuple[int, int]], first: int, last: int) -
 
 def find_fault(seed: int) -> str:
     """What is wrong in that simulation; empty: nothing."""
-
-    async def play() -> None:
-        simulation = Simulation(seed)
-        with simulation.device.reachable():
-            await simulation.run()
-
-    return fault_of(play(), seed)
-
-
-@pytest.fixture(autouse=True)
-def _quiet(quiet: None) -> None:
-    """Always."""
+    return fault_of(Simulation(seed).run(), seed)
 
 
 @patient

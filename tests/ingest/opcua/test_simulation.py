@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any, cast
+from unittest.mock import patch
 
 import pytest
 
@@ -24,6 +25,8 @@ from tests.ingest.opcua.faulty_server import JUDGED, OTHERS, REFUSALS, FaultySer
 from tests.ingest.opcua.sources import tag
 from tests.ingest.simulated import Before, CommittingStore, Killed, WatchedSupervisor, fault_of, us
 from tests.sim import first_seed, patient, scaled
+
+pytestmark = pytest.mark.usefixtures("quiet")
 
 CALM_S = 60
 DEFECT_SEEDS = 60
@@ -56,12 +59,13 @@ class Simulation:
     async def run(self) -> None:
         """Processes that are stopped or killed, then one that ends in a calm in which everything comes back; then the
         judgement."""
-        for _ in range(self.random.choice([0, 0, 1, 2])):
-            await self._run_process(self.random.randint(5, 80), is_killed=self.random.random() < 0.5)
-            for _ in range(self.random.randint(0, 5)):
-                await asyncio.sleep(0.5)  # tidy: virtual time
-                self.server.change_values()
-        await self._run_process(self.random.randint(30, 150), is_last=True)
+        with patch.object(source_module, "open_session", self.server.open_session):
+            for _ in range(self.random.choice([0, 0, 1, 2])):
+                await self._run_process(self.random.randint(5, 80), is_killed=self.random.random() < 0.5)
+                for _ in range(self.random.randint(0, 5)):
+                    await asyncio.sleep(0.5)  # tidy: virtual time
+                    self.server.change_values()
+            await self._run_process(self.random.randint(30, 150), is_last=True)
         missing = self.find_missing()
         assert not missing, f"missing: {missing[:5]}"
 
@@ -160,19 +164,7 @@ class Simulation:
 
 def find_fault(seed: int) -> str:
     """What is wrong in that simulation; empty: nothing."""
-
-    async def play() -> None:
-        simulation = Simulation(seed)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(source_module, "open_session", simulation.server.open_session)
-            await simulation.run()
-
-    return fault_of(play(), seed)
-
-
-@pytest.fixture(autouse=True)
-def _quiet(quiet: None) -> None:
-    """Always."""
+    return fault_of(Simulation(seed).run(), seed)
 
 
 @patient

@@ -26,6 +26,7 @@ from tests.batch.making import bits
 from tests.fact_store.making import AT_ONCE, OPERATIONAL, TELEMETRY, done, message
 from tests.query.exact import exact_value
 from tests.query.making import BASE_NS, SECOND_NS, TAGS, add_consumer_and_gap, everything, naive
+from tests.waiting import wait_until
 
 NOW_NS = BASE_NS + 7200 * SECOND_NS
 
@@ -315,49 +316,26 @@ def test_apsw_never_opens_the_store(file: Path) -> None:
 def test_a_query_while_another_process_writes(tmp_path: Path) -> None:
     """While a writer of another process appends, every answer is a dense prefix of the log, and nothing disturbs the
     writer."""
-    file = everything(tmp_path)
-    writer = subprocess.Popen(
-        [sys.executable, "-c", _WRITER, str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert writer.stdin is not None
-    assert writer.stdout is not None
+    file, said, complaints = (tmp_path / name for name in ("facts.db", "said", "complaints"))
+    command = [sys.executable, "-m", "tests.fact_store.durability.killed", str(file)]
+    statement = f"select count(*), min(offset), max(offset) from facts where stream = '{TELEMETRY}'"
+    with said.open("wb") as out, complaints.open("wb") as errors:
+        writer = subprocess.Popen(command, cwd=Path(__file__).parents[3], stdout=out, stderr=errors)
     try:
-        assert writer.stdout.readline() == "READY\n"
+        wait_until(lambda: b"\nS" in said.read_bytes(), "acknowledged samples")
         last = 0
         with closing(StoreReader(file)) as reader:
             for _ in range(12):
                 with closing(SqlSession(reader, NOW_NS)) as session:
-                    statement = f"select count(*), min(offset), max(offset) from facts where stream = '{TELEMETRY}'"
                     ((count, least, greatest),) = ask(session, statement)
-                    assert (count, least) == (greatest, 1)
-                    assert greatest >= last
-                    last = greatest
-        writer.stdin.close()
-        assert int(writer.stdout.readline()) >= last
-        assert writer.wait(20) == 0
+                assert (count, least) == (greatest, 1)
+                assert greatest >= last
+                last = greatest
+        assert writer.poll() is None
     finally:
         writer.kill()
         writer.wait()
-        writer.stdout.close()
-
-
-_WRITER = """
-import sys, threading
-from pathlib import Path
-from agent.fact_store import FactStore
-from agent.message import Sample
-from agent.settings.store import StoreSettings
-with FactStore.open(Path(sys.argv[1]), "plant", settings=StoreSettings(commit_interval_ms=0)) as store:
-    print("READY", flush=True)
-    ended = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), ended.set())).start()
-    number = 0
-    while not ended.is_set():
-        number += 1
-        samples = [Sample(1, number * 1000 + k, float(k)) for k in range(100)]
-        store.appends.append_samples("facts.telemetry", samples).result()
-    print(store.end_offset("facts.telemetry"), flush=True)
-"""
+    assert complaints.read_text() == ""
 
 
 def test_a_long_question_lets_the_log_be_reused(tmp_path: Path) -> None:
