@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Self
 
-from agent.ingest.modbus.address import Register, Table
+from agent.ingest.modbus.address import Register, Table, dialect
+from agent.ingest.modbus.block import BlockDecoder
 from agent.ingest.modbus.decode import value_type
 from agent.ingest.modbus.line import ReadRefused, UnitSilent
-from agent.ingest.modbus.read_plan import Limits, Read
+from agent.ingest.modbus.read_plan import Limits, Read, read_of
 from agent.ingest.modbus.refusal import SILENT
 from agent.ingest.modbus.sweep import Question, Sweep
 from agent.ingest.modbus.units import Pauses, Unit
+from agent.ingest.tags.tag_map import Cells
+from agent.message import Value
+from agent.settings.sources import ModbusSourceSettings
 
 FORMATS = {
     "int16": ">h",
@@ -35,6 +39,20 @@ S = 10**9
 def register(address: int, count: int = 1, unit_id: int = 1, table: Table = Table.HOLDING) -> Register:
     """A register of one, two or four words."""
     return Register(unit_id, table, address, count, KINDS[count])
+
+
+def register_of_row(settings: ModbusSourceSettings, **cells: str) -> Register:
+    """The register of a row of a tag file with these cells."""
+    found, _, _ = dialect(settings).read_point(Cells({"tag": "a/b", "table": "holding", **cells}))
+    assert isinstance(found, Register)
+    return found
+
+
+def decoded(words: Sequence[int], *registers: Register) -> list[tuple[Value, int]]:
+    """Value and status of each of these registers in one read; the first word is at the lowest of their addresses."""
+    read = read_of(sorted(registers, key=lambda r: (r.address, r.count)))
+    found = BlockDecoder(read, range(len(registers))).decode(struct.pack(f">{read.count}H", *words), 0)
+    return list(zip(found.values, found.qualities, strict=True))
 
 
 def words_on_the_wire(data: bytes, order: str) -> list[int]:

@@ -1,23 +1,25 @@
 """The columns of a row that say how a register is read."""
 
-from pathlib import Path
+from collections.abc import Iterable
 
 import pytest
 
 from agent.ingest.errors import TagMapError
 from agent.ingest.modbus.address import Register
-from agent.ingest.tags.file import parse_tag_file
 from agent.ingest.tags.tag_map import Tag
-from agent.settings.sources import ModbusSourceSettings
+from tests.ingest.tags.reading import modbus
 
 HEADER = "tag,table,register,type,scale,mask,clamp,counter,poll_interval_ms\n"
 
 
+def file_of(rows: Iterable[str]) -> str:
+    """The tag file with these rows."""
+    return HEADER + "".join(f"a/{number},{row}\n" for number, row in enumerate(rows))
+
+
 def read(*rows: str) -> list[Tag]:
     """The tags of these rows, a/0 and on."""
-    text = HEADER + "".join(f"a/{number},{row}\n" for number, row in enumerate(rows))
-    settings = ModbusSourceSettings("meter", Path("t.csv"), 0, host="meter", poll_interval_ms=700)
-    return list(parse_tag_file(settings, text.encode()).tags)
+    return list(modbus(file_of(rows), poll_interval_ms=700).tags)
 
 
 def point(row: str) -> Register:
@@ -87,8 +89,7 @@ def test_what_a_row_may_not_say(row: str, column: str, why: str) -> None:
 def test_a_register_of_another_count_is_doubted(base: int, rows: tuple[str, ...], note: str) -> None:
     """A number from a sheet that counts from 40001 is read far beyond the registers of most devices: it is accepted,
     because a device may have so many, and named once with what to write instead."""
-    text = HEADER + "".join(f"a/{number},{row}\n" for number, row in enumerate(rows))
-    found = parse_tag_file(ModbusSourceSettings("meter", Path("t.csv"), base, host="meter"), text.encode()).notes
+    found = modbus(file_of(rows), base).notes
     first = "30001" if "input" in rows[0] else "40001"
     hint = f"if the sheet counts from {first}, set address_base = 40001 for the source,"
     assert len(found) == bool(note)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.ingest.modbus.address import Register, Table, dialect
+from agent.ingest.modbus.address import Register, Table
 from agent.ingest.modbus.block import BlockDecoder
 from agent.ingest.modbus.decode import ENCODINGS, DecodeError, decode, value_type, with_encoding
 from agent.ingest.modbus.explore.interpretation import is_suspicious
@@ -16,9 +16,9 @@ from agent.ingest.modbus.no_value import with_no_value
 from agent.ingest.modbus.read_plan import read_of
 from agent.ingest.quality import BAD_DECODING_ERROR, BAD_NO_DATA_AVAILABLE, GOOD
 from agent.ingest.tags.sheet import CellError
-from agent.ingest.tags.tag_map import Cells
 from agent.message import Value
 from agent.settings.sources import ModbusSourceSettings
+from tests.ingest.modbus.devices import decoded, register_of_row
 
 SUNSPEC = ("sunspec",)
 
@@ -28,11 +28,8 @@ def sample(
 ) -> tuple[Value, int]:
     """The value and status of a row with these cells."""
     settings = ModbusSourceSettings("m", Path("t.csv"), 0, host="h", no_value=tuple(defaults))
-    row = {"tag": "a/b", "table": "holding", "register": "0", "type": name, "no_value": cell, **cells}
-    register, _, _ = dialect(settings).read_point(Cells(row))
-    assert isinstance(register, Register)
-    found = BlockDecoder(read_of([register]), [1]).decode(struct.pack(f">{len(words)}H", *words), 0)
-    return found.values[0], found.qualities[0]
+    (found,) = decoded(words, register_of_row(settings, register="0", type=name, no_value=cell, **cells))
+    return found
 
 
 @pytest.mark.parametrize(

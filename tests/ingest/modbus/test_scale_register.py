@@ -1,7 +1,6 @@
 """A power of ten in another register, and numbers longer than a device's longest read."""
 
 import struct
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,33 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.ingest.modbus.address import Register, dialect
+from agent.ingest.modbus.address import Register
 from agent.ingest.modbus.block import BlockDecoder
 from agent.ingest.modbus.decode import by_power_of_ten
 from agent.ingest.modbus.line import Line, ReadRefused
 from agent.ingest.modbus.read_plan import Limits, plan_reads, read_of
 from agent.ingest.quality import BAD_NO_DATA_AVAILABLE, GOOD, UNCERTAIN_ABOVE_RANGE
 from agent.ingest.tags.sheet import CellError
-from agent.ingest.tags.tag_map import Cells
-from agent.message import Value
 from agent.settings.sources import ModbusSourceSettings
+from tests.ingest.modbus.devices import decoded, register_of_row
 
 SETTINGS = ModbusSourceSettings("m", Path("t.csv"), 0, host="h")
 
 
 def register(settings: ModbusSourceSettings = SETTINGS, **cells: str) -> Register:
-    """The register of a row."""
-    row = {"tag": "a/b", "table": "holding", "register": "10", "type": "uint16", **cells}
-    found, _, _ = dialect(settings).read_point(Cells(row))
-    assert isinstance(found, Register)
-    return found
-
-
-def values(words: Sequence[int], *registers: Register) -> list[tuple[Value, int]]:
-    """What a read of these registers gives; the first word is at the lowest of their addresses."""
-    read = read_of(sorted(registers, key=lambda r: (r.address, r.count)))
-    found = BlockDecoder(read, range(len(registers))).decode(struct.pack(f">{read.count}H", *words), 0)
-    return list(zip(found.values, found.qualities, strict=True))
+    """The register of a row, by default one word at address 10."""
+    return register_of_row(settings, **{"register": "10", "type": "uint16", **cells})
 
 
 @pytest.mark.parametrize(
@@ -54,7 +42,7 @@ def values(words: Sequence[int], *registers: Register) -> list[tuple[Value, int]
 )
 def test_a_value_is_scaled_by_another_register(cells: dict[str, str], words: list[int], value: object) -> None:
     """Before it or after it, in the same request, in the byte order of the value; whole numbers stay whole."""
-    (found,) = values(words, register(**cells))
+    (found,) = decoded(words, register(**cells))
     assert found == (value, GOOD)
     assert type(found[0]) is type(value)
 
@@ -62,14 +50,14 @@ def test_a_value_is_scaled_by_another_register(cells: dict[str, str], words: lis
 @pytest.mark.parametrize("exponent", [0x8000, 11, 0xFFF5])
 def test_a_power_that_is_none_gives_no_value(exponent: int) -> None:
     """SunSpec's "not implemented", or a register that is no scale factor."""
-    assert values([2315, exponent], register(scale_register="11")) == [(None, BAD_NO_DATA_AVAILABLE)]
+    assert decoded([2315, exponent], register(scale_register="11")) == [(None, BAD_NO_DATA_AVAILABLE)]
 
 
 def test_no_value_and_clamp_apply_to_what_they_say() -> None:
     """The number in the register is judged before the power, the range after it."""
     scaled = register(scale_register="11", no_value="0xFFFF", clamp="0..100")
-    assert values([0xFFFF, 1], scaled) == [(None, BAD_NO_DATA_AVAILABLE)]
-    assert values([50, 1], scaled) == [(100, UNCERTAIN_ABOVE_RANGE)]
+    assert decoded([0xFFFF, 1], scaled) == [(None, BAD_NO_DATA_AVAILABLE)]
+    assert decoded([50, 1], scaled) == [(100, UNCERTAIN_ABOVE_RANGE)]
 
 
 def test_several_values_share_a_power_and_a_read() -> None:
@@ -77,7 +65,7 @@ def test_several_values_share_a_power_and_a_read() -> None:
     phases = [register(register=str(10 + phase), scale_register="14") for phase in range(3)]
     (read,) = plan_reads([*phases, register(register="14", type="int16")], Limits(125, 0))
     assert (read.address, read.count) == (10, 5)
-    assert values([1, 2, 3, 0, 0xFFFF], *phases) == [(0.1, GOOD), (0.2, GOOD), (0.3, GOOD)]
+    assert decoded([1, 2, 3, 0, 0xFFFF], *phases) == [(0.1, GOOD), (0.2, GOOD), (0.3, GOOD)]
 
 
 @given(st.integers(-(2**31), 2**31), st.integers(-10, 10))

@@ -8,36 +8,22 @@ from agent.ingest.opcua.address import Reading, TagPoint
 from agent.ingest.opcua.subscriptions.monitoring import Monitoring, Trigger
 from agent.ingest.sampling import SamplingRule
 from agent.ingest.tags import csv_rows
-from agent.ingest.tags.file import load_tag_map, load_tag_maps, parse_tag_file
-from agent.ingest.tags.tag_map import TagMap
+from agent.ingest.tags.file import load_tag_map, load_tag_maps
 from agent.settings.opcua_address import STANDARD_URI, NodeAddress
-from agent.settings.sources import ModbusSourceSettings, OpcuaSourceSettings
+from agent.settings.sources import OpcuaSourceSettings
+from tests.ingest.tags.reading import modbus, opcua
 
 OPCUA_HEADER = "tag,address\n"
 MODBUS_HEADER = "tag,table,register,type\n"
 
 
-def opcua(folder: Path, data: bytes | str, name: str = "plc") -> TagMap:
-    """The tag map that an OPC UA source reads from these bytes."""
-    file = folder / f"{name}.csv"
-    file.write_bytes(data.encode() if isinstance(data, str) else data)
-    return load_tag_map(OpcuaSourceSettings(name, "opc.tcp://plc:4840", file))
-
-
-def modbus(folder: Path, data: str, base: int = 0, **settings: object) -> TagMap:
-    """The tag map that a Modbus source reads from this text."""
-    file = folder / "meter.csv"
-    file.write_text(data, encoding="utf-8")
-    return load_tag_map(ModbusSourceSettings("meter", file, base, host="meter", **settings))  # type: ignore[arg-type]
-
-
-def test_a_full_row(tmp_path: Path) -> None:
+def test_a_full_row() -> None:
     """Every common column arrives where it belongs."""
     text = (
         "tag,address,stream,predicate,unit,description,deadband,min_interval_ms,max_interval_ms,enumeration\n"
         'line1/oven,nsu=urn:plc;s=Oven,facts.oven,temperature_sampled,°C,"Oven, left",0.5,100,60000, 7=On | 0 = Off\n'
     )
-    (tag,) = opcua(tmp_path, text).tags
+    (tag,) = opcua(text).tags
     assert (tag.row, tag.stream, tag.point) == (2, "facts.oven", TagPoint.of(NodeAddress("urn:plc", "Oven")))
     assert tag.rule == SamplingRule(0.5, min_interval_ns=100_000_000, max_interval_ns=60_000_000_000)
     definition = tag.definition
@@ -51,11 +37,11 @@ def test_a_full_row(tmp_path: Path) -> None:
     assert (definition.source, definition.address) == ("plc", "nsu=urn:plc;s=Oven")
 
 
-def test_how_an_item_is_monitored(tmp_path: Path) -> None:
+def test_how_an_item_is_monitored() -> None:
     """The columns for the server; an empty cell leaves it to the source, 0 is a value."""
     header = "tag,address,sampling_interval_ms,queue_size,server_deadband,trigger\n"
     rows = "a/1,i=1,0,20,0.5,\na/2,i=2,,,5%,STATUS\na/3,i=3,,,,status_value_timestamp\n"
-    found = [tag.point.monitoring for tag in opcua(tmp_path, header + rows).tags]
+    found = [tag.point.monitoring for tag in opcua(header + rows).tags]
     assert found == [
         Monitoring(sampling_interval_ms=0, queue_size=20, deadband=0.5),
         Monitoring(deadband=5, deadband_is_percent=True, trigger=Trigger.STATUS),
@@ -63,23 +49,23 @@ def test_how_an_item_is_monitored(tmp_path: Path) -> None:
     ]
     assert [monitoring.has_filter for monitoring in found] == [True, True, True]
     with pytest.raises(TagMapError) as refused:
-        opcua(tmp_path, header + "a/1,i=1,-1,,,\na/2,i=2,,0,,\na/3,i=3,,,101%,\na/4,i=4,,,,values\n")
+        opcua(header + "a/1,i=1,-1,,,\na/2,i=2,,0,,\na/3,i=3,,,101%,\na/4,i=4,,,,values\n")
     assert [problem.column for problem in refused.value.problems] == [
         *("sampling_interval_ms", "queue_size", "server_deadband", "trigger"),
     ]
 
 
-def test_an_index_range_selects_elements_of_an_array(tmp_path: Path) -> None:
+def test_an_index_range_selects_elements_of_an_array() -> None:
     """Each is a value of its own, and a single one is no array. Brackets in an address belong to the name of the
     node."""
     header, name = "tag,address,index_range\n", "s=a[3]"
     rows = ["", "0", "1:3", "2,0:1", "0:1"]
-    found = opcua(tmp_path, header + "".join(f'a/{n},{name},"{text}"\n' for n, text in enumerate(rows))).tags
+    found = opcua(header + "".join(f'a/{n},{name},"{text}"\n' for n, text in enumerate(rows))).tags
     assert [tag.point.reading for tag in found] == [Reading(NodeAddress(STANDARD_URI, "a[3]"), text) for text in rows]
     assert [tag.point.reading.is_element for tag in found] == [False, True, False, False, False]
     assert found[2].definition.address == "s=a[3][1:3]"
     with pytest.raises(TagMapError) as refused:
-        opcua(tmp_path, header + "a/1,i=1,3:3\na/2,i=2,x\n")
+        opcua(header + "a/1,i=1,3:3\na/2,i=2,x\n")
     assert [(problem.column, problem.value) for problem in refused.value.problems] == [
         ("index_range", "3:3"),
         ("index_range", "x"),
@@ -99,9 +85,9 @@ def test_an_index_range_selects_elements_of_an_array(tmp_path: Path) -> None:
     ],
     ids=["bom", "semicolon-crlf", "quoted", "sep", "utf16-tab", "empty-rows-and-columns", "any-order"],
 )
-def test_what_spreadsheets_save(tmp_path: Path, data: bytes, note: str) -> None:
+def test_what_spreadsheets_save(data: bytes, note: str) -> None:
     """All the shapes in which Excel and its like write a sheet give the same tag; UTF-16 is told."""
-    found = opcua(tmp_path, data)
+    found = opcua(data)
     (tag,) = found.tags
     assert (tag.definition.subject, tag.definition.unit) == ("tag:a/b", "°C")
     assert tag.point == TagPoint.of(NodeAddress("urn:x", "y"))
@@ -110,11 +96,11 @@ def test_what_spreadsheets_save(tmp_path: Path, data: bytes, note: str) -> None:
 
 
 @pytest.mark.parametrize("page", ["cp1252", "cp1250", "cp1251", "gbk", "shift_jis"])
-def test_a_file_in_a_code_page_is_refused(tmp_path: Path, page: str) -> None:
+def test_a_file_in_a_code_page_is_refused(page: str) -> None:
     """Whatever spreadsheet wrote it: the first line that depends on the page is named."""
     text = "# a comment\ntag,address,unit,description\na/0,i=1,°C,\na/1,i=2,°C,\n"
     with pytest.raises(TagMapError, match=r"is not UTF-8 \(line 3\), .* save it as CSV UTF-8"):
-        opcua(tmp_path, text.encode(page, "replace"))
+        opcua(text.encode(page, "replace"))
 
 
 @pytest.mark.parametrize(
@@ -128,25 +114,24 @@ def test_a_file_in_a_code_page_is_refused(tmp_path: Path, page: str) -> None:
         ("0.5", "1.000", None),
     ],
 )
-def test_numbers_with_two_readings(tmp_path: Path, first: str, second: str, readings: tuple[str, str] | None) -> None:
+def test_numbers_with_two_readings(first: str, second: str, readings: tuple[str, str] | None) -> None:
     """A point and three digits beside decimal commas, or the other way round, may be a thousand or one."""
-    settings = ModbusSourceSettings(name="s", host="h", tags_file=tmp_path / "t.csv", address_base=0)
-    data = f"tag;table;register;type;scale\na/b;holding;1;int16;{first}\na/c;holding;2;int16;{second}\n".encode()
+    data = f"tag;table;register;type;scale\na/b;holding;1;int16;{first}\na/c;holding;2;int16;{second}\n"
     if readings is None:
-        first_scale, second_scale = (tag.point.kind.scale for tag in parse_tag_file(settings, data).tags)
+        first_scale, second_scale = (tag.point.kind.scale for tag in modbus(data).tags)
         assert (first_scale, second_scale) == (0.5, float(second.replace(",", ".")))
         return
     with pytest.raises(TagMapError) as refused:
-        parse_tag_file(settings, data)
+        modbus(data)
     (problem,) = refused.value.problems
     assert (problem.row, problem.column) == (3, "scale")
     assert f"is {readings[0]} or {readings[1]}:" in problem.why
 
 
-def test_a_decimal_comma_with_semicolons(tmp_path: Path) -> None:
+def test_a_decimal_comma_with_semicolons() -> None:
     """A German sheet writes 0,5 and 2,5%."""
     text = 'tag;address;deadband\na/b;"nsu=urn:x;s=1";0,5\na/c;"nsu=urn:x;s=2";2,5%\n'
-    first, second = opcua(tmp_path, text).tags
+    first, second = opcua(text).tags
     assert first.rule == SamplingRule(0.5)
     assert second.rule == SamplingRule(2.5, deadband_is_percent=True)
 
@@ -178,11 +163,11 @@ def test_a_decimal_comma_with_semicolons(tmp_path: Path) -> None:
         ("a/b,nsu=urn:x;s=y,,,,200,100", "max_interval_ms", "less than"),
     ],
 )
-def test_a_bad_cell_is_named(tmp_path: Path, row: str, column: str, why: str) -> None:
+def test_a_bad_cell_is_named(row: str, column: str, why: str) -> None:
     """Each mistake is told with file, row, column, what stands there, and what to write."""
     header = "tag,address,stream,predicate,deadband,min_interval_ms,max_interval_ms,enumeration\nok/ok,nsu=urn:x;s=ok,,,,,,\n"
     with pytest.raises(TagMapError) as caught:
-        opcua(tmp_path, header + row + "\n")
+        opcua(header + row + "\n")
     (problem,) = caught.value.problems
     assert (problem.file, problem.row, problem.column) == ("plc.csv", 3, column)
     assert why in problem.why
@@ -205,10 +190,10 @@ def test_a_bad_cell_is_named(tmp_path: Path, row: str, column: str, why: str) ->
         (40001, "a/b,input,40001,int16", "contradicts", "table"),
     ],
 )
-def test_bad_registers(tmp_path: Path, base: int, row: str, why: str, column: str) -> None:
+def test_bad_registers(base: int, row: str, why: str, column: str) -> None:
     """Addresses that do not exist, in each way of counting, and types that do not fit their table."""
     with pytest.raises(TagMapError) as caught:
-        modbus(tmp_path, f"{MODBUS_HEADER}{row}\n", base)
+        modbus(f"{MODBUS_HEADER}{row}\n", base)
     (problem,) = caught.value.problems
     assert (problem.row, problem.column) == (2, column)
     assert why in problem.why
@@ -228,22 +213,20 @@ def test_bad_registers(tmp_path: Path, base: int, row: str, why: str, column: st
         (40001, "", "1", (Table.COIL, 0)),
     ],
 )
-def test_ways_to_count_registers(
-    tmp_path: Path, base: int, table: str, register: str, expected: tuple[Table, int]
-) -> None:
+def test_ways_to_count_registers(base: int, table: str, register: str, expected: tuple[Table, int]) -> None:
     """The same register in the three ways vendors write it; one off would look right and be wrong."""
     kind = "" if expected[0].is_bits else "uint16"
-    (tag,) = modbus(tmp_path, f"{MODBUS_HEADER}a/b,{table},{register},{kind}\n", base).tags
+    (tag,) = modbus(f"{MODBUS_HEADER}a/b,{table},{register},{kind}\n", base).tags
     assert isinstance(tag.point, Register)
     assert (tag.point.table, tag.point.address) == expected
 
 
-def test_everything_wrong_is_reported_at_once(tmp_path: Path) -> None:
+def test_everything_wrong_is_reported_at_once() -> None:
     """One reading of the file is enough to mend it."""
     rows = ["a/b,nsu=urn:x;s=1", "a/b,nsu=urn:x;s=2", "a/c,nsu=urn:x;s=1", "a/d,oops", "a/e,nsu=urn:x;s=3,extra"]
     rows += ["\u00d6fen,oops"]
     with pytest.raises(TagMapError) as caught:
-        opcua(tmp_path, OPCUA_HEADER + "\n".join(rows))
+        opcua(OPCUA_HEADER + "\n".join(rows))
     found = [(problem.row, problem.column, problem.value) for problem in caught.value.problems]
     assert found == [
         (3, "tag", "a/b"),
@@ -256,11 +239,11 @@ def test_everything_wrong_is_reported_at_once(tmp_path: Path) -> None:
     assert "6 problems" in str(caught.value)
 
 
-def test_each_wrong_cell_of_a_row_is_reported(tmp_path: Path) -> None:
+def test_each_wrong_cell_of_a_row_is_reported() -> None:
     """Also the second one of those that are read together; what was not wrong is not reported for it."""
     header = "tag,address,deadband,min_interval_ms,max_interval_ms,predicate,enumeration,unit\n"
     with pytest.raises(TagMapError) as caught:
-        opcua(tmp_path, header + "a/b,nsu=urn:x;s=1,no,9000,never,Bad One,1=,C\na/c,nsu=urn:x;s=2,-1,9000,100,,,C\n")
+        opcua(header + "a/b,nsu=urn:x;s=1,no,9000,never,Bad One,1=,C\na/c,nsu=urn:x;s=2,-1,9000,100,,,C\n")
     found = [(problem.row, problem.column) for problem in caught.value.problems]
     wrong = ["deadband", "max_interval_ms", "predicate", "enumeration"]
     assert found == [*((2, column) for column in wrong), (3, "deadband"), (3, "max_interval_ms")]
@@ -280,20 +263,20 @@ def test_each_wrong_cell_of_a_row_is_reported(tmp_path: Path) -> None:
         (b"tag,addr\x00ess\n", "not text"),
     ],
 )
-def test_files_that_are_no_tag_file(tmp_path: Path, data: bytes, why: str) -> None:
+def test_files_that_are_no_tag_file(data: bytes, why: str) -> None:
     """An empty file, a wrong header, a workbook: each says what to do, none raises anything else."""
     with pytest.raises(TagMapError, match=r"plc\.csv") as caught:
-        opcua(tmp_path, data)
+        opcua(data)
     assert why in str(caught.value)
 
 
-def test_a_file_may_hold_as_many_tags_as_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_may_hold_as_many_tags_as_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file with exactly as many tags is read; with one more it is refused as a whole, at the row beyond the limit."""
     monkeypatch.setattr(csv_rows, "ROWS_MAX", 2)
     data = "tag,address\na/1,i=1\na/2,i=2\n"
-    assert len(opcua(tmp_path, data).tags) == 2
+    assert len(opcua(data).tags) == 2
     with pytest.raises(TagMapError, match=r"plc\.csv row 4.*more than 2 tags"):
-        opcua(tmp_path, data + "a/3,i=3\n")
+        opcua(data + "a/3,i=3\n")
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
@@ -316,10 +299,10 @@ def test_one_tag_comes_from_one_source(tmp_path: Path) -> None:
     assert second.file == "plc3.csv"
 
 
-def test_values_longer_than_a_read_are_refused_beforehand(tmp_path: Path) -> None:
+def test_values_longer_than_a_read_are_refused_beforehand() -> None:
     """The plan never meets a value that it cannot read."""
     with pytest.raises(TagMapError, match="needs 20 registers, but registers_per_read_max of source meter is 10"):
-        modbus(tmp_path, f"{MODBUS_HEADER}a/b,holding,0,string40\n", registers_per_read_max=10)
+        modbus(f"{MODBUS_HEADER}a/b,holding,0,string40\n", registers_per_read_max=10)
 
 
 @pytest.mark.parametrize(
@@ -332,13 +315,11 @@ def test_values_longer_than_a_read_are_refused_beforehand(tmp_path: Path) -> Non
         ("", "", "500", 500),
     ],
 )
-def test_how_often_a_tag_comes_at_the_longest(
-    tmp_path: Path, deadband: str, least: str, most: str, expected: int
-) -> None:
+def test_how_often_a_tag_comes_at_the_longest(deadband: str, least: str, most: str, expected: int) -> None:
     """A polled value without deadband at each poll, one with max_interval_ms after that; an OPC UA value without
     max_interval_ms on change."""
     header = "tag,table,register,type,deadband,min_interval_ms,max_interval_ms\n"
-    (tag,) = modbus(tmp_path, f"{header}a/b,holding,1,int16,{deadband},{least},{most}\n").tags
+    (tag,) = modbus(f"{header}a/b,holding,1,int16,{deadband},{least},{most}\n").tags
     assert tag.longest_interval_ms == expected
-    (tag,) = opcua(tmp_path, f"tag,address,max_interval_ms\na/b,i=1,{most}\n").tags
+    (tag,) = opcua(f"tag,address,max_interval_ms\na/b,i=1,{most}\n").tags
     assert tag.longest_interval_ms == int(most or 0)

@@ -1,13 +1,10 @@
 """Templates: like devices written once, in both formats, with errors that name device and template."""
 
-from pathlib import Path
-
 import pytest
 
 from agent.ingest.errors import TagMapError
-from agent.ingest.tags.file import load_tag_map
 from agent.ingest.tags.tag_map import TagMap
-from agent.settings.sources import ModbusSourceSettings, OpcuaSourceSettings
+from tests.ingest.tags.reading import modbus, opcua
 
 HEADER = "template,use,tag,unit_id,table,register,type,unit,description\n"
 METER = (
@@ -16,25 +13,23 @@ METER = (
 )
 
 
-def modbus(folder: Path, rows: str, base: int = 0, header: str = HEADER) -> TagMap:
-    """The tag map that a Modbus source reads from these rows."""
-    file = folder / "meters.csv"
-    file.write_text(header + rows, encoding="utf-8")
-    return load_tag_map(ModbusSourceSettings(name="meters", host="gateway", tags_file=file, address_base=base))
+def tags_of(rows: str, base: int = 0) -> TagMap:
+    """The tag map of these rows."""
+    return modbus(HEADER + rows, base, "meters.csv")
 
 
-def problems(folder: Path, rows: str, base: int = 0) -> list[str]:
+def problems(rows: str, base: int = 0) -> list[str]:
     """What is wrong with these rows."""
     with pytest.raises(TagMapError) as caught:
-        modbus(folder, rows, base)
+        tags_of(rows, base)
     return [str(problem) for problem in caught.value.problems]
 
 
-def test_a_device_is_every_row_of_its_template(tmp_path: Path) -> None:
+def test_a_device_is_every_row_of_its_template() -> None:
     """Placeholders are the device's cells, sums are added, empty cells are taken from the device; plain rows stay."""
     rows = METER + "plain/t,,plain/t,,holding,7,int16,,\n".replace("plain/t,,", ",,", 1)
     rows += ",meter,hall1/m1,11,,100,,,main feed\n,meter,hall1/m2,12,,200,,,pump\n"
-    tags = modbus(tmp_path, rows).tags
+    tags = tags_of(rows).tags
     found = [
         (t.definition.subject[4:], t.point.unit_id, t.point.address, t.point.kind.name, t.definition.description)
         for t in tags
@@ -49,14 +44,13 @@ def test_a_device_is_every_row_of_its_template(tmp_path: Path) -> None:
     assert [(tag.row, tag.template_row) for tag in tags] == [(4, 0), (5, 2), (5, 3), (6, 2), (6, 3)]
 
 
-def test_the_same_in_toml_and_for_opcua(tmp_path: Path) -> None:
+def test_the_same_in_toml_and_for_opcua() -> None:
     """The keys are the columns; an address is made of the device's address."""
-    file = tmp_path / "drives.toml"
-    file.write_text(
+    text = (
         '[[tag]]\ntemplate = "drive"\ntag = "{tag}/speed"\naddress = "nsu=urn:plc;s={address}.Speed"\n'
         '[[tag]]\nuse = "drive"\ntag = "line1/d1"\naddress = "Drives[1]"\n'
     )
-    (tag,) = load_tag_map(OpcuaSourceSettings("plc", "opc.tcp://plc:4840", file)).tags
+    (tag,) = opcua(text, "drives.toml").tags
     assert (tag.definition.subject, tag.definition.address) == ("tag:line1/d1/speed", "nsu=urn:plc;s=Drives[1].Speed")
     assert (tag.row, tag.template_row) == (5, 1)
 
@@ -71,11 +65,11 @@ def test_the_same_in_toml_and_for_opcua(tmp_path: Path) -> None:
         (40001, "300009", "2", "unit 1 input 300011 (base 40001) ABCD"),
     ],
 )
-def test_a_sum_stays_in_its_table(tmp_path: Path, base: int, register: str, plus: str, expected: str) -> None:
+def test_a_sum_stays_in_its_table(base: int, register: str, plus: str, expected: str) -> None:
     """Also in the notation whose first digit is the table."""
     table = "" if base == 40001 else "input"
     rows = f"m,,{{tag}}/x,,{table},{{register}}+{plus},float32,,\n,m,a/b,,,{register},,,\n"
-    (tag,) = modbus(tmp_path, rows, base).tags
+    (tag,) = tags_of(rows, base).tags
     assert tag.definition.address == expected
 
 
@@ -104,33 +98,33 @@ def test_a_sum_stays_in_its_table(tmp_path: Path, base: int, register: str, plus
         ("m,meter,{tag}/y,,input,1,int16,,\n,m,a/b,,,0,,,\n", ["a row of a template uses no template"]),
     ],
 )
-def test_mistakes_name_device_and_template(tmp_path: Path, rows: str, expected: list[str]) -> None:
+def test_mistakes_name_device_and_template(rows: str, expected: list[str]) -> None:
     """Each is told with the rows that it concerns and what to do; nothing is left out in silence."""
-    found = problems(tmp_path, METER + rows)
+    found = problems(METER + rows)
     assert len(found) == len(expected), found
     for problem, part in zip(found, expected, strict=True):
         assert part in problem
 
 
-def test_a_mistake_in_a_template_is_reported_once(tmp_path: Path) -> None:
+def test_a_mistake_in_a_template_is_reported_once() -> None:
     """Not for each of 200 devices."""
     rows = "m,,{tag}/x,,input,{register},flaot32,,\n" + "".join(f",m,a/{n},,,{n},,,\n" for n in range(200))
-    (problem,) = problems(tmp_path, rows)
+    (problem,) = problems(rows)
     assert problem.startswith("meters.csv row 3 (template row 2) column type: 'flaot32' is not a type")
     assert problem.endswith("(and 199 more devices)")
 
 
-def test_a_template_without_device_is_noted(tmp_path: Path) -> None:
+def test_a_template_without_device_is_noted() -> None:
     """It reads nothing, which is worth a look, and no error."""
-    found = modbus(tmp_path, METER + ",,a/b,,input,0,int16,,\n")
+    found = tags_of(METER + ",,a/b,,input,0,int16,,\n")
     assert found.notes == ("meters.csv: no row uses the template meter",)
 
 
-def test_no_bomb_goes_off(tmp_path: Path) -> None:
+def test_no_bomb_goes_off() -> None:
     """A file that would be millions of tags, or gigabytes of text, is refused before it is written out."""
     many = "".join(f"m,,{{tag}}/{n},,input,{n},int16,,\n" for n in range(1_000))
-    found = problems(tmp_path, many + "".join(f",m,a/{n},{n % 200},,,,,\n" for n in range(10_000)))
+    found = problems(many + "".join(f",m,a/{n},{n % 200},,,,,\n" for n in range(10_000)))
     assert found == ["meters.csv: more than 50000 tags with all devices written out; split the source"]
     long = "m,,{tag}/x,,input,1,int16,," + "{description}" * 5_000 + "\n"
-    found = problems(tmp_path, long + ",m,a/b,,,,,," + "x" * 100_000 + "\n")
+    found = problems(long + ",m,a/b,,,,,," + "x" * 100_000 + "\n")
     assert found == ["meters.csv row 3: is larger than 16777216 bytes with all devices written out; split the source"]

@@ -1,14 +1,10 @@
 """TOML tag files: the same tags and the same checks as CSV, problems with the line of their table."""
 
-from pathlib import Path
-
 import pytest
 
 from agent.ingest.errors import TagMapError
 from agent.ingest.tags import toml_rows
-from agent.ingest.tags.file import load_tag_map
-from agent.ingest.tags.tag_map import TagMap
-from agent.settings.sources import ModbusSourceSettings, OpcuaSourceSettings
+from tests.ingest.tags.reading import modbus, opcua
 
 CSV = """tag,table,register,type,byte_order,scale,offset,unit,deadband,max_interval_ms
 boiler/flow,input,10,float32,CDAB,0.1,-40,m3/h,5%,60000
@@ -34,21 +30,9 @@ register = 0x4
 """
 
 
-def modbus(folder: Path, name: str, text: str) -> TagMap:
-    """The tag map that a Modbus source reads from a file of this name."""
-    (folder / name).write_text(text, encoding="utf-8")
-    return load_tag_map(ModbusSourceSettings(name="meter", host="meter", tags_file=folder / name, address_base=0))
-
-
-def opcua(folder: Path, text: str) -> TagMap:
-    """The tag map that an OPC UA source reads from a TOML file."""
-    (folder / "plc.toml").write_text(text, encoding="utf-8")
-    return load_tag_map(OpcuaSourceSettings("plc", "opc.tcp://plc:4840", folder / "plc.toml"))
-
-
-def test_the_same_tags_as_from_csv(tmp_path: Path) -> None:
+def test_the_same_tags_as_from_csv() -> None:
     """A table is a row: definitions, rules and points are equal, and the row is the line of its table."""
-    from_csv, from_toml = modbus(tmp_path, "meter.csv", CSV), modbus(tmp_path, "meter.toml", TOML)
+    from_csv, from_toml = modbus(CSV), modbus(TOML, file="meter.toml")
     assert [(t.definition, t.rule, t.point, t.stream) for t in from_csv.tags] == [
         (t.definition, t.rule, t.point, t.stream) for t in from_toml.tags
     ]
@@ -68,10 +52,10 @@ def test_the_same_tags_as_from_csv(tmp_path: Path) -> None:
         ('tag = "ok/ok"\naddress = "i=9"', 5, "tag", "is also in line 1"),
     ],
 )
-def test_a_bad_value_is_named(tmp_path: Path, table: str, line: int, key: str, why: str) -> None:
+def test_a_bad_value_is_named(table: str, line: int, key: str, why: str) -> None:
     """With the file, the line of its table and the key."""
     with pytest.raises(TagMapError) as caught:
-        opcua(tmp_path, f'[[tag]]\ntag = "ok/ok"\naddress = "i=1000"\n\n[[tag]]\n{table}\n')
+        opcua(f'[[tag]]\ntag = "ok/ok"\naddress = "i=1000"\n\n[[tag]]\n{table}\n', "plc.toml")
     (problem,) = caught.value.problems
     assert (problem.file, problem.row, problem.column) == ("plc.toml", line, key)
     assert why in problem.why
@@ -90,24 +74,24 @@ def test_a_bad_value_is_named(tmp_path: Path, table: str, line: int, key: str, w
         ("a = " + "9" * 10_000, "is not TOML"),
     ],
 )
-def test_files_that_are_no_tag_file(tmp_path: Path, text: str, why: str) -> None:
+def test_files_that_are_no_tag_file(text: str, why: str) -> None:
     """Each says what to do; none raises anything else, however hostile."""
     with pytest.raises(TagMapError, match=r"plc\.toml") as caught:
-        opcua(tmp_path, text)
+        opcua(text, "plc.toml")
     assert why in str(caught.value)
 
 
-def test_text_that_looks_like_a_table_is_none(tmp_path: Path) -> None:
+def test_text_that_looks_like_a_table_is_none() -> None:
     """Lines are counted past comments and strings over several lines that show a [[tag]]."""
     text = '# [[tag]]\n[[tag]]\ntag = "a/1"\naddress = "i=1"\nunit = """\n[[tag]]\n"""\n[[tag]]\ntag = "a/2"\naddress = "i=2"\n'
     with pytest.raises(TagMapError) as caught:
-        opcua(tmp_path, text.replace('"i=2"', '"oops"'))
+        opcua(text.replace('"i=2"', '"oops"'), "plc.toml")
     assert [problem.row for problem in caught.value.problems] == [8]
-    assert [tag.row for tag in opcua(tmp_path, text.replace('"""\n[[tag]]\n"""', "'''[[tag]]'''")).tags] == [2, 6]
+    assert [tag.row for tag in opcua(text.replace('"""\n[[tag]]\n"""', "'''[[tag]]'''"), "plc.toml").tags] == [2, 6]
 
 
-def test_too_many_tables_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_tables_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit of a CSV file holds, with the line of the first table beyond it."""
     monkeypatch.setattr(toml_rows, "ROWS_MAX", 1)
     with pytest.raises(TagMapError, match=r"plc\.toml line 3: more than 1 tags"):
-        opcua(tmp_path, "[[tag]]\ntag = 'a/1'\n[[tag]]\ntag = 'a/2'\n")
+        opcua("[[tag]]\ntag = 'a/1'\n[[tag]]\ntag = 'a/2'\n", "plc.toml")
