@@ -25,8 +25,8 @@ SAMPLES_MAX = 60
 """A minute: long enough for the largest page on a slow line, short enough to notice a reader that has stopped."""
 WINDOW_S, APPENDS_MIN = 600, 100
 """Appends are judged by those of ten minutes, and not by fewer than can have a slowest hundredth."""
-POLLED_S_MIN = 60.0
-"""The first polls of a source take longer."""
+POLLED_S_MIN = 300.0
+"""The first polls of a source take longer, and a pause of seconds is no lasting lack."""
 NOTICED_S = 8.0
 """Until a pull notices that an answer was lost: a heartbeat's interval and the time for an answer."""
 _SPAN_S_MIN = 0.5
@@ -112,7 +112,7 @@ class PollWindow:
         self._window = _Window()
 
     def sample(self, now_s: float, made: int, missed: int) -> float | None:
-        """The percentage now, from both counts since the start of the source; None in its first minute."""
+        """The percentage now, from both counts since the start of the source; None in its first minutes."""
         covers_s, (made, missed) = self._window.sample(now_s, (made, missed))
         return 100 * missed / (made + missed) if covers_s >= POLLED_S_MIN and made + missed else None
 

@@ -159,12 +159,12 @@ def test_appends_are_judged_by_those_of_ten_minutes() -> None:
 
 
 def test_missed_polls_are_judged_by_those_of_ten_minutes() -> None:
-    """The first minute of a source says nothing, also after a reload, which counts anew; missed polls are forgotten
+    """The first minutes of a source say nothing, also after a reload, which counts anew; missed polls are forgotten
     after ten minutes. Nothing is said of a source that is not polled."""
     window, polled, missed = PollWindow(), [50] * 30, [0] * 30
     missed[2], polled[20:] = 150, [-1000, *[0] * 9]
     counts = zip(accumulate(polled), accumulate(missed), strict=True)
     found = [window.sample(minute * 60.0, *count) for minute, count in enumerate(counts)]
-    assert found[:4] == [None, 0.0, 60.0, 50.0]
+    assert found[:6] == [None] * 5 + [pytest.approx(100 * 150 / 400)]
     assert found[11:13] == [pytest.approx(100 * 150 / 650), 0.0]
     assert found[19:] == [0.0] + [None] * 10
