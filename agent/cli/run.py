@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import resource
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -24,6 +26,7 @@ from agent.escaping import printable, printable_lines
 RELOAD_WAITS_MS = 60_000
 """Removed sources deliver the values that they hold, in parallel, for ten seconds at most; then removed pulls end."""
 TAG_PROBLEMS_TOLD_MAX = 20
+FILES_MAX = 65_536  # as in the unit
 
 _STANDARD = set(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
@@ -88,6 +91,14 @@ def set_up_logging() -> None:
     logging.getLogger("agent").setLevel(logging.INFO)
 
 
+def raise_file_limit() -> None:
+    """Let this process open as many files as it may, up to FILES_MAX: each device takes one, and a shell allows
+    1,024."""
+    with suppress(OSError, ValueError):  # the unit forbids the call, and has set its own limit
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, FILES_MAX)), hard))
+
+
 @click.command()
 @config_option
 def run(config_file: Path) -> None:
@@ -97,6 +108,7 @@ def run(config_file: Path) -> None:
     if sections.node is None:
         raise ConfigError(config_file, sections.problems)
     set_up_logging()
+    raise_file_limit()
     from agent.node import run_node  # late: the drivers take 40 MB, and a config error must not wait for them
 
     asyncio.run(run_node(file))

@@ -91,6 +91,7 @@ class _FromDisk:
     source_certificates: Mapping[str, tuple[float, Path]] = field(default_factory=dict)
     clock_changes: tuple[ClockChangeStatus, ...] = ()
     history: tuple[HistoryStatus, ...] = ()
+    integrity: IntegrityStatus = field(default_factory=IntegrityStatus)
     own_ends: Mapping[str, str] = field(default_factory=dict)
     broker_abuses: tuple[AbuseStatus, ...] = ()
 
@@ -164,7 +165,7 @@ class StatusCollector:
             for comparer in comparers
             for comparison in comparer.statistics()
         }
-        damage, accepted = store.integrity(), self._reloader.settings.zones_accepted
+        accepted = self._reloader.settings.zones_accepted
         return NodeSnapshot(
             zone=store.zone,
             node=store.node,
@@ -216,7 +217,7 @@ class StatusCollector:
             config_waits=self._reloader.needs_restart,
             since=self._since,
             zones_accepted=None if accepted is None else tuple(sorted(accepted)),
-            integrity=_status(IntegrityStatus, damage, set_aside_bytes=sum(size for _, size in damage.quarantined)),
+            integrity=self._from_disk.integrity,
         )
 
     def judge(self) -> tuple[NodeSnapshot, Verdict]:
@@ -370,6 +371,9 @@ class StatusCollector:
 
     def _read_from_disk(self) -> StoreSpace | None:
         try:
+            damage = self._store.integrity()
+            set_aside_bytes = sum(size for _, size in damage.quarantined)
+            self._from_disk.integrity = _status(IntegrityStatus, damage, set_aside_bytes=set_aside_bytes)
             artifacts = self._store.artifacts
             self._from_disk.artifact_bytes = artifacts.bytes_used()
             self._from_disk.artifact_limit, self._from_disk.artifact_bytes_lacking = artifacts.lacking()
@@ -382,7 +386,7 @@ class StatusCollector:
             self._from_disk.history = _history(self._store.reader.incidents(kinds=HISTORY), _now_unix_ms(), own)
             self._from_disk.own_ends = dict(_own_ends(self._store))
             space = self._store.space()
-        except StoreError as error:
+        except (StoreError, OSError) as error:  # OSError: a folder that cannot be listed, for want of files, say
             self._note_unreadable(str(error))
             return None
         self._note_unreadable("")

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import resource
 import shlex
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from click.testing import CliRunner
 from agent.cli import bsfg as command_group
 from agent.cli.facts import fetch
 from agent.cli.facts.fetch import tail
+from agent.cli.run import FILES_MAX
 from agent.cli.terminal import PrintableStream
 from agent.client import Client
 from agent.client.opened import FetchedPage
@@ -486,3 +488,21 @@ def test_a_stream_leaves_its_inner_stream_alone_when_it_is_collected() -> None:
     assert inner.read() == "a\\u001bb"
     inner.close()
     PrintableStream(inner).close()
+
+
+def test_a_node_may_open_more_files_than_a_shell_allows(node: Bsfg, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node with a thousand devices, started in a terminal: the limit is raised before the node starts."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    found = list[tuple[int, int]]()
+
+    async def run_node(_: object) -> None:
+        found.append(resource.getrlimit(resource.RLIMIT_NOFILE))
+
+    monkeypatch.setattr("agent.node.run_node", run_node)
+    monkeypatch.setattr("agent.cli.run.set_up_logging", lambda: None)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, before[1]))
+    try:
+        assert node("run").returncode == 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert found == [(min(before[1], FILES_MAX), before[1])]

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta
+from errno import EMFILE
 from functools import partial
 from itertools import permutations
 from pathlib import Path
@@ -124,16 +125,18 @@ def test_the_read_rate_of_a_consumer(tmp_path: Path) -> None:
         assert (level.name, level.facts_per_s, level.behind_facts) == ("lab", None, 0)
 
 
-def test_space_that_cannot_be_read_does_not_end_the_node(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "read, error",
+    [("space", StoreUnusable("disk I/O error", "check the disk")), ("integrity", OSError(EMFILE, "no more files"))],
+)
+def test_what_cannot_be_read_does_not_end_the_node(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, read: str, error: Exception
 ) -> None:
-    """A disk error costs the values about space and is logged once; the others are there."""
+    """A disk error, or a folder that cannot be listed, costs the values from the disk and is logged once; the others
+    are there."""
     with with_a_consumer_behind(tmp_path) as store:
-
-        def in_trouble() -> StoreSpace:
-            raise StoreUnusable("disk I/O error", "check the disk")
-
-        monkeypatch.setattr(store, "space", in_trouble)
+        as_before = getattr(store, read)
+        monkeypatch.setattr(store, read, Mock(side_effect=error))
         collector = collector_of(store, tmp_path)
         for _ in range(3):
             assert collector._read_from_disk() is None
@@ -142,7 +145,7 @@ def test_space_that_cannot_be_read_does_not_end_the_node(
         assert [(stream.name, stream.end_offset) for stream in snapshot.streams] == [(STREAM, 1), ("quality", 3)]
         assert [record.message for record in caplog.records] == ["status_unreadable"]
         with monkeypatch.context() as well:
-            well.setattr(store, "space", lambda: StoreSpace(0, None, None, None, (), ()))
+            well.setattr(store, read, as_before)
             assert collector._read_from_disk() is not None
         assert collector._read_from_disk() is None
     assert [record.message for record in caplog.records] == ["status_unreadable"] * 2, "it came back"
