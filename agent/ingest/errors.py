@@ -48,6 +48,8 @@ class TagFileProblem:
     def __str__(self) -> str:
         _, column = _terms(self.file)
         where = place(self.file, self.row, self.template_row) + (f" {column} {self.column}" if self.column else "")
+        if self.column and not self.value:
+            return f"{where} {self.why}"  # column table is empty
         return f"{where}: {self.value!r} {self.why}" if self.column else f"{where}: {self.why}"
 
 

@@ -59,7 +59,7 @@ def test_a_bad_value_is_named(table: str, line: int, key: str, why: str) -> None
     (problem,) = caught.value.problems
     assert (problem.file, problem.row, problem.column) == ("plc.toml", line, key)
     assert why in problem.why
-    assert f"plc.toml line {line} key {key}: " in str(caught.value)
+    assert f"plc.toml line {line} key {key}{': ' if problem.value else ' is empty;'}" in str(caught.value)
 
 
 @pytest.mark.parametrize(
