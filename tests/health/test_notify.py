@@ -2,9 +2,10 @@
 
 import asyncio
 import contextlib
+import itertools
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -104,22 +105,26 @@ def test_each_absence_of_the_service_manager_is_logged(memory: Path, caplog: pyt
     assert [record.message for record in caplog.records] == ["service_manager_unreachable"] * 2
 
 
-def test_a_status_that_was_not_received_is_sent_again(manager: tuple[ServiceManager, str], tmp_path: Path) -> None:
-    """The service manager shows the present state as soon as it can be reached, and each state once."""
-    systemd, address = manager
-    notifier = Notifier(str(tmp_path / "gone"))
-    turns = 0
+def watched(notifier: Notifier, pauses: int, in_second: Callable[[], object]) -> None:
+    """Watch a node that is good for so many pauses; in the second one something happens."""
+    turns = itertools.count(1)
 
     async def pause(_: float) -> None:
-        nonlocal turns
-        turns += 1
-        if turns == 2:
-            notifier.address = address
-        if turns == 5:
+        turn = next(turns)
+        if turn == 2:
+            in_second()
+        if turn > pauses:
             raise asyncio.CancelledError
 
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(watch(notifier, list, lambda: "good", pause=pause))
+
+
+def test_a_status_that_was_not_received_is_sent_again(manager: tuple[ServiceManager, str], tmp_path: Path) -> None:
+    """The service manager shows the present state as soon as it can be reached, and each state once."""
+    systemd, address = manager
+    notifier = Notifier(str(tmp_path / "gone"))
+    watched(notifier, 4, lambda: setattr(notifier, "address", address))
     assert [line for line in systemd.all_received() if line.startswith("STATUS=")] == ["STATUS=good"]
 
 
@@ -164,18 +169,7 @@ def test_a_node_that_waits_for_its_broker_asks_for_time(manager: tuple[ServiceMa
     """Before it is ready, a node at work extends its start, so that a zone that is cut off is not restarted for it."""
     systemd, address = manager
     notifier = Notifier(address, watchdog_s=30.0)
-    turns = 0
-
-    async def pause(_: float) -> None:
-        nonlocal turns
-        turns += 1
-        if turns == 2:
-            notifier.ready()
-        if turns == 4:
-            raise asyncio.CancelledError
-
-    with pytest.raises(asyncio.CancelledError):
-        asyncio.run(watch(notifier, list, lambda: "good", pause=pause))
+    watched(notifier, 3, notifier.ready)
     received = systemd.all_received()
     assert received.count("EXTEND_TIMEOUT_USEC=60000000") == 2
     assert received.count("WATCHDOG=1") == 4

@@ -25,7 +25,7 @@ from tests.waiting import wait_until_async
 
 READ = Read(1, Table.HOLDING, 10, 2, (Register(1, Table.HOLDING, 10, 2, value_type("int32", "ABCD")),))
 SETTINGS = ModbusSourceSettings("meter", Path("t.csv"), 0, host="meter", timeout_ms=100)
-HANG_UP = "the device closes the connection"
+HANG_UP, ECHO = "the device closes the connection", "our own request comes back"
 
 
 def values(*registers: int, function: int = 3) -> bytes:
@@ -35,7 +35,8 @@ def values(*registers: int, function: int = 3) -> bytes:
 
 class Answering:
     """Connections to a device that answers so, one after the other; the last answer is repeated. HANG_UP closes the
-    connection instead. `is_dead`: it cannot be reached any more after its first connection."""
+    connection instead, and ECHO returns the request. `is_dead`: it cannot be reached any more after its first
+    connection."""
 
     def __init__(self, *answers: bytes | str, is_dead: bool = False) -> None:
         self.answers, self.is_dead = list(answers), is_dead
@@ -61,12 +62,12 @@ class AnsweringConnection(PlayedConnection):
         await asyncio.sleep(0)
         answers = self.device.answers
         answer = answers.pop(0) if len(answers) > 1 else answers[0]
-        if isinstance(answer, str):
+        if answer == HANG_UP:
             self.is_open = False
             raise ConnectionEnded("closed by the device")
-        frame: AnswerFrame | None = self.receive(
-            request[:4] + struct.pack(">HB", len(answer) + 1, request[6]) + answer if answer else b""
-        )
+        if answer and answer != ECHO:
+            answer = request[:4] + struct.pack(">HB", len(answer) + 1, request[6]) + answer
+        frame: AnswerFrame | None = self.receive(request if answer == ECHO else answer)
         self.answers_total += frame is not None
         return frame
 
@@ -197,23 +198,11 @@ async def test_the_silence_of_all_units_is_that_of_the_one_asked(
     assert len(device.asked) == 4
 
 
-async def test_only_our_own_request_is_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_our_own_request_is_silence(answering: Any) -> None:
     """An adapter that returns what is sent is no garbled unit."""
-    device = Answering(b"")
-
-    async def connect(_: object, receive: Any) -> Any:
-        connection = await device.connect(_, receive)
-
-        async def echo(request: bytes, _: float) -> AnswerFrame | None:
-            found: AnswerFrame | None = receive(request)
-            return found
-
-        connection.exchange = echo
-        return connection
-
-    monkeypatch.setattr(line_module, "open_connection", connect)
+    _, line = answering(ECHO, settings=replace(SETTINGS, transport="rtu_over_tcp"))
     with pytest.raises(UnitSilent, match="only our own request came back"):
-        await Line(replace(SETTINGS, transport="rtu_over_tcp")).read(READ)
+        await line.read(READ)
 
 
 async def test_requests_on_a_line_take_turns(answering: Any) -> None:

@@ -11,7 +11,7 @@ from agent.ingest.opcua.history import decode_history
 from agent.ingest.opcua.history.gap_fill import HistoryValue
 from agent.ingest.opcua.values.variant import ValueReader
 from agent.ingest.quality import BAD_INDEX_RANGE_NO_DATA
-from agent.message import Json
+from agent.message import Json, Value
 
 S = 1_000_000_000
 ROW = struct.pack("<Bi4i", 0x86, 4, 10, 11, 12, 13)  # an array of Int32
@@ -30,35 +30,33 @@ def response(*variants: bytes) -> bytes:
     return struct.pack("<iIi", 1, 0, -1) + data + struct.pack("<i", -1)
 
 
+BAD = BAD_INDEX_RANGE_NO_DATA
+
+
 @pytest.mark.parametrize(
-    "variant, index_range, value",
+    "variant, index_range, value, quality",
     [
-        (ROW, "", Json.of([10, 11, 12, 13])),
-        (ROW, "2", 12),
-        (ROW, "1:2", Json.of([11, 12])),
-        (ROW, "3:9", Json.of([13])),
-        (TABLE, "1,2", 12),
-        (TABLE, "0:1,1", Json.of([[1], [11]])),
-        (TEXTS, "1", "bc"),
-        (struct.pack("<Bi3s", 12, 3, b"abc"), "1", "b"),
-        (struct.pack("<Bd", 11, 1.5), "", 1.5),
+        (ROW, "", Json.of([10, 11, 12, 13]), 0),
+        (ROW, "2", 12, 0),
+        (ROW, "1:2", Json.of([11, 12]), 0),
+        (ROW, "3:9", Json.of([13]), 0),
+        (TABLE, "1,2", 12, 0),
+        (TABLE, "0:1,1", Json.of([[1], [11]]), 0),
+        (TEXTS, "1", "bc", 0),
+        (struct.pack("<Bi3s", 12, 3, b"abc"), "1", "b", 0),
+        (struct.pack("<Bd", 11, 1.5), "", 1.5, 0),
+        (ROW, "4", None, BAD),
+        (ROW, "1,1", None, BAD),
+        (TABLE, "2,0", None, BAD),
+        (TABLE, "0:1,5", None, BAD),
+        (struct.pack("<Bd", 11, 1.5), "0", None, BAD),
     ],
 )
-def test_the_part_of_an_array(variant: bytes, index_range: str, value: object) -> None:
-    """One element in its own type, a range as a list; the rest of the page is read on behind it."""
+def test_the_part_of_an_array(variant: bytes, index_range: str, value: Value, quality: int) -> None:
+    """One element in its own type, a range as a list; one that is not there is bad, as the server says it of a
+    monitored element. The rest of the page is read on behind it."""
     (page,) = decode_history(response(variant, variant), ValueReader(), [index_range])
-    assert list(page.values) == [HistoryValue(S, value, 0), HistoryValue(2 * S, value, 0)]  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    "variant, index_range",
-    [(ROW, "4"), (ROW, "1,1"), (TABLE, "2,0"), (TABLE, "0:1,5"), (struct.pack("<Bd", 11, 1.5), "0")],
-)
-def test_an_element_that_is_not_there_is_bad(variant: bytes, index_range: str) -> None:
-    """As the server says it of a monitored element."""
-    (page,) = decode_history(response(variant, ROW), ValueReader(), [index_range])
-    assert page.values[0] == HistoryValue(S, None, BAD_INDEX_RANGE_NO_DATA)
-    assert len(page.values) == 2
+    assert list(page.values) == [HistoryValue(S, value, quality), HistoryValue(2 * S, value, quality)]
 
 
 def test_a_null_array_lacks_no_element() -> None:

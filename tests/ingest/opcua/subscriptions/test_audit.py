@@ -208,37 +208,26 @@ async def test_a_read_without_an_answer_makes_the_next_ones_smaller(
 
 
 @pytest.mark.parametrize(
-    "published, other",
+    "deadband, published, within, beyond",
     [
-        (Json.of([1, 2]), Json.of([1, 3])),
-        (Json.of({"speed": 1.5}), Json.of({"speed": 2.5})),
-        ("recipe " * 100, "recipe " * 99),
-        (b"image" * 100, b"image"),
+        (0, Json.of([1, 2]), Json.of([1, 2]), Json.of([1, 3])),
+        (0, Json.of({"speed": 1.5}), Json.of({"speed": 1.5}), Json.of({"speed": 2.5})),
+        (0, "recipe " * 100, "recipe " * 100, "recipe " * 99),
+        (0, b"image" * 100, b"image" * 100, b"image"),
+        (0.5, 1.0, 1.5, 1.51),
+        (0.5, 10, 10, 9),
+        (0.5, Json.of([1.0, 2.0]), Json.of([1.5, 1.5]), Json.of([1.0, 2.6])),
+        (0.5, Json.of([1.0]), Json.of([1.1]), Json.of([1.0, 1.0])),
+        (0.5, "on", "on", "off"),
     ],
 )
 async def test_values_of_every_shape_are_compared(
-    published: Value, other: Value, monkeypatch: pytest.MonkeyPatch
+    deadband: float, published: Value, within: Value, beyond: Value, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An array, a structure, a long text and bytes: a dead item of these is found as one of a number is."""
-    source, audit, _ = await audited(monkeypatch, {1: (published, 0), 2: (other, 0)}, published=published)
-    assert [found.dead for found in await looks(source, audit, 2)] == [[], [2]]
-
-
-@pytest.mark.parametrize(
-    "published, within, beyond",
-    [
-        (1.0, 1.5, 1.51),
-        (10, 10, 9),
-        (Json.of([1.0, 2.0]), Json.of([1.5, 1.5]), Json.of([1.0, 2.6])),
-        (Json.of([1.0]), Json.of([1.1]), Json.of([1.0, 1.0])),
-        ("on", "on", "off"),
-    ],
-)
-async def test_with_a_deadband_only_a_move_beyond_it_is_missed(
-    published: Value, within: Value, beyond: Value, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of a number, and of any number in an array; another length is no matter of a deadband."""
-    band = Monitoring(deadband=0.5)
+    """An array, a structure, a long text and bytes: a dead item of these is found as one of a number is. With a
+    deadband only a move beyond it is missed, of a number and of any number in an array; another length is no matter of
+    a deadband."""
+    band = Monitoring(deadband=deadband) if deadband else AS_THE_SOURCE_SAYS
     source, audit, _ = await audited(monkeypatch, {1: (within, 0), 2: (beyond, 0)}, 0, published, band)
     assert [found.dead for found in await looks(source, audit, 2)] == [[], [2]]
 
