@@ -372,6 +372,10 @@ class SourceStatus:
     lost_total: Annotated[
         int, Counter("bsfg_source_values_lost_total", "Values received and lost; a fact records each gap.")
     ] = 0
+    backfilled_total: Annotated[
+        int, Counter("bsfg_source_values_backfilled_total", "Values read from its history after a gap.")
+    ] = 0
+    gaps_open: Annotated[int, Gauge("bsfg_source_gaps_open", "Gaps that are not yet filled from its history.")] = 0
     duplicates_total: Annotated[
         int, Counter("bsfg_source_values_duplicate_total", "Values dropped because they were held already.")
     ] = 0

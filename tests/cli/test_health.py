@@ -69,6 +69,7 @@ LINES: list[tuple[str, Any, str]] = [
     ("sources", SOURCE, "connected, 40 tags, 9,000 values"),
     ("sources", replace(SOURCE, values_total=0, last_value_unix_ms=1_000), "0 values since the start"),
     ("sources", replace(SOURCE, lost_total=12, tags_bad=3), "40 tags (3 bad), 9,000 values, 12 lost"),
+    ("sources", replace(SOURCE, lost_total=12, gaps_open=2), "9,000 values, 12 lost, 2 gaps to fill from history"),
     ("sources", replace(SOURCE, events=EventStatus(12, 0, 3, 5)), "values, 12 events, 3 conditions retained"),
     ("sources", replace(SOURCE, events=EventStatus(12, 7, 3, 5)), ", 12 events (7 lost), 3 conditions retained"),
     ("peers", replace(PEER, catch_up=CATCH_UP), " from 1,000: 25.0 % at 50,000 facts/s, 180 s left"),

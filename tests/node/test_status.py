@@ -307,6 +307,8 @@ def test_counts_of_a_source(store: FactStore, tmp_path: Path) -> None:
         "connects_total": 2,
         "duplicates_total": 4,
         "out_of_order_total": 5,
+        "backfilled_total": 15,
+        "gaps_open": 16,
     }
     counted |= {
         "polls_total": 90,

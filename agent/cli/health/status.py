@@ -107,7 +107,9 @@ def text(found: dict[str, Any]) -> str:
         lost = f", {source['lost_total']:,} lost" if source["lost_total"] else ""
         quiet = " since the start" if source["last_value_unix_ms"] and not source["values_total"] else ""
         bad = f" ({source['tags_bad']:,} bad)" if source["tags_bad"] else ""
-        values = f"{source['tags']:,} tags{bad}, {source['values_total']:,} values{quiet}{lost}"
+        to_fill = source["gaps_open"]
+        gaps = f", {to_fill:,} gap{'s' * (to_fill > 1)} to fill from history" if to_fill else ""
+        values = f"{source['tags']:,} tags{bad}, {source['values_total']:,} values{quiet}{lost}{gaps}"
         lines.append(_Part("source", source["name"], f"{link}, {values}{_events(source['events'])}"))
     lines += _more(found, "sources", "sources_connected", "connected")
     width = max([24, *(len(line.name) for line in lines if isinstance(line, _Part))])
