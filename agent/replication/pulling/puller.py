@@ -20,7 +20,7 @@ from agent.errors import StoreError
 from agent.pages import ReceivedPage
 from agent.replication.mqtt import Requester
 from agent.replication.protocol.codec import ArrivedAnswer
-from agent.replication.protocol.errors import TransportError
+from agent.replication.protocol.errors import ConnectionLost, TransportError
 from agent.replication.protocol.pacing import Alarm
 from agent.replication.protocol.ports import ReceivingStore
 from agent.replication.protocol.token_bucket import TokenBucket
@@ -168,6 +168,10 @@ class Puller:
             if future.cancelled():
                 return
             error = future.exception()
+            if isinstance(error, ConnectionLost):
+                core.contact.cut_off()
+            else:
+                core.contact.taken()
             if isinstance(error, TransportError):
                 self._happened(not_sent(fetch_id, error))
             else:

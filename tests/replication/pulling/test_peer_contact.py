@@ -59,6 +59,22 @@ def test_the_first_connection_is_used_at_once_and_a_later_one_forgets_failures()
     assert waits == [25_600, 1_000]
 
 
+def test_requests_that_are_cut_off_again_and_again_wait_longer() -> None:
+    """A broker that refuses a request by closing the connection takes it from the pulls of all peers: after the second
+    such request in a row, the next one waits, longer each time, until the broker has taken one."""
+    contact = PeerContact(SETTINGS)
+    contact.connected(0, 1.0)
+    waits = []
+    for _ in range(12):
+        contact.cut_off()
+        contact.connected(0, 1.0)
+        waits.append(contact.ask_at_ms)
+    assert waits == [250, 400, 800, 1_600, 3_200, 6_400, 12_800, 25_600, 51_200, 60_000, 60_000, 60_000]
+    contact.taken()
+    contact.connected(0, 1.0)
+    assert contact.ask_at_ms == SETTINGS.spread_ms
+
+
 def test_the_time_of_a_request() -> None:
     """It begins when the broker has the request, and heartbeats and our own delay move the deadline, each with its
     end. An early answer without facts is not followed at once."""

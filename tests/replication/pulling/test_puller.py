@@ -557,7 +557,8 @@ async def test_artifacts_beyond_the_quota_come_after_the_facts() -> None:
 
 
 async def test_lost_request_and_lost_connection_are_passing() -> None:
-    """A request that could not be sent, or that the broker refused, is sent again; the pull does not stop."""
+    """A request that could not be sent, or that the broker refused, is sent again; the pull does not stop. Requests
+    that the end of the connection cut off are counted until the broker takes one."""
     async with pulling() as scene:
         scene.peer.sent[0].set_exception(ConnectionLost("broker", "cut"))
         await scene.requested(2)
@@ -567,6 +568,11 @@ async def test_lost_request_and_lost_connection_are_passing() -> None:
         scene.peer.is_down = False
         await scene.requested(3)
         assert (scene.store.notes, scene.puller.statistics().counters.timeouts) == ([], 0)
+        contact = scene.puller._runner.core.contact
+        assert contact._cuts == 2
+        scene.peer.sent[2].set_result(None)
+        await settle()
+        assert contact._cuts == 0
 
 
 async def test_a_request_that_will_never_be_allowed_is_sent_rarely() -> None:

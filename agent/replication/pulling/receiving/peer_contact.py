@@ -177,6 +177,7 @@ class PeerContact:
         self.level_ms: int | None = None
         self._arrived_ms: int | None = None  # what it had then has arrived
         self.failures = 0
+        self._cuts = 0  # requests in a row
         self.ask_at_ms = 0
         self._returning_until_ms: int | None = None  # None before the first connection
         self._restart_at_ms = 0  # no request after another refused position before this time
@@ -219,13 +220,26 @@ class PeerContact:
 
     def connected(self, now_ms: int, jitter: float) -> bool:
         """There is a connection. Whether it is the first one, which is used at once. Earlier failures are forgotten:
-        the same outage may have cut off the peer."""
+        the same outage may have cut off the peer. Only requests that were cut off before are not: if the broker refuses
+        them so, the pulls of other peers need the connection in the meantime."""
         self.failures = 0
         is_first, self._returning_until_ms = self._returning_until_ms is None, now_ms
         if not is_first:
             self._returning_until_ms += RETURNING_MS
-            self.ask_at_ms = now_ms + int(self._settings.spread_ms * jitter)
+            settings, wait_ms = self._settings, int(self._settings.spread_ms * jitter)
+            if self._cuts > 1:
+                wait_ms = backoff_ms(settings.backoff_ms_min, settings.blocked_ms, self._cuts, jitter)
+            self.ask_at_ms = now_ms + wait_ms
         return is_first
+
+    def taken(self) -> None:
+        """The broker has accepted or refused a request."""
+        self._cuts = 0
+
+    def cut_off(self) -> None:
+        """The connection ended before the broker had accepted or refused a request. Some brokers refuse by closing
+        (MQTT 5, 4.13.2)."""
+        self._cuts += 1
 
     def back_off(self, now_ms: int, jitter: float) -> None:
         """A request failed: ask again later each time."""
