@@ -177,12 +177,13 @@ class Outages:
 
     def _spans(self, since: Moment, now: Moment, reason: str) -> list[Span]:
         """Those of an outage that ends now. With our times, the time without a process began when our clock was
-        believed last; one that is not believed may not know more."""
+        believed last; one that is not believed may not know more. Far before that no values are called missing."""
         clock, believed_ns = self._source.clock, self._believed_ns
         if reason == SOURCE_LOST or not clock.is_ours:
             return clock.spans(since, now)
         if clock.is_doubted(now.time_ns):
-            return [(believed_ns, now.time_ns if _is_likely(believed_ns, now.time_ns) else believed_ns)]
+            first_ns = since.time_ns if now.time_ns < believed_ns - AHEAD_NS else believed_ns
+            return [(first_ns, now.time_ns if _is_likely(first_ns, now.time_ns) else first_ns)]
         return [(min(believed_ns, now.time_ns), now.time_ns)]
 
     def _follow_belief(self, complete: Moment) -> None:
