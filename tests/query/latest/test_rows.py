@@ -98,58 +98,51 @@ def test_a_peer_gets_only_the_tags_it_asks_for(tmp_path: Path) -> None:
             assert look_up("facts.telemetry", lambda _: True, fresh_ms, 0).entry_at(1).mode == mode
 
 
-def aged(subject: str, age_s: float, in_force: TagsInForce | None = IN_FORCE, **more: Any) -> tuple[str, int | None]:
-    """Mode and expected interval of a tag whose value is so old, while its source is alive."""
-    found = aged_record(row(subject, AT, **more), in_force, NOW_NS + int(age_s * 1_000_000_000))
-    assert found["age_ms"] == age_s * 1000
-    return found["mode"], found["expected_ms"]
+SILENT, NORTH, REMOVED = {"mode": "degraded"}, {"zone": "north"}, {"quality": TAG_REMOVED}
 
 
 @pytest.mark.parametrize(
-    "subject, age_s, mode",
+    "subject, age_s, in_force, more, mode",
     [
-        ("tag:polled", 6, "fresh"),
-        ("tag:polled", 6.5, "stale"),  # one second and the least grace
-        ("tag:hourly", 3_660, "fresh"),
-        ("tag:hourly", 3_661, "stale"),  # an hour and the greatest grace
-        ("tag:change", 1_000_000, "fresh"),  # it may be silent for ever
+        ("tag:polled", 6, IN_FORCE, {}, "fresh"),
+        ("tag:polled", 6.5, IN_FORCE, {}, "stale"),  # one second and the least grace
+        ("tag:hourly", 3_660, IN_FORCE, {}, "fresh"),
+        ("tag:hourly", 3_661, IN_FORCE, {}, "stale"),  # an hour and the greatest grace
+        ("tag:change", 1_000_000, IN_FORCE, {}, "fresh"),  # it may be silent for ever
+        ("tag:polled", 600, IN_FORCE, SILENT, "degraded"),
+        ("tag:gone", 0, IN_FORCE, {}, "removed"),
+        ("tag:gone", 9, IN_FORCE, SILENT, "removed"),
+        ("tag:gone", 0, IN_FORCE, NORTH, "fresh"),
+        ("tag:gone", 0, IN_FORCE, {"source": ""}, "fresh"),
+        ("tag:gone", 0, None, {}, "fresh"),
+        ("tag:gone", 0, IN_FORCE, NORTH | REMOVED, "removed"),
+        ("tag:gone", 9, IN_FORCE, NORTH | REMOVED | SILENT, "removed"),
+        ("tag:gone", 0, None, REMOVED, "removed"),
+        ("tag:gone", 0, IN_FORCE, NORTH | {"quality": 0x808D_0000}, "fresh"),
+        ("tag:change", 0, IN_FORCE, REMOVED, "fresh"),
     ],
 )
-def test_a_tag_is_stale_when_nothing_came_for_longer_than_it_should(subject: str, age_s: float, mode: str) -> None:
-    """By the interval that the tag file gives it, although its source is alive; one that comes on change has its age
-    only."""
-    assert aged(subject, age_s) == (mode, IN_FORCE.intervals_ms[subject] or None)
+def test_the_mode_of_a_tag(
+    subject: str, age_s: float, in_force: TagsInForce | None, more: dict[str, Any], mode: str
+) -> None:
+    """A tag is stale when nothing came for longer than the interval that the tag file gives it, although its source is
+    alive; one that comes on change has its age only. Where its source is silent, that is shown, because it concerns all
+    tags. One that no file names is removed; not one of another zone, nor one that no source gave, nor where the files
+    are not known. There the last fact of a removed tag says so. A tag that its device calls out of service is none, nor
+    is one that is in the file again and has no value yet."""
+    found = aged_record(row(subject, AT, **more), in_force, NOW_NS + int(age_s * 1_000_000_000))
+    assert (found["age_ms"], found["mode"]) == (age_s * 1000, mode)
+    assert found["expected_ms"] == (IN_FORCE.intervals_ms.get(subject) or None)
 
 
-def test_a_tag_that_no_file_names_is_removed() -> None:
-    """Also while its source is silent; not one of another zone, nor one that no source gave, nor where the files are
-    not known."""
-    assert aged("tag:gone", 0) == ("removed", None)
-    assert aged("tag:gone", 9, mode="degraded") == ("removed", None)
-    assert aged("tag:gone", 0, zone="north") == ("fresh", None)
-    assert aged("tag:gone", 0, source="") == ("fresh", None)
-    assert aged("tag:gone", 0, None) == ("fresh", None)
-
-
-def test_the_last_fact_of_a_removed_tag_says_so_in_every_zone() -> None:
-    """At a zone above, which has no tag files of the plant, a removed tag is not bad for ever. A tag that its device
-    calls out of service is bad, and so is one that is in the file again and has no value yet."""
-    assert aged("tag:gone", 0, zone="north", quality=TAG_REMOVED) == ("removed", None)
-    assert aged("tag:gone", 9, zone="north", quality=TAG_REMOVED, mode="degraded") == ("removed", None)
-    assert aged("tag:gone", 0, None, quality=TAG_REMOVED) == ("removed", None)
-    assert aged("tag:gone", 0, zone="north", quality=0x808D_0000) == ("fresh", None)
-    assert aged("tag:change", 0, quality=TAG_REMOVED)[0] == "fresh"
+def test_a_removed_tag_is_not_bad_for_ever() -> None:
+    """At a zone above, which has no tag files of the plant. One that its device calls out of service is."""
     rows = [
         aged_record(row("tag:gone", AT, zone="north", quality=quality), IN_FORCE, NOW_NS)
         for quality in (TAG_REMOVED, 0x808D_0000)
     ]
     found = summarize(rows, None, lambda _: True)
     assert (found.removed, len(found.bad), len(found.silent)) == (1, 1, 0)
-
-
-def test_a_silent_source_stays_degraded() -> None:
-    """The reason that concerns all its tags is shown."""
-    assert aged("tag:polled", 600, mode="degraded")[0] == "degraded"
 
 
 def test_no_age_without_a_time_to_trust() -> None:

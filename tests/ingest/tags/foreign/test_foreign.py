@@ -32,6 +32,16 @@ def translated(product: str, file: str, data: bytes | None = None, **more: Any) 
     return found, read_tag_map("t.csv", tag_file(found, dialect(options)), "s", dialect(options))
 
 
+def opc_tag(path: object, name: str = "A", **more: str) -> dict[str, object]:
+    """A tag of Ignition that is this item of a server or driver."""
+    return {"name": name, "valueSource": "opc", "opcItemPath": path, **more}
+
+
+def ignition_list(root: object, protocol: str = "modbus") -> Translation:
+    """What becomes of an Ignition list of these tags."""
+    return ignition.translate("list.json", json.dumps(root).encode(), Options(protocol, 1))
+
+
 def points(found: TagMap) -> dict[str, tuple[object, ...]]:
     """Table, address, unit, type, order and scaling of each Modbus tag."""
     return {
@@ -190,7 +200,7 @@ def test_ignition_udts_in_udts() -> None:
 def instance(binding: str, **parameters: object) -> bytes:
     """An instance with one tag."""
     path = {"bindType": "parameter", "binding": binding}
-    member = {"name": "A", "tagType": "AtomicTag", "valueSource": "opc", "opcItemPath": path}
+    member = opc_tag(path, tagType="AtomicTag")
     kind = {"name": "T", "tagType": "UdtType", "parameters": parameters, "tags": [member]}
     return json.dumps({"tags": [kind, {"name": "I", "tagType": "UdtInstance", "typeId": "T"}]}).encode()
 
@@ -243,7 +253,7 @@ def test_names_of_instances_as_parameters() -> None:
     """A nested instance sees its own name, that of its parent and that of the outermost instance; a node id with braces
     is no reference."""
     path = {"bindType": "parameter", "binding": "ns=2;s={RootInstanceName}.{ParentInstanceName}.{InstanceName}.{From}"}
-    member = {"name": "A", "valueSource": "opc", "opcServer": "PLC", "opcItemPath": path}
+    member = opc_tag(path, opcServer="PLC")
     bound = {"value": {"bindType": "parameter", "binding": "{ParentInstanceName}"}}
     inner = {"name": "Inner", "tagType": "UdtType", "parameters": {"From": {"value": "x"}}, "tags": [member]}
     nested = {"name": "N", "tagType": "UdtInstance", "typeId": "Inner", "parameters": {"From": bound}}
@@ -253,7 +263,7 @@ def test_names_of_instances_as_parameters() -> None:
         "tagType": "UdtType",
         "tags": [{"name": "M", "tagType": "UdtInstance", "typeId": "Middle"}],
     }
-    guid = {"name": "G", "valueSource": "opc", "opcServer": "PLC", "opcItemPath": "ns=2;s={3f2504e0-4f89-11d3-9a0c}"}
+    guid = opc_tag("ns=2;s={3f2504e0-4f89-11d3-9a0c}", "G", opcServer="PLC")
     root = {"tags": [inner, middle, outer, {"name": "O", "tagType": "UdtInstance", "typeId": "Outer"}, guid]}
     found, tags = translated(
         "ignition", "list.json", json.dumps(root).encode(), protocol="opcua", namespaces={2: "urn:x"}
@@ -266,10 +276,10 @@ def test_names_of_instances_as_parameters() -> None:
 def test_an_export_of_an_instance_alone() -> None:
     """Lacks its type, which is said; a type that inherits from itself is refused."""
     alone = {"name": "I", "tagType": "UdtInstance", "typeId": "T", "tags": []}
-    found = ignition.translate("list.json", json.dumps(alone).encode(), Options("modbus", 1))
+    found = ignition_list(alone)
     assert [(refusal.name, "is not in this file" in refusal.why) for refusal in found.refused] == [("I", True)]
     root = {"tags": [{"name": "T", "tagType": "UdtType", "typeId": "T"}, alone]}
-    found = ignition.translate("list.json", json.dumps(root).encode(), Options("modbus", 1))
+    found = ignition_list(root)
     assert "from itself" in found.refused[0].why
 
 
@@ -288,27 +298,22 @@ def test_ignition_lists_of_several_devices(protocol: str, names: str) -> None:
 def test_ignition_tags_of_other_drivers() -> None:
     """Are read from Ignition's own OPC UA server, whose namespace 1 the person names; without it, the reason says
     so, and names Modbus as the other way."""
-    data = json.dumps(
-        [
-            {"name": "A", "valueSource": "opc", "opcItemPath": "[Logix]Program:Main.Speed"},
-            {"name": "B", "valueSource": "opc", "opcItemPath": "ns=1;s=[Logix]Axis[0].Pos"},
-        ]
-    ).encode()
+    root = [opc_tag("[Logix]Program:Main.Speed"), opc_tag("ns=1;s=[Logix]Axis[0].Pos", "B")]
+    data = json.dumps(root).encode()
     found, _ = translated("ignition", "list.json", data, protocol="opcua", namespaces={1: "urn:gateway"})
     assert [cells["address"] for _, cells in found.rows] == [
         "nsu=urn:gateway;s=[Logix]Program:Main.Speed",
         "nsu=urn:gateway;s=[Logix]Axis[0].Pos",
     ]
-    found = ignition.translate("list.json", data, Options("opcua", 1))
-    assert all("--namespace 1=URI" in why and "--protocol modbus" in why for why in refused(found).values())
-    found = ignition.translate("list.json", data, Options("modbus", 1))
-    assert all("--protocol opcua" in why for why in refused(found).values())
+    whys = refused(ignition_list(root, "opcua")).values()
+    assert all("--namespace 1=URI" in why and "--protocol modbus" in why for why in whys)
+    assert all("--protocol opcua" in why for why in refused(ignition_list(root)).values())
 
 
 def test_ignition_types_in_a_file_of_their_own() -> None:
     """The designer exports UDT definitions and tags separately, a folder with its name, which is part of the name of a
     type and of a tag. The definitions alone are no list of tags, which is said."""
-    member = {"name": "P", "valueSource": "opc", "opcItemPath": {"bindType": "parameter", "binding": "[D]HR{N}"}}
+    member = opc_tag({"bindType": "parameter", "binding": "[D]HR{N}"}, "P")
     motor = {"name": "Motor", "tagType": "UdtType", "parameters": {"N": {"value": 7}}, "tags": [member]}
     types = json.dumps({"name": "Drives", "tagType": "Folder", "tags": [motor]}).encode()
     instance = {"name": "M1", "tagType": "UdtInstance", "typeId": "Drives/Motor"}
@@ -336,15 +341,14 @@ def test_ignition_types_in_a_file_of_their_own() -> None:
 )
 def test_kinds_of_ignitions_registers(item: str, kind: str, address: int) -> None:
     """Digits that belong to the kind are not taken for the register."""
-    data = json.dumps([{"name": "A", "valueSource": "opc", "opcItemPath": f"[D]{item}"}]).encode()
+    data = json.dumps([opc_tag(f"[D]{item}")]).encode()
     found, tags = translated("ignition", "list.json", data)
     assert [(tag.point.kind.name, tag.point.address) for tag in tags.tags] == [(kind, address)], found.refused
 
 
 def test_bits_of_several_registers() -> None:
     """Are refused: which register holds the bit depends on the word order."""
-    data = json.dumps([{"name": "A", "valueSource": "opc", "opcItemPath": "[D]HRI4.3"}]).encode()
-    assert "several registers" in refused(ignition.translate("list.json", data, Options("modbus", 1)))[1]
+    assert "several registers" in refused(ignition_list([opc_tag("[D]HRI4.3")]))[1]
 
 
 def test_ignition_csv() -> None:
@@ -453,7 +457,7 @@ def test_code_pages_of_lists() -> None:
     assert any("read as WINDOWS-1250" in note for note in found.notes)
     with pytest.raises(TagMapError, match="is not text in shift_jis"):
         translated("kepware", "list.csv", b"\xfd" + data, code_page="shift_jis")
-    umlaut = [{"name": "A", "valueSource": "opc", "opcItemPath": "[D]HR1", "engUnit": "Ø"}]
+    umlaut = [opc_tag("[D]HR1", engUnit="Ø")]
     content = json.dumps(umlaut, ensure_ascii=False).encode("cp1252")
     _, tags = translated("ignition", "list.json", content, code_page="cp1252")
     assert tags.tags[0].definition.unit == "Ø"
