@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import tty
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -15,10 +15,10 @@ from agent.settings.sources import ModbusSourceSettings
 
 
 @contextmanager
-def field_device(mode: str, where: str = "0", *files: Path) -> Iterator[int]:
-    """The device as a process; its port."""
+def field_device(mode: str, where: str = "0", *files: Path, ends: Sequence[int] = ()) -> Iterator[int]:
+    """The device as a process; its port. It is given these open files."""
     command = [sys.executable, "-m", "tests.ingest.modbus.field_device", mode, where, *map(str, files)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, pass_fds=ends) as process:
         assert process.stdout is not None
         try:
             yield int(process.stdout.readline().split()[1])
@@ -34,30 +34,21 @@ def settings(transport: str, **given: object) -> ModbusSourceSettings:
     return made
 
 
-@contextmanager
-def cable() -> Iterator[tuple[str, str]]:
-    """A pair of pseudo terminals: what is written to one is read from the other."""
-    ours, theirs = os.openpty(), os.openpty()
-    for end in (*ours, *theirs):
-        tty.setraw(end)
-    command = [sys.executable, "-m", "tests.ingest.modbus.cable", str(ours[0]), str(theirs[0])]
-    with subprocess.Popen(command, pass_fds=(ours[0], theirs[0])) as process:
-        try:
-            yield os.ttyname(ours[1]), os.ttyname(theirs[1])
-        finally:
-            process.kill()
-            for end in (*ours, *theirs):
-                os.close(end)
-
-
 @asynccontextmanager
 async def line_to(mode: str, **given: object) -> AsyncIterator[Line]:
     """A line to a device with these faults."""
     kind = mode.partition(",")[0]
     if kind == "serial":
-        with cable() as (ours, theirs), field_device(mode, theirs):
-            async with Line(settings("rtu", serial_port=ours, parity="none", baud_rate=115_200, **given)) as line:
-                yield line
+        theirs, ours = os.openpty()
+        tty.setraw(ours)
+        made = settings("rtu", serial_port=os.ttyname(ours), parity="none", baud_rate=115_200, **given)
+        try:
+            with field_device(mode, str(theirs), ends=[theirs]):
+                async with Line(made) as line:
+                    yield line
+        finally:
+            for end in (theirs, ours):
+                os.close(end)
         return
     with field_device(mode) as port:
         async with Line(settings("tcp" if kind == "tcp" else "rtu_over_tcp", port=port, **given)) as line:

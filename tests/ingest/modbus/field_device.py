@@ -1,6 +1,6 @@
 """A Modbus device with the faults that engineers report, as a process of its own. Register a holds a.
 
-    python -m tests.ingest.modbus.field_device MODE [PORT or TTY] [CERT KEY CLIENT_CA]
+    python -m tests.ingest.modbus.field_device MODE [PORT or the open end of a line] [CERT KEY CLIENT_CA]
 
 tcp, tls, rtu, serial Modbus TCP, also with TLS, RTU over TCP, RTU on a serial port; with options behind a comma:
   late=S:N            each Nth answer is S seconds late
@@ -24,7 +24,6 @@ import struct
 import sys
 import threading
 import time
-import tty
 from collections.abc import Callable
 
 MODE, _, GIVEN = sys.argv[1].partition(",")
@@ -123,8 +122,7 @@ def serve(accepted: socket.socket) -> None:
 def main(where: str) -> None:
     """Answer on a serial port or a socket, for ever."""
     if MODE == "serial":
-        line = os.open(where, os.O_RDWR | os.O_NOCTTY)
-        tty.setraw(line)
+        line = int(where)
         print("ready 0", flush=True)
         talk(lambda size: os.read(line, size), lambda data: os.write(line, data))
         return
