@@ -156,6 +156,7 @@ MISTAKES: list[tuple[dict[str, object], str, str]] = [
     ({**A, "broker": [BROKER, BROKER]}, "broker[1].name", "names must differ"),
     ({**A, "broker": [{**BROKER, "optional": 1}]}, "broker[0].optional", "true or false"),
     ({**A, "page": {"listen_port": 70_000}}, "page.listen_port", "1 to 65535"),
+    ({**A, "page": {"listen_host": ""}}, "page.listen_host", "other machines reach this address"),
     ({**A, "storage": {}}, "storage", "did you mean store?"),
     (peered(broker="x"), "peer[0].broker", "no [[broker]] is named"),
     ({**peered(broker="x"), "node": {"zone": "A"}}, "peer[0].broker", "no [[broker]] is named"),
