@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from agent.ingest.clock import JUMP_NS, Span
+from agent.ingest.clock import AHEAD_NS, JUMP_NS, Span
 from agent.ingest.completeness import CLOCK_JUMP_NS, Moment, Stored, spans
 
 DRIFT_PER_MILLE = 1  # of two clocks that are not set; NTP slews by half of that at most
@@ -61,6 +61,7 @@ class SourceClock:
         self._shown: tuple[int, int] | None = None  # the last reading, and our monotonic clock when it arrived
         self._ahead_ns = 0  # of our monotonic clock
         self._earlier_ahead_ns: int | None = None  # of our wall clock, in an earlier process
+        self._earlier_complete_ns, self._is_compared = 0, True  # with that
 
     def now_ns(self) -> int:
         """The present time on it, as far as is known: before the first reading, by what an earlier process saw, and
@@ -68,11 +69,16 @@ class SourceClock:
         monotonic_ns, wall_ns = self._ours()
         if self._shown is not None:
             return monotonic_ns + self._ahead_ns
-        return wall_ns + (0 if self.is_doubted(wall_ns) else self._earlier_ahead_ns or 0)
+        return wall_ns + (0 if self.is_ours_doubted else self._earlier_ahead_ns or 0)
 
     def is_doubted(self, our_ns: int) -> bool:
         """Whether our clock gave this time while it was not believed."""
         return any(first_ns <= our_ns <= last_ns for first_ns, last_ns in self._doubted())
+
+    @property
+    def is_ours_doubted(self) -> bool:
+        """Whether our clock is not believed now."""
+        return self.is_doubted(self._ours()[1])
 
     def now(self) -> Moment:
         """The present moment on it."""
@@ -100,7 +106,8 @@ class SourceClock:
 
     def continue_from(self, stored: Stored) -> None:
         """Compare it with what an earlier process saw."""
-        self._earlier_ahead_ns = stored.ahead_ns
+        self._earlier_complete_ns, self._earlier_ahead_ns = stored
+        self._is_compared = False
 
     def earlier(self, part: Stored) -> Moment:
         """The moment up to which a part of the source was complete in an earlier process. This clock may have been set
@@ -111,8 +118,7 @@ class SourceClock:
 
     def stored(self, complete: Moment) -> Stored:
         """What the next process needs to know, if everything up to `complete` is stored."""
-        _, wall_ns = self._ours()
-        return Stored(complete.on(self.now()), None if self.is_doubted(wall_ns) else self.ahead_ns)
+        return Stored(complete.on(self.now()), None if self.is_ours_doubted else self.ahead_ns)
 
     def least_ns(self) -> int | None:
         """A lower bound of the readings from now on, unless it is set back; None before the first reading. The last
@@ -130,12 +136,11 @@ class SourceClock:
         """Take in a reading that arrived now. `least_ns` is the lower bound of this reading. A delay makes the server's
         clock seem late, never early: so the reading that is furthest ahead is the best one, less the drift since
         then."""
-        monotonic_ns, wall_ns = self._ours()
+        monotonic_ns, _ = self._ours()
         ahead_ns, set_back_ns = server_ns - monotonic_ns, 0
         if self._shown is None:
             self._ahead_ns = ahead_ns
-            if self._earlier_ahead_ns is not None and not self.is_doubted(wall_ns):
-                set_back_ns = _set_back_ns(self._earlier_ahead_ns - (server_ns - wall_ns))
+            set_back_ns = self._compare(server_ns) or 0
         elif least_ns is not None and server_ns < least_ns:
             set_back_ns = max(0, self._ahead_ns - ahead_ns)
             self._ahead_ns = ahead_ns
@@ -147,6 +152,22 @@ class SourceClock:
             self._sets.append(Moment(server_ns + set_back_ns, self.set_back_ns))
         self._shown = server_ns, monotonic_ns
         self.set_back_ns += set_back_ns
+
+    def set_while_away_ns(self) -> int | None:
+        """By how much it was set back while no process ran, if our clock was not believed at the first reading; None:
+        not known yet, or used for that."""
+        return None if self._shown is None else self._compare(self.now_ns())
+
+    def _compare(self, server_ns: int) -> int | None:
+        """By how much it was set back since an earlier process, once. If it shows that little time has passed, and ours
+        years, that was set."""
+        if self._is_compared or self._earlier_ahead_ns is None or self.is_ours_doubted:
+            return None
+        self._is_compared = True
+        _, wall_ns = self._ours()
+        set_back_ns = self._earlier_ahead_ns - (server_ns - wall_ns) - self.set_back_ns
+        passed_ns = server_ns - self._earlier_complete_ns
+        return 0 if 0 <= passed_ns <= AHEAD_NS < abs(set_back_ns) else _set_back_ns(set_back_ns)
 
     def sent(self, publish_time_ns: int, before: Moment) -> Moment:
         """A moment on it that is not later than the sending of an answer that arrives now: its publish time, otherwise

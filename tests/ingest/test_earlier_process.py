@@ -119,6 +119,36 @@ async def test_a_stop_is_as_long_as_a_clock_says_that_is_set_later(played: Playe
     assert list(store.complete) == [("meter", "")]
 
 
+@pytest.mark.parametrize("shown_s, until_s", [(-1_800, 0), (10_000 - NOON // S, 0), (3_600, 3_600)])
+async def test_the_clock_of_a_server_that_was_set_while_ours_was_not_believed(
+    played: PlayedSource, shown_s: int, until_s: int
+) -> None:
+    """After an hour without a process it shows half an hour less, 1970, or the right time. The gap fact has what it
+    says, or no time if that cannot be; when the clock of the node is believed again, another has the hour."""
+    ours, shown_ns = [0, S], NOON + shown_s * S
+
+    async def life(source: ModbusSource, on_up: Callable[[], None]) -> None:
+        source.clock.is_ours, source.clock._ours = False, lambda: (ours[0], ours[1])
+        source.clock.continue_from(Stored(NOON, 0))
+        source.clock.note_reading(shown_ns, None)
+        on_up()
+        await deliver(source, source.clock.now_ns())
+        ours[:] = S, NOON + 3_601 * S
+        await source._delivery.deliver_due(source.clock.now_ns())
+        await deliver(source, source.clock.now_ns())
+        await asyncio.Event().wait()
+
+    played.lives(life)
+    store = FakeStore()
+    store.complete["meter", ""] = Stored(NOON, 0)
+    stored = cast(StoredFacts, StoredBefore(store))
+    async with played.ingesting(store=store, stored=stored, doubted=lambda: [(0, 9 * S)]):
+        await wait_until_async(lambda: len(store.samples) == 4, "the values")
+    found = [gap[:2] for why, gap in zip(reasons(store), gaps(store), strict=True) if why == "agent_stopped"]
+    hour = time_text(shown_ns - 3_600 * S), time_text(shown_ns)
+    assert found == [(time_text(NOON), time_text(NOON + until_s * S)), hour][until_s > 0 :]
+
+
 @pytest.mark.parametrize("reason", ["agent_stopped", "source_lost"])
 async def test_a_tag_removed_before_the_return_has_its_gap(
     played: PlayedSource, monkeypatch: pytest.MonkeyPatch, reason: str

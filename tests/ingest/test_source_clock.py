@@ -108,3 +108,19 @@ def test_a_clock_that_was_set_while_no_process_ran(wall_ns: int, earlier_s: int 
     clock.read_at(0, wall_ns + S - SET_WHILE_AWAY_NS // 2 * (earlier_s == 1))
     assert clock.set_back_ns == set_back_s * S
     assert (clock.stored(clock.now()).ahead_ns is None) == (wall_ns == 0)
+
+
+@pytest.mark.parametrize(
+    "passed_ns, earlier_s, set_back_s", [(S, 3_600, 3_600), (S, 10**9, 0), (-(10**18), 10**9, 10**9)]
+)
+def test_a_clock_that_was_set_is_known_when_ours_is_believed(passed_ns: int, earlier_s: int, set_back_s: int) -> None:
+    """Once, and less what it was set since. Of two clocks that are years apart, the one was set by which years have
+    passed, or less than no time."""
+    clock = Played()
+    clock.continue_from(Stored(NOW - passed_ns, earlier_s * S))
+    clock.read_at(0, NOW)
+    assert clock.set_while_away_ns() is None
+    clock.wall_ns = NOW
+    clock.read_at(S, NOW + 3_601 * S)
+    assert clock.set_while_away_ns() == set_back_s * S
+    assert clock.set_while_away_ns() is None

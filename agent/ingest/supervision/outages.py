@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from agent.ingest import quality
 from agent.ingest.clock import AHEAD_NS, BUILT_NS, Span
-from agent.ingest.completeness import Moment, Stored
+from agent.ingest.completeness import Moment, Stored, spans
 from agent.ingest.delivery import Delivery
 from agent.ingest.gap import (
     AGENT_STOPPED,
@@ -68,7 +68,7 @@ class Outages:
             self._hold()
         else:
             self._note_gap()
-        if self._source.clock.is_ours and self._source.clock.is_doubted(self._source.clock.now_ns()):
+        if self._source.clock.is_ours and self._source.clock.is_ours_doubted:
             self._delivery.doubted_parts = {BELIEVED_PART: Stored(self._believed_ns)}
 
     def stand_by(self) -> None:
@@ -124,7 +124,9 @@ class Outages:
 
     def end_wait(self) -> None:
         """Called again and again while the source runs."""
-        if self._source.clock.is_ours and self._source.complete is not None and self._present is None:
+        if not self._source.clock.is_ours:
+            self._compare_clocks()
+        elif self._source.complete is not None and self._present is None:
             self._follow_belief(self._source.complete)
         self._end_wait_for_value()
 
@@ -171,20 +173,21 @@ class Outages:
             span, *before = self._spans(outage.since, now, outage.reason)
             delivery.add_gap(outage.reason, *span, 0, delivery.points, exact=False)
             self._declare_as_it_was(before)
-            if outage.reason != SOURCE_LOST and source.clock.is_doubted(now.time_ns):
+            if outage.reason != SOURCE_LOST and source.clock.is_ours_doubted:
                 self._doubted_outage = outage.reason, outage.since.time_ns, now
         self._note_gap()
 
     def _spans(self, since: Moment, now: Moment, reason: str) -> list[Span]:
         """Those of an outage that ends now. With our times, the time without a process began when our clock was
         believed last; one that is not believed may not know more. Far before that no values are called missing."""
-        clock, believed_ns = self._source.clock, self._believed_ns
-        if reason == SOURCE_LOST or not clock.is_ours:
+        clock, is_doubted = self._source.clock, self._source.clock.is_ours_doubted
+        if reason == SOURCE_LOST or not (clock.is_ours or is_doubted):
             return clock.spans(since, now)
-        if clock.is_doubted(now.time_ns):
-            first_ns = since.time_ns if now.time_ns < believed_ns - AHEAD_NS else believed_ns
+        is_far = is_doubted and now.time_ns < self._believed_ns - AHEAD_NS
+        first_ns = self._believed_ns if clock.is_ours and not is_far else since.time_ns
+        if is_doubted:
             return [(first_ns, now.time_ns if _is_likely(first_ns, now.time_ns) else first_ns)]
-        return [(min(believed_ns, now.time_ns), now.time_ns)]
+        return [(min(first_ns, now.time_ns), now.time_ns)]
 
     def _follow_belief(self, complete: Moment) -> None:
         """Of a source with our times: when our clock is believed again, it is known what the time without a process
@@ -201,6 +204,16 @@ class Outages:
             self._delivery.add_gap(reason, first_ns, last_ns, 0, self._delivery.points, exact=False)
         self._delivery.doubted_parts, self._doubted_outage = {}, None
         self._believed_ns = complete.on(now)
+
+    def _compare_clocks(self) -> None:
+        """Of a source with a clock: when ours is believed again, it is known how that was set without a process."""
+        if self._doubted_outage is None or not (set_back_ns := self._source.clock.set_while_away_ns()):
+            return
+        reason, since_ns, end = self._doubted_outage
+        self._doubted_outage = None
+        span, *before = spans(Moment(since_ns, end.set_back_ns - set_back_ns), end)
+        self._delivery.add_gap(reason, *span, 0, self._delivery.points, exact=False)
+        self._declare_as_it_was(before)
 
     def _declare_as_it_was(self, spans: Sequence[tuple[int, int]]) -> None:
         """Declare a gap in the times of the clock as it was before it was set."""
