@@ -40,6 +40,7 @@ from agent.replication.mqtt.publish_packet import PackedProperties
 from agent.replication.mqtt.tls_client import TlsClient, rearm_quickack
 from agent.replication.mqtt.transport_errors import (
     connect_error,
+    ended,
     publish_error,
     refused_before_connack,
     session_refused,
@@ -411,11 +412,11 @@ class MqttConnection:
             self._socket = None
             self._is_writing = False
 
-    def _on_disconnect(self, _client: Client, _data: Any, _flags: Any, reason: Any, _properties: Any) -> None:
+    def _on_disconnect(self, _client: Client, _data: Any, flags: Any, reason: Any, _properties: Any) -> None:
         if self._phase is not Phase.OPEN:
             return  # still in the connecting thread; `_connect` sees the closed socket
         if self._connack.done():
-            self._end_with(ConnectionLost(str(self._access), f"the connection ended: {reason}"))
+            self._end_with(ended(str(self._access), reason, is_told=flags.is_disconnect_packet_from_server))
         elif reason.getName() == "Protocol error" and not self._client.alert:
             self._end_with(BrokerUnreachable(str(self._access), "it sent invalid MQTT", "Is it an MQTT 5 broker?"))
         else:

@@ -13,6 +13,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from agent.replication.protocol.errors import (
     BrokerUnreachable,
     BrokerUntrusted,
+    ConnectionLost,
     ConnectionRefused,
     NotAuthorized,
     PeerAbsent,
@@ -21,6 +22,9 @@ from agent.replication.protocol.errors import (
 
 _NO_MATCHING_SUBSCRIBERS = 0x10
 _NOT_AUTHORIZED = 0x87
+_UNSPECIFIED = 0x80
+_PASSING = frozenset({0x88, 0x89, 0x97, 0x9F})
+"""Server unavailable, server busy, quota exceeded, connection rate exceeded: says nothing about our identity."""
 
 _UNKNOWN_AUTHORITY = frozenset({2, 18, 19, 20, 21})
 """OpenSSL's numbers (X509_V_ERR_*) for a chain that does not end at an authority in ca_file."""
@@ -119,7 +123,15 @@ def refused_before_connack(where: str, alert: str = "") -> TransportError:
 
 def session_refused(where: str, reason: ReasonCode) -> TransportError:
     """The error for a CONNACK with a failure code."""
-    return ConnectionRefused(where, f"refused the session: {reason}", "See the broker's log.")
+    kind = BrokerUnreachable if reason.value in _PASSING else ConnectionRefused
+    return kind(where, f"refused the session: {reason}", "See the broker's log.")
+
+
+def ended(where: str, reason: ReasonCode, *, is_told: bool) -> TransportError:
+    """The error for the end of a session. `is_told`: the reason is the broker's, else paho's."""
+    if reason.value == _UNSPECIFIED and not is_told:
+        return ConnectionLost(where, "the connection ended without a reason")
+    return ConnectionLost(where, f"the connection ended: {reason}")
 
 
 def unusable_limits(where: str, limits: str, packet_bytes_min: int) -> TransportError:

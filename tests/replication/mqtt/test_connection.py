@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from paho.mqtt.client import DisconnectFlags
 from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
 from paho.mqtt.exception import MQTTException
 from paho.mqtt.packettypes import PacketTypes
@@ -19,10 +20,11 @@ from paho.mqtt.reasoncodes import ReasonCode
 from agent.replication.mqtt import transport
 from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.mqtt.tls_client import TlsClient
-from agent.replication.mqtt.transport import INCOMING_BYTES_MAX, READS_PER_WAKE_MAX, MqttConnection
+from agent.replication.mqtt.transport import INCOMING_BYTES_MAX, READS_PER_WAKE_MAX, MqttConnection, Phase
 from agent.replication.protocol.errors import (
     BrokerUnreachable,
     ConnectionLost,
+    ConnectionRefused,
     MessageTooLarge,
     NotAuthorized,
     OutgoingFull,
@@ -192,6 +194,32 @@ async def test_the_least_that_a_broker_must_accept(
     accepts(connection, **{limit: least - (limit == lacking) for limit, least in LEAST.items()})
     assert connection.closed.done() is (lacking is not None)
     assert played.published == []
+
+
+@pytest.mark.parametrize(
+    "reason, error",
+    [("Not authorized", ConnectionRefused), ("Server busy", BrokerUnreachable), ("Quota exceeded", BrokerUnreachable)],
+)
+async def test_a_broker_that_is_busy_does_not_refuse_our_identity(
+    played: Played, reason: str, error: type[TransportError]
+) -> None:
+    """What passes by itself must neither put a new certificate aside nor call for a person."""
+    connection = MqttConnection(ACCESS, lambda _: None)
+    connection._on_connect(played, None, None, ReasonCode(PacketTypes.CONNACK, reason), None)  # type: ignore[arg-type]
+    assert type(connection.closed.result()) is error
+
+
+@pytest.mark.parametrize("is_told, says", [(True, "ended: Unspecified error"), (False, "ended without a reason")])
+async def test_an_end_without_a_reason_is_not_an_error_of_the_broker(
+    monkeypatch: pytest.MonkeyPatch, played: Played, is_told: bool, says: str
+) -> None:
+    """A broker that was killed sends no reason; paho makes one up."""
+    connection = connected(monkeypatch)
+    accepts(connection)
+    connection._phase = Phase.OPEN
+    flags, reason = DisconnectFlags(is_told), ReasonCode(PacketTypes.DISCONNECT, "Unspecified error")
+    connection._on_disconnect(played, None, flags, reason, None)  # type: ignore[arg-type]
+    assert says in str(connection.closed.result())
 
 
 async def test_waiting_messages_are_bounded_to_the_byte(monkeypatch: pytest.MonkeyPatch, played: Played) -> None:
