@@ -199,10 +199,13 @@ async def test_the_silence_of_all_units_is_that_of_the_one_asked(
 
 
 async def test_only_our_own_request_is_silence(answering: Any) -> None:
-    """An adapter that returns what is sent is no garbled unit."""
-    _, line = answering(ECHO, settings=replace(SETTINGS, transport="rtu_over_tcp"))
+    """An adapter that returns what is sent is no garbled unit. On a serial line, where an answer may still come,
+    nothing is sent for another time-out."""
+    _, line = answering(ECHO, settings=replace(SETTINGS, transport="rtu", serial_port="/dev/ttyS1", host=""))
+    asked_s = asyncio.get_running_loop().time()
     with pytest.raises(UnitSilent, match="only our own request came back"):
         await line.read(READ)
+    assert line._endpoint.quiet_until_s >= asked_s + SETTINGS.timeout_ms / 1_000
 
 
 async def test_requests_on_a_line_take_turns(answering: Any) -> None:
