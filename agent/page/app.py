@@ -11,11 +11,12 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Mapping
 from functools import partial
 from importlib.resources import files
+from ipaddress import ip_address
 from typing import Any
-from urllib.parse import parse_qsl, quote, urlencode
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 from zlib import crc32
 
 import jinja2
@@ -23,7 +24,6 @@ from markupsafe import Markup, escape
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import (
     HTMLResponse,
@@ -282,11 +282,27 @@ def _integer(text: str | None, default: int) -> int:
     return int(text) if text and text.isdecimal() and len(text) < 14 else default
 
 
-class Guard:
-    """Headers on every answer, GET and HEAD only, and who may look."""
+def _host(headers: Mapping[bytes, bytes]) -> str:
+    """The name or address by which a request asks for this page, in lower case; empty if it says none."""
+    try:
+        return urlsplit("//" + headers.get(b"host", b"").decode("latin-1")).hostname or ""
+    except ValueError:  # no address in its brackets
+        return ""
 
-    def __init__(self, app: ASGIApp, users: Users | None) -> None:
+
+def _is_address(host: str) -> bool:
+    try:
+        return bool(ip_address(host))
+    except ValueError:
+        return False
+
+
+class Guard:
+    """Headers on every answer, GET and HEAD only, by which name, and who may look."""
+
+    def __init__(self, app: ASGIApp, names: Collection[str], users: Users | None) -> None:
         self._app, self._users = app, users
+        self._names = {name.lower() for name in names}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -300,11 +316,13 @@ class Guard:
             await send(message)
 
         answer: ASGIApp = self._app
+        headers = dict(scope["headers"])
         if scope["method"] not in {"GET", "HEAD"}:
             answer = PlainTextResponse("only GET is answered here\n", 405, {"Allow": "GET, HEAD"})
-        elif self._users is not None and not await self._users.admits(
-            dict(scope["headers"]).get(b"authorization", b"")
-        ):
+        elif (host := _host(headers)) not in self._names and not _is_address(host):
+            # Somebody else's DNS may lead a browser here by a name of its own, but not by an address.
+            answer = PlainTextResponse(f"{host!a} is none of the names of this page: names, in [page]\n", 400)
+        elif self._users is not None and not await self._users.admits(headers.get(b"authorization", b"")):
             answer = PlainTextResponse(
                 "who are you?\n", 401, {"WWW-Authenticate": 'Basic realm="bsfg", charset="UTF-8"'}
             )
@@ -312,13 +330,11 @@ class Guard:
 
 
 def make_app(watch: Watch, names: list[str], users: Users | None = None) -> Starlette:
-    """The application. `names`: the hosts by which it may be asked for."""
+    """The application. `names`: those by which it may be asked for, besides addresses."""
     return Starlette(
         routes=PageAnswers(watch).routes(),
         middleware=[
-            Middleware(Guard, users=users),
-            # "[" is what it compares of an IPv6 address, which no name of somebody else's DNS is.
-            Middleware(TrustedHostMiddleware, allowed_hosts=[*names, "["], www_redirect=False),
+            Middleware(Guard, names=names, users=users),
             Middleware(GZipMiddleware, compresslevel=1),  # nothing in a page is secret from who may see it
         ],
     )

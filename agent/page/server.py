@@ -87,7 +87,7 @@ async def serve(settings: NodeSettings, ready: Callable[[str], None] = lambda _:
     page, watch = settings.page, Watch(settings.node)
     listening = _listen(page.listen_host, page.listen_port)
     port = listening.getsockname()[1]
-    names = [*page.names, page.listen_host, "localhost", "127.0.0.1", "[::1]", "::1", socket.gethostname()]
+    names = [*page.names, page.listen_host, "localhost", socket.gethostname()]
     app = make_app(watch, names, Users(page.users_file) if page.users_file else None)
     options: dict[str, Any] = {}
     if page.cert_file:

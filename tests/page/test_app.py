@@ -186,11 +186,12 @@ async def test_odd_requests(site: Site, path: str) -> None:
 
 
 async def test_other_hosts_and_methods_are_refused(site: Site) -> None:
-    """A name that leads here by somebody else's DNS gets nothing, and nothing can be posted; an IPv6 address is
-    none."""
-    for host in ("evil.example", "localhost.evil.example", ""):
+    """A name that leads here by somebody else's DNS gets nothing, and nothing can be posted; an address is no name, and
+    capitals are no other one."""
+    for host in ("evil.example", "localhost.evil.example:80", "", "[evil]", "127.0.0.1.evil.example"):
         assert (await ask(site.app, "/", host=host))[0] == 400
-    assert (await ask(site.app, "/", host="[::1]:8470"))[0] == 200
+    for host in ("[::1]:8470", "10.1.2.3:8470", "127.0.0.1", "LocalHost:8470"):
+        assert (await ask(site.app, "/", host=host))[0] == 200
     for method in ("POST", "PUT", "DELETE", "OPTIONS"):
         assert (await ask(site.app, "/", method))[0] == 405
 
