@@ -52,21 +52,22 @@ def bad(diagnostics: list[Diagnostic]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "setting",
+    "setting, value",
     [
-        "cafile",
-        "certfile",
-        "keyfile",
-        "crlfile",
-        "plugin",
-        "plugin_opt_config_file",
-        "tls_version",
-        "require_certificate",
-        "use_identity_as_username",
+        ("cafile", ""),
+        ("certfile", ""),
+        ("keyfile", ""),
+        ("crlfile", ""),
+        ("plugin", ""),
+        ("plugin_opt_config_file", ""),
+        ("tls_version", ""),
+        ("tls_version", "tlsv1.2"),
+        ("require_certificate", ""),
+        ("use_identity_as_username", ""),
     ],
 )
-def test_configuration_without_a_protection(setting: str) -> None:
-    """Each setting that protects identities is reported if it is missing."""
+def test_configuration_without_a_protection(setting: str, value: str) -> None:
+    """Each setting that protects identities is reported if it is missing, or too weak."""
     settings = {
         name: f"/x/{name}" for name in ("cafile", "certfile", "keyfile", "crlfile", "plugin", "plugin_opt_config_file")
     }
@@ -78,6 +79,7 @@ def test_configuration_without_a_protection(setting: str) -> None:
     }
     assert list(check_config(settings)) == []
     del settings[setting]
+    settings |= {setting: value} if value else {}
     assert [setting in diagnostic.what for diagnostic in check_config(settings)] == [True]
 
 

@@ -17,6 +17,7 @@ from agent.replication.broker import peer_test
 from agent.replication.broker.check_session import BrokerTarget
 from agent.replication.broker.diagnosis import CheckOutcome, Diagnostic
 from agent.replication.broker.peer_test import Peer, check_peer
+from agent.replication.mqtt.carrier import Incoming
 from tests.replication.broker.zones import target_of
 from tests.replication.nodes import STREAM, Node, write_node_toml
 from tests.support.mosquitto import Mosquitto, free_port
@@ -143,15 +144,21 @@ def test_a_link_the_broker_does_not_know(tmp_path: Path) -> None:
 
 
 async def test_a_peer_that_does_not_know_us(broker: Mosquitto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connected peer that does not answer, and a stream that it does not export, are different faults."""
+    """A connected peer that does not answer, one that answers what cannot be read, and a stream that it does not export
+    are different faults."""
     monkeypatch.setattr(peer_test, "WAIT_S", 0.3)
 
-    async def steps_with(exports: dict[str, list[str]]) -> list[Diagnostic]:
-        plant = Node.open(broker, "plant-a", tmp_path / str(len(exports)))
+    async def steps_with(exports: dict[str, list[str]], answer: bytes = b"") -> list[Diagnostic]:
+        plant = Node.open(broker, "plant-a", tmp_path / f"{len(exports)}{len(answer)}")
         plant.serve({"enterprise": [STREAM], **exports})
         await plant.append(1, 1)
+
+        def arrived(asked: Incoming) -> None:
+            if answer:
+                plant.link.require().publish_answer(str(asked.response_topic), answer, asked.correlation or b"")
+
         # It listens for idmz, which is no peer, as a node does whose configuration has changed.
-        plant.link._routes.setdefault("bsfg/1/plant-a/idmz/req", lambda _: None)
+        plant.link._routes.setdefault("bsfg/1/plant-a/idmz/req", arrived)
         async with plant.running():
             steps = await asyncio.to_thread(tried, target_of(broker))
         plant.store.close()
@@ -159,6 +166,8 @@ async def test_a_peer_that_does_not_know_us(broker: Mosquitto, tmp_path: Path, m
 
     name, what = last_bad(await steps_with({}))
     assert (name, "did not answer" in what) == ("answer", True)
+    name, what = last_bad(await steps_with({}, b"in another language"))
+    assert (name, "cannot be read" in what) == ("protocol", True)
     steps = await steps_with({"idmz": ["facts.other"]})
     name, what = last_bad(steps)
     assert (name, what) == ("streams", f"plant-a does not export {STREAM}, which this node pulls")

@@ -120,10 +120,29 @@ def answer_with(attachment: bytes = b"", **fields: object) -> bytes:
     return struct.pack("<I", len(encoded)) + encoded + attachment
 
 
+def newer(header: Any) -> Any:
+    """The same message in a later minor version: unknown fields in every object."""
+    if isinstance(header, list):
+        return [newer(element) for element in header]
+    if not isinstance(header, dict):
+        return header
+    grown = {name: value if name in {"object", "labels"} else newer(value) for name, value in header.items()}
+    return {"patience": {"unit": "ms"}, "mood": [None], **grown, **({"version": "1.7"} if "version" in header else {})}
+
+
+def newer_answer(answer: bytes) -> bytes:
+    """The same of an answer; what is attached to it stays."""
+    end = 4 + struct.unpack_from("<I", answer)[0]
+    header = msgspec.json.encode(newer(msgspec.json.decode(answer[4:end])))
+    return struct.pack("<I", len(header)) + header + answer[end:]
+
+
 @given(requests)
 def test_request_round_trip(request: codec.Request) -> None:
-    """Every request is read back as it was written."""
-    assert decode_request(encode_request(request)) == request
+    """Every request is read back as it was written, also from a node of a later minor version."""
+    payload = encode_request(request)
+    assert decode_request(payload) == request
+    assert decode_request(msgspec.json.encode(newer(msgspec.json.decode(payload)))) == request
 
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.binary(min_size=1, max_size=40), st.booleans()), max_size=8), claims)
@@ -147,7 +166,9 @@ def test_fetch_answer_round_trip(runs: list[tuple[int, bytes, bool]], frontier: 
         life=LIFE,
         lives=[LogPosition(offset=end, life=LIFE)] if runs else [],
     )
-    decoded, found = decode_answer(encode_answer(answer, attachment))
+    payload = encode_answer(answer, attachment)
+    decoded, found = decode_answer(payload)
+    assert decode_answer(newer_answer(payload)) == (decoded, found)
     assert isinstance(decoded, FetchAnswer)
     assert found == attachment
     assert (decoded.batches, decoded.omitted, decoded.frontier) == (batches, omitted, frontier)
@@ -155,11 +176,12 @@ def test_fetch_answer_round_trip(runs: list[tuple[int, bytes, bool]], frontier: 
 
 
 def test_definitions_answer_round_trip() -> None:
-    """Definitions come back byte for byte, also with spaces."""
+    """Definitions come back byte for byte, also with spaces, also of a later minor version."""
     bodies = [b'{"subject":"tag:x","a" : [1, 2]}', b"{}"]
     run = DefinitionRun(zone="plant-a", digest=LIFE, lengths=[len(body) for body in bodies])
     answer = DefinitionsAnswer(store_zone="plant-a", life=LIFE, runs=[run])
-    assert decode_answer(encode_answer(answer, bodies)) == (answer, bodies)
+    payload = encode_answer(answer, bodies)
+    assert decode_answer(payload) == decode_answer(newer_answer(payload)) == (answer, bodies)
 
 
 def test_an_error_is_one_line() -> None:
@@ -172,8 +194,10 @@ def test_an_error_is_one_line() -> None:
 
 def test_error_for_an_unreadable_request_can_be_sent() -> None:
     """An answer to a request with any operation name can be written and read."""
-    answer, _ = decode_answer(encode_error("plant-a", LIFE, "x" * 500, "unknown_operation", "y" * 5000))
+    payload = encode_error("plant-a", LIFE, "x" * 500, "unknown_operation", "y" * 5000)
+    answer, _ = decode_answer(payload)
     assert isinstance(answer, ErrorAnswer)
+    assert decode_answer(newer_answer(payload))[0] == answer, "a refusal of a later minor version keeps its code"
 
 
 @pytest.mark.parametrize(
@@ -260,7 +284,7 @@ def test_an_answer_beyond_the_limit_is_not_decoded() -> None:
         b"\x00\x00\x00",
         struct.pack("<I", 100) + b"{}",
         struct.pack("<I", 2**32 - 1) + b"{}",
-        answer_with(version="2.0"),
+        answer_with(version="2.0", operation=7, status=None),
         answer_with(status="maybe"),
         answer_with(operation="Unheard"),
         answer_with(batches=[[1, 2, 3]]),

@@ -48,6 +48,17 @@ def test_the_size_of_a_page_stays_within_its_limits(bytes_max: int, least: int) 
     assert page.bytes == bytes_max
 
 
+@pytest.mark.parametrize("bytes_per_ms", [2, 8, 125, 12_500])
+def test_on_any_link_pages_settle_at_a_size_that_arrives_in_time(bytes_per_ms: int) -> None:
+    """From 16 kbit/s to 100 Mbit/s, after a few pages each page arrives within the time-out of 3 s, if the smallest
+    can."""
+    page = PageSize()
+    for _ in range(20):
+        took_ms = page.bytes // bytes_per_ms
+        page.arrived(took_ms) if took_ms < 3_000 else page.timed_out()
+    assert page.bytes // bytes_per_ms < 3_000 or page.bytes == BYTES_MIN
+
+
 class Clock:
     """Calls back when it is told to, and keeps what is due."""
 

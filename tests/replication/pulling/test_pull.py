@@ -1,16 +1,11 @@
 """Store to store over a real broker: what arrives is what was sent, byte for byte, whatever fails meanwhile."""
 
 import asyncio
-import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from agent.message import Sample
-from agent.replication.protocol.token_bucket import TokenBucket
-from agent.replication.pulling.receiving.pull_events import Asking
-from agent.settings.peers import BYTES_PER_SECOND_MIN
 from agent.settings.store import StoreSettings
 from tests.replication.nodes import IMPATIENT, STREAM, Node, define, samples, sealed
 from tests.support.mosquitto import Mosquitto
@@ -37,29 +32,6 @@ async def test_pull_to_equality(broker: Mosquitto, tmp_path: Path) -> None:
     assert puller.statistics().counters.facts_duplicate == 0
 
 
-async def test_a_live_stream_passes_the_backlog_of_another(broker: Mosquitto, tmp_path: Path) -> None:
-    """Two streams of one peer, at a bandwidth that would need two minutes for the backlog of one: facts appended to the
-    other arrive and are confirmed one by one, while the backlog has hardly begun."""
-    one_fact_each = StoreSettings(batch_facts_target=1)  # each fact is committed at once: 8,000 bytes are a batch
-    plant = Node.open(broker, "plant-a", tmp_path, one_fact_each)
-    idmz = Node.open(broker, "idmz", tmp_path)
-    plant.serve({"idmz": [STREAM, LIVE]})
-    narrow = TokenBucket(BYTES_PER_SECOND_MIN)
-    draining = idmz.pull("plant-a", bandwidth=narrow)
-    idmz.pull("plant-a", stream=LIVE, bandwidth=narrow)
-    await define(plant.store, "line1/temperature")
-    for number in range(250):
-        noise = [Sample(1, number, os.urandom(8_000))]
-        await asyncio.wrap_future(plant.store.appends.append_samples(STREAM, noise))
-    async with plant.running(), idmz.running():
-        await wait_until_async(lambda: draining.statistics().asking is Asking.PACED, "the drain to wait")
-        for number in range(5):
-            await asyncio.wrap_future(plant.store.appends.append_samples(LIVE, samples(number, 1)))
-            await idmz.wait_end(number + 1, LIVE)
-        await wait_until_async(lambda: frontier(plant, LIVE) == 5, "confirmation")
-        assert 0 < idmz.store.end_offset(STREAM) < 200
-
-
 async def test_many_definitions_travel_before_their_facts(broker: Mosquitto, tmp_path: Path) -> None:
     """The definitions of ten thousand tags come in several answers before the first fact."""
     plant, idmz = Node.open(broker, "plant-a", tmp_path), Node.open(broker, "idmz", tmp_path)
@@ -72,27 +44,6 @@ async def test_many_definitions_travel_before_their_facts(broker: Mosquitto, tmp
         await idmz.wait_end(10_000)
     assert idmz.store.reader.definition_counts() == {"plant-a": 10_000}
     assert sealed(idmz.store) == sealed(plant.store)
-
-
-def test_broker_restart(tmp_path: Path) -> None:
-    """The broker stops in the middle and returns: both sides reconnect, and nothing is lost or duplicated."""
-
-    async def scenario(broker: Mosquitto) -> None:
-        plant, idmz = Node.open(broker, "plant-a", tmp_path), Node.open(broker, "idmz", tmp_path)
-        plant.serve({"idmz": [STREAM]})
-        puller = idmz.pull("plant-a")
-        async with plant.running(), idmz.running():
-            await plant.append(0, 500)
-            await idmz.wait_end(500)
-            await asyncio.to_thread(broker.kill)
-            await wait_until_async(lambda: puller.statistics().asking is Asking.OFFLINE, "loss to be noticed")
-            await plant.append(500, 500)
-            await asyncio.to_thread(broker.restart)
-            await idmz.wait_end(1_000)
-        assert sealed(idmz.store) == sealed(plant.store)
-
-    with Mosquitto.started(tmp_path / "broker") as broker:
-        asyncio.run(scenario(broker))
 
 
 def frontier(node: Node, stream: str = STREAM) -> int:

@@ -81,10 +81,10 @@ class Peer:
         answer, self.batches = decode_answer(self.proofs[-1][0])
         self.answers.append(answer)
 
-    def send(self, request: Request | bytes, *, expiry_s: int | None = 10) -> None:
+    def send(self, request: Request | bytes, *, expiry_s: int | None = 10, answer_to: str = ANSWER_TO) -> None:
         """Deliver a request as the broker does."""
         payload = request if isinstance(request, bytes) else encode_request(request)
-        self.link._dispatch(Incoming(request_topic("plant-a", "idmz"), payload, ANSWER_TO, bytes(16), expiry_s, False))
+        self.link._dispatch(Incoming(request_topic("plant-a", "idmz"), payload, answer_to, bytes(16), expiry_s, False))
 
     async def ask(self, request: Request | bytes, *, expiry_s: int | None = 10) -> Any:
         """Deliver a request. Returns its answer."""

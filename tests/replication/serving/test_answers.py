@@ -19,12 +19,15 @@ from agent.replication.protocol.messages import (
     CHUNK_BYTES_MAX,
     AcquireLease,
     AppendFact,
+    Confirm,
     ConfirmReceipt,
     ErrorAnswer,
     FetchFacts,
     FetchRange,
     FetchSequences,
     GetBounds,
+    GetCursor,
+    GetDefinitions,
     GetDigests,
     GetLatest,
     GetObject,
@@ -33,6 +36,7 @@ from agent.replication.protocol.messages import (
     PutObject,
     StreamsAnswer,
     UnregisterConsumer,
+    WantedDefinitions,
     operation_of,
     origin_named,
 )
@@ -43,8 +47,56 @@ from agent.signing.messages import MessagePlace, MessageProof, answer_bytes, sig
 from tests.fact_store.making import Elsewhere
 from tests.replication.nodes import STREAM, define, samples
 from tests.replication.serving.support import ORDERS, filled, new_message, serving
+from tests.support.received import chains_in
 
 APPENDS = {"idmz": frozenset({ORDERS})}
+NAME = f"idmz.{STREAM}"
+
+
+async def test_each_operation_answers_what_the_store_holds(tmp_path: Path) -> None:
+    """A consumer is registered by its first fetch; each page begins after what is confirmed."""
+    async with serving(tmp_path, APPENDS) as (server, peer):
+        (empty,) = (await peer.ask(ListStreams())).streams
+        for _ in range(3):
+            store = await filled(server, 100)
+        life, (chain,) = store.life.hex(), chains_in(store)
+        (held,) = (await peer.ask(ListStreams())).streams
+        assert [(stream.name, stream.first_offset, stream.end_offset) for stream in (empty, held)] == [
+            (STREAM, 1, 0),
+            (STREAM, 1, 300),
+        ]
+        bounds = await peer.ask(GetBounds(stream=STREAM))
+        assert (bounds.first_offset, bounds.end_offset) == (1, 300)
+        page = await peer.ask(FetchFacts(consumer_name=NAME, stream=STREAM, limit=200))
+        assert (page.covered(), page.more, page.frontier) == ((1, 200), True, 0)
+        wanted = WantedDefinitions(zone="plant-a", digest=chain.wanted.digest.hex())
+        assert len((await peer.ask(GetDefinitions(wanted=[wanted]))).runs) == 1
+        assert peer.batches == list(chain.bodies)
+        confirmed = await peer.ask(ConfirmReceipt(consumer_name=NAME, offset=200, life=life))
+        assert confirmed.cursor_advanced_to == 200
+        page = await peer.ask(FetchFacts(consumer_name=NAME, limit=200))
+        assert (page.covered(), page.more, page.frontier) == ((201, 300), False, 200)
+        rest = Confirm(last_offset=300, life=life)
+        page = await peer.ask(FetchFacts(consumer_name=NAME, limit=200, confirm=rest))
+        assert (page.covered(), page.frontier) == (None, 300)
+        cursor = await peer.ask(GetCursor(consumer_name=NAME))
+        assert (cursor.stream, cursor.frontier, cursor.end_offset) == (STREAM, 300, 300)
+        assert [value.offset for value in (await peer.ask(GetLatest(stream=STREAM))).values] == [300]
+        appended = await peer.ask(AppendFact(stream=ORDERS, messages=[new_message("a")]))
+        assert [outcome.offset for outcome in appended.outcomes] == [1]
+
+
+async def test_a_request_with_a_foreign_response_topic_is_dropped(tmp_path: Path) -> None:
+    """It is counted, and answered at no topic."""
+    async with serving(tmp_path) as (server, peer):
+        for answer_to in (
+            "bsfg/1/plant-a/enterprise/rsp/0/x",
+            "bsfg/1/idmz/enterprise/rsp/0/x",
+            "bsfg/1/plant-a/idmz/req",
+        ):
+            peer.send(ListStreams(), answer_to=answer_to)
+        await peer.ask(ListStreams())
+        assert (len(peer.answers), server.statistics().drops) == (1, {"foreign_response_topic": 3})
 
 
 async def test_a_request_that_cannot_be_read_is_answered_with_why(tmp_path: Path) -> None:
@@ -65,7 +117,7 @@ async def test_every_answer_is_signed(tmp_path: Path) -> None:
     certificate is left out where the request names its key."""
     signer = ZoneSigner(SigningKey.generate(), b"certificate")
     place = MessagePlace("plant-a", "idmz", "1", bytes(16))
-    fetch = FetchFacts(consumer_name=f"idmz.{STREAM}", stream=STREAM, limit=100)
+    fetch = FetchFacts(consumer_name=NAME, stream=STREAM, limit=100)
     knowing = msgspec.structs.replace(
         fetch, signers_known=[signer_name(zone, signer.key_id) for zone in ("idmz", "plant-a")]
     )
@@ -88,7 +140,7 @@ async def test_a_page_leaves_room_for_its_proof(tmp_path: Path) -> None:
     """A page as large as the broker takes, with a long certificate in its proof, is sent all the same: `Peer` takes no
     larger ones."""
     signer = ZoneSigner(SigningKey.generate(), bytes(4_000))
-    fetch = FetchFacts(consumer_name=f"idmz.{STREAM}", stream=STREAM, limit=100)
+    fetch = FetchFacts(consumer_name=NAME, stream=STREAM, limit=100)
     async with serving(tmp_path, signer=signer) as (server, peer):
         store: Any = server._store
         await define(store, "line1/temperature")
@@ -126,9 +178,9 @@ async def test_every_request_that_changes_something_is_proven(tmp_path: Path) ->
     answered without a proof."""
     digest = "sha256:" + "0" * 64
     changing = [
-        (FetchFacts(consumer_name=f"idmz.{STREAM}", stream=STREAM, limit=1), False),
-        (ConfirmReceipt(consumer_name=f"idmz.{STREAM}", offset=1, life="0" * 32), False),
-        (UnregisterConsumer(consumer_name=f"idmz.{STREAM}"), False),
+        (FetchFacts(consumer_name=NAME, stream=STREAM, limit=1), False),
+        (ConfirmReceipt(consumer_name=NAME, offset=1, life="0" * 32), False),
+        (UnregisterConsumer(consumer_name=NAME), False),
         (AppendFact(stream=ORDERS, messages=[new_message("m1")]), True),
         (AcquireLease(stream=ORDERS, producer="idmz.mes"), True),
         (PutObject(digest=digest, size=4, offset=0, data=b"some"), True),
@@ -218,7 +270,7 @@ async def test_small_limits_slice(tmp_path: Path) -> None:
             life = (await filled(server, 100)).life.hex()
         for after in range(0, 300, 7):
             read = LogPosition(offset=after, life=life)
-            fetch = FetchFacts(consumer_name=f"idmz.{STREAM}", stream=STREAM, limit=7, after=read)
+            fetch = FetchFacts(consumer_name=NAME, stream=STREAM, limit=7, after=read)
             last = min(after + 7, after // 100 * 100 + 100)  # the batch's own, where the limit is not inside it
             assert (await peer.ask(fetch)).covered() == (after + 1, last)
             (part,) = peer.batches

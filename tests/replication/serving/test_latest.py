@@ -134,7 +134,7 @@ def empty_context(packet_bytes_max: int = 1_000_000) -> Context:
     """The context of a server with an empty store, without a connection."""
     link: Any = SimpleNamespace(require=lambda: SimpleNamespace(packet_bytes_max=packet_bytes_max))
     store: Any = SimpleNamespace(zone="plant-a", node="plant-a", life=bytes(16), signer=None, end_offset=lambda _: 0)
-    return Context(link, store, {"mill": PeerRights(set()), "idmz": PeerRights({STREAM})})
+    return Context(link, store, dict.fromkeys(("evil", "idmz"), PeerRights({STREAM})))
 
 
 async def test_what_was_found_does_not_wait_without_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,6 +154,35 @@ async def test_what_was_found_does_not_wait_without_a_limit(monkeypatch: pytest.
             task.cancel()
         await asyncio.wait(waiting)
     assert not searches._open.total()
+
+
+async def test_searches_of_one_zone_do_not_make_another_one_busy() -> None:
+    """One search runs at a time. Evil has all its allowed searches open, and another one is refused. The search of idmz
+    begins right after the one that runs; then those that waited are answered."""
+    begun, may_go_on = list[str](), threading.Semaphore(0)
+
+    def look_up(_stream: str, _wanted: object, fresh_ms: int, _: int) -> LatestValues:
+        begun.append("idmz" if fresh_ms == 1 else "evil")
+        assert may_go_on.acquire(timeout=LIMIT_S)
+        return LatestValues([], value, 0, 7)
+
+    searches, evil = Latest(empty_context(), look_up), Caller("evil", "one", bytes(16))
+    async with asyncio.timeout(LIMIT_S):
+        asked = [searches.get_latest(evil, GetLatest(stream=STREAM)) for _ in range(SEARCHES_WAITING_MAX + 1)]
+        flood = [asyncio.create_task(asking) for asking in asked]
+        await wait_until_async(lambda: begun, "the first one")
+        refused = await searches.get_latest(evil, GetLatest(stream=STREAM))
+        assert isinstance(refused, Refuse)
+        assert refused.code == "busy"
+        idmz = asyncio.create_task(
+            searches.get_latest(Caller("idmz", "one", bytes(16)), GetLatest(stream=STREAM, fresh_ms=1))
+        )
+        await wait_until_async(lambda: "idmz" in searches._turns._queues, "idmz to wait")
+        assert begun == ["evil"]
+        may_go_on.release(len(flood) + 1)
+        outcomes = [await idmz, *await asyncio.gather(*flood)]
+    assert begun == ["evil", "idmz", *["evil"] * (len(flood) - 1)]
+    assert [outcome.answer.queue_depth for outcome in outcomes] == [7] * (len(flood) + 1)  # type: ignore[union-attr]
 
 
 async def test_values_are_those_before_the_end_that_is_told() -> None:
@@ -204,27 +233,6 @@ async def test_a_search_is_counted_and_forgotten(monkeypatch: pytest.MonkeyPatch
     now_ms[0] += int(delay_s * 1000)
     forget()
     assert not searches._kept._searches
-
-
-async def test_searches_wait_in_a_short_line(tmp_path: Path) -> None:
-    """One search runs at a time; a few wait, another one is refused as busy, and those that waited are answered."""
-    may_go_on, begun = threading.Event(), list[str]()
-
-    def slow(stream: str, _wanted: object, *_: int) -> LatestValues:
-        begun.append(stream)
-        assert may_go_on.wait(LIMIT_S)
-        return LatestValues([], value, 0, 7)
-
-    async with serving(tmp_path, look_up=slow) as (server, peer):
-        for _ in range(SEARCHES_WAITING_MAX + 1):
-            peer.send(GetLatest(stream=STREAM))
-        await wait_until_async(lambda: server.statistics().requests.get("GetLatest") == SEARCHES_WAITING_MAX + 1, "all")
-        error = await peer.refusal(GetLatest(stream=STREAM))
-        assert (error.code, error.retryable) == ("busy", True)
-        assert len(begun) == 1
-        may_go_on.set()
-        await wait_until_async(lambda: len(peer.answers) == SEARCHES_WAITING_MAX + 2, "the answers")
-    assert [answer.queue_depth for answer in peer.answers[1:]] == [7] * (SEARCHES_WAITING_MAX + 1)
 
 
 async def test_a_node_without_latest_search_refuses_the_operation(tmp_path: Path) -> None:

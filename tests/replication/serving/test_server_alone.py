@@ -163,11 +163,16 @@ async def test_a_server_that_has_stopped_takes_no_request(tmp_path: Path) -> Non
 
 
 async def test_each_peer_of_another_version_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Two peers that are updated before this node are both named, each once, however often they ask."""
-    other = MalformedMessage("2.0", "unsupported_version")
-    async with serving(tmp_path) as (server, _):
-        for node in ("idmz", "plant-b", "idmz", "plant-b"):
-            server._malformed(Caller(node, "1", b""), other)
+    """Two peers that are updated before this node are both named, each once, however often they ask. Of their requests
+    only protocol and version are read, and both versions are in the answer."""
+    request, other = b'{"protocol":"bsfg.replication","version":"2.0","operation":7}', Caller("plant-b", "1", b"")
+    async with serving(tmp_path) as (server, peer):
+        for _ in range(2):
+            error = await peer.refusal(request)
+            assert error.code == "unsupported_version"
+            assert "'2.0', this node 'bsfg.replication' '1.0'" in error.message
+            server._malformed(other, MalformedMessage("2.0", "unsupported_version"))
+        assert server.statistics().requests == {}
     found = [record.__dict__["peer"] for record in caplog.records if record.message == "peer_version_unsupported"]
     assert found == ["idmz", "plant-b"]
 
