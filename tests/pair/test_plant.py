@@ -22,14 +22,10 @@ from tests.replication.simulation.checkers import Violation
 from tests.replication.simulation.faults import table
 from tests.sim import first_seed, patient, scaled
 
+pytestmark = pytest.mark.usefixtures("quiet")
 SCHEDULES = scaled(2, 3_000)
 COLLECT_EVERY = 25
 BROKEN_SEEDS = 20
-
-
-@pytest.fixture(autouse=True)
-def _quiet(quiet: None) -> None:
-    """Always."""
 
 
 @patient

@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from click.testing import CliRunner
 
 from agent.cli import bsfg
 from agent.replication import pki
-from agent.replication.broker.config import CRL_NAME, BrokerPlan, PeerLink, parse_config
+from agent.replication.broker.config import CRL_NAME, BrokerPlan, parse_config
 from agent.replication.broker.diagnosis import CheckOutcome, Diagnostic
 from agent.replication.broker.folder import deny_nodes, write_broker
 from agent.replication.broker.reload import (
@@ -35,15 +35,10 @@ from agent.replication.broker.reload import (
 )
 from agent.replication.protocol.errors import NotAuthorized
 from agent.replication.protocol.messages import ListStreams
-from tests.replication.broker.zones import own_user
+from tests.replication.broker.zones import CONNECT, LINKS, NOW, own_user
 from tests.replication.nodes import STREAM, Node
 from tests.support.mosquitto import HOST, Mosquitto
 from tests.waiting import LIMIT_S, wait_until, wait_until_async
-
-NOW = datetime.now(UTC)
-# Clean start, keep-alive 60 s, no properties, a client identifier from the broker (MQTT 5, 3.1).
-CONNECT = b"\x10\x0d\x00\x04MQTT\x05\x02\x00\x3c\x00\x00\x00"
-LINKS = (PeerLink("plant-a", "idmz"), PeerLink("plant-b", "idmz"), PeerLink("idmz", "enterprise"))
 
 
 def bad(diagnostics: list[Diagnostic]) -> list[str]:

@@ -103,6 +103,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Iterator[Played]:
     """The client of the connections of a test."""
     client = Played()
     monkeypatch.setattr(MqttConnection, "_make_client", lambda _: client)
+    monkeypatch.setattr(transport, "rearm_quickack", lambda _: None)
     with contextlib.closing(client.opened), contextlib.closing(client.broker):
         yield client
 
@@ -112,22 +113,17 @@ def accepts(connection: MqttConnection, **limits: int) -> None:
     connection._on_connect(connection._client, None, None, GRANTED, SimpleNamespace(**limits))  # type: ignore[arg-type]
 
 
-def connected(
-    monkeypatch: pytest.MonkeyPatch, on_message: Callable[[Incoming], None] = lambda _: None
-) -> MqttConnection:
+def connected(on_message: Callable[[Incoming], None] = lambda _: None) -> MqttConnection:
     """A connection over the played client that is up; nothing wakes it but the test."""
     connection = MqttConnection(ACCESS, on_message)
     connection._socket = connection._client.opened  # type: ignore[attr-defined]
-    monkeypatch.setattr(transport, "rearm_quickack", lambda _: None)
     return connection
 
 
-async def test_all_waiting_callers_fail_when_the_connection_ends(
-    monkeypatch: pytest.MonkeyPatch, played: Played
-) -> None:
+async def test_all_waiting_callers_fail_when_the_connection_ends(played: Played) -> None:
     """These fail: requests not yet sent, requests not yet acknowledged, and callers that wait for the session. All
     report the first reason, not the errors that follow from it."""
-    connection = connected(monkeypatch)
+    connection = connected()
     connection._outbox.unacknowledged_max = 2
     waiting = [connection.publish_request(f"t{number}", b"", "r", bytes(16), 1) for number in range(4)]
     assert played.published == ["t0", "t1"]
@@ -139,10 +135,10 @@ async def test_all_waiting_callers_fail_when_the_connection_ends(
                 await future
 
 
-async def test_a_subscription_fails_with_its_connection(monkeypatch: pytest.MonkeyPatch, played: Played) -> None:
+async def test_a_subscription_fails_with_its_connection(played: Played) -> None:
     """Who waits for the acknowledgement of all topics learns at once that the connection has ended, and why; so does
     who subscribes then: nothing was granted."""
-    connection = connected(monkeypatch)
+    connection = connected()
     subscribing = asyncio.create_task(connection.subscribe(["t", "u"]))
     await asyncio.sleep(0)
     assert played.subscribed == ["t", "u"]
@@ -155,9 +151,9 @@ async def test_a_subscription_fails_with_its_connection(monkeypatch: pytest.Monk
         await connection.subscribe(["t"])
 
 
-async def test_a_connection_is_behind_until_all_is_read(monkeypatch: pytest.MonkeyPatch, played: Played) -> None:
+async def test_a_connection_is_behind_until_all_is_read(played: Played) -> None:
     """What waits in the socket counts, and what was already decrypted; after its end nothing does."""
-    connection = connected(monkeypatch)
+    connection = connected()
     assert not connection.is_behind()
     played.broker.send(b"x")
     assert connection.is_behind()
@@ -169,9 +165,9 @@ async def test_a_connection_is_behind_until_all_is_read(monkeypatch: pytest.Monk
     assert not connection.is_behind()
 
 
-async def test_a_socket_is_not_watched_after_its_end(monkeypatch: pytest.MonkeyPatch, played: Played) -> None:
+async def test_a_socket_is_not_watched_after_its_end(played: Played) -> None:
     """Its number may be that of another socket soon, which the loop could not watch then."""
-    connection, loop = connected(monkeypatch), asyncio.get_running_loop()
+    connection, loop = connected(), asyncio.get_running_loop()
     number = played.opened.fileno()
     played.writes_left = 1_000_000
     loop.add_reader(number, connection._read)
@@ -185,12 +181,10 @@ LEAST = {"MaximumPacketSize": 16_384, "ReceiveMaximum": 1, "MaximumQoS": 1, "Wil
 
 
 @pytest.mark.parametrize("lacking", [None, *LEAST])
-async def test_the_least_that_a_broker_must_accept(
-    monkeypatch: pytest.MonkeyPatch, played: Played, lacking: str | None
-) -> None:
+async def test_the_least_that_a_broker_must_accept(played: Played, lacking: str | None) -> None:
     """Packets of 16 KiB, one unacknowledged message, QoS 1 and wildcards are enough; with less of one, nothing could be
     sent or received."""
-    connection = connected(monkeypatch)
+    connection = connected()
     accepts(connection, **{limit: least - (limit == lacking) for limit, least in LEAST.items()})
     assert connection.closed.done() is (lacking is not None)
     assert played.published == []
@@ -210,11 +204,9 @@ async def test_a_broker_that_is_busy_does_not_refuse_our_identity(
 
 
 @pytest.mark.parametrize("is_told, says", [(True, "ended: Unspecified error"), (False, "ended without a reason")])
-async def test_an_end_without_a_reason_is_not_an_error_of_the_broker(
-    monkeypatch: pytest.MonkeyPatch, played: Played, is_told: bool, says: str
-) -> None:
+async def test_an_end_without_a_reason_is_not_an_error_of_the_broker(played: Played, is_told: bool, says: str) -> None:
     """A broker that was killed sends no reason; paho makes one up."""
-    connection = connected(monkeypatch)
+    connection = connected()
     accepts(connection)
     connection._phase = Phase.OPEN
     flags, reason = DisconnectFlags(is_told), ReasonCode(PacketTypes.DISCONNECT, "Unspecified error")
@@ -222,9 +214,9 @@ async def test_an_end_without_a_reason_is_not_an_error_of_the_broker(
     assert says in str(connection.closed.result())
 
 
-async def test_waiting_messages_are_bounded_to_the_byte(monkeypatch: pytest.MonkeyPatch, played: Played) -> None:
+async def test_waiting_messages_are_bounded_to_the_byte(played: Played) -> None:
     """Messages wait for a socket that takes nothing, until the next one would not fit."""
-    connection = connected(monkeypatch)
+    connection = connected()
     played.writes_left = 1_000_000
     size = transport.OUTGOING_BYTES_MAX // 16
     for _ in range(16):
@@ -260,7 +252,6 @@ async def test_a_connection_is_up_with_what_came_with_its_handshake(
 ) -> None:
     """The broker is told the largest packet that is accepted, and to keep no session. Its CONNACK counts although TLS
     has read it ahead: the socket never becomes readable."""
-    monkeypatch.setattr(transport, "rearm_quickack", lambda _: None)
     opened = list[MqttConnection]()
 
     def tick(connection: MqttConnection) -> None:
@@ -297,16 +288,16 @@ async def test_a_broker_that_does_not_answer_is_left(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(transport, "SUBACK_S_MAX", 0.0)
     async with asyncio.timeout(LIMIT_S):
         with pytest.raises(ConnectionLost, match="no SUBACK"):
-            await connected(monkeypatch).subscribe(["t"])
+            await connected().subscribe(["t"])
         with pytest.raises(BrokerUnreachable, match="no CONNACK"):
             await MqttConnection.open(ACCESS, lambda _: None)
 
 
-async def test_what_is_buffered_is_read_to_its_end(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_buffered_is_read_to_its_end(played: Played) -> None:
     """More messages than are read in one turn of the loop arrive, in order, without the socket becoming readable; other
     tasks have their turn between."""
     arrived = list[bytes]()
-    connection = connected(monkeypatch, lambda incoming: arrived.append(incoming.payload))
+    connection = connected(lambda incoming: arrived.append(incoming.payload))
     count = 2 * READS_PER_WAKE_MAX + 1
     for number in range(count):
         message = Incoming("t", bytes([number]), None, None, None, False)
@@ -319,24 +310,22 @@ async def test_what_is_buffered_is_read_to_its_end(played: Played, monkeypatch: 
 
 
 @pytest.mark.parametrize("error", [ValueError, IndexError, struct.error, MQTTException])
-async def test_whatever_a_broken_packet_raises_ends_the_connection(
-    played: Played, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
-) -> None:
+async def test_whatever_a_broken_packet_raises_ends_the_connection(played: Played, error: type[Exception]) -> None:
     """paho raises many errors for bytes that are no MQTT; none passes the connection."""
 
     def broken() -> None:
         raise error("broken")
 
-    connection = connected(monkeypatch)
+    connection = connected()
     played.reads.append(broken)
     connection._read()
     assert "invalid MQTT" in str(connection.closed.result())
 
 
-async def test_requests_are_held_back_as_the_broker_asks(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_are_held_back_as_the_broker_asks(played: Played) -> None:
     """No more are unacknowledged than its receive maximum; the next one leaves with an acknowledgement, but not with
     one that nothing waits for. What was sent takes no room in the queue, what waits does."""
-    connection = connected(monkeypatch)
+    connection = connected()
     accepts(connection, ReceiveMaximum=2)
     waiting = [connection.publish_request(f"t{number}", b"{}", "r", bytes(16), 1) for number in range(3)]
     assert played.published == ["t0", "t1"]
@@ -349,9 +338,9 @@ async def test_requests_are_held_back_as_the_broker_asks(played: Played, monkeyp
     assert [future.done() for future in waiting] == [True, False, False]
 
 
-async def test_a_message_fits_the_packet_with_its_topic(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_message_fits_the_packet_with_its_topic(played: Played) -> None:
     """The broker would end the connection for a packet that is a byte too long."""
-    connection = connected(monkeypatch)
+    connection = connected()
     connection.packet_bytes_max = 20_000
     connection.publish_answer("t" * 100, bytes(20_000 - 100 - 256), bytes(16))
     with pytest.raises(MessageTooLarge):
@@ -370,10 +359,10 @@ async def test_a_message_fits_the_packet_with_its_topic(played: Played, monkeypa
     ],
 )
 async def test_every_refusal_of_a_request_is_told(
-    played: Played, monkeypatch: pytest.MonkeyPatch, reason: str, error: type[TransportError] | None
+    played: Played, reason: str, error: type[TransportError] | None
 ) -> None:
     """What the broker did not take is not acknowledged; only a forbidden topic does not pass by itself."""
-    connection = connected(monkeypatch)
+    connection = connected()
     waiting = connection.publish_request("t", b"{}", "r", bytes(16), 1)
     connection._on_acknowledged(len(played.published), ReasonCode(PacketTypes.PUBACK, reason))
     assert waiting.done()
@@ -383,11 +372,9 @@ async def test_every_refusal_of_a_request_is_told(
         assert told.retryable is (error is not NotAuthorized)
 
 
-async def test_a_request_during_which_the_connection_ends_fails(
-    played: Played, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_request_during_which_the_connection_ends_fails(played: Played) -> None:
     """The socket breaks while paho writes the request: who waits for its acknowledgement is told."""
-    connection = connected(monkeypatch)
+    connection = connected()
     played.on_publish = lambda: connection._end_with(ConnectionLost("b", "broken pipe"))
     waiting = connection.publish_request("t", b"{}", "r", bytes(16), 1)
     async with asyncio.timeout(LIMIT_S):
@@ -395,11 +382,9 @@ async def test_a_request_during_which_the_connection_ends_fails(
             await waiting
 
 
-async def test_a_socket_is_watched_while_there_is_something_to_write(
-    played: Played, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_socket_is_watched_while_there_is_something_to_write(played: Played) -> None:
     """What the socket does not take at once is written when it may be; then the loop is not woken for it any more."""
-    connection = connected(monkeypatch)
+    connection = connected()
     played.writes_left = 3
     connection._flush()
     await wait_until_async(lambda: not played.writes_left, "the rest is written")
@@ -407,10 +392,10 @@ async def test_a_socket_is_watched_while_there_is_something_to_write(
     assert not asyncio.get_running_loop().remove_writer(played.opened)
 
 
-async def test_keep_alives_go_on_until_the_end(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_keep_alives_go_on_until_the_end(played: Played) -> None:
     """Each second paho may send a ping or notice that none was answered; after the end nothing is due any more."""
     due = list[Callable[[], None]]()
-    connection = connected(monkeypatch)
+    connection = connected()
     connection._loop = SimpleNamespace(call_later=lambda _s, call: due.append(call))  # type: ignore[assignment]
     connection._tick()
     for _ in range(2):

@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import os
 import random
 from collections.abc import Mapping
 from functools import partial
@@ -10,12 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.fact_store import FactStore
 from agent.fact_store.core.errors import ArtifactMissing
 from agent.message import Envelope, Fact, Message, canonical_json
 from agent.replication.protocol.errors import PeerRefused
 from agent.replication.protocol.messages import CHUNK_BYTES_MAX, GetObject, ObjectAnswer, PutAnswer, PutObject
-from agent.replication.protocol.token_bucket import TokenBucket
 from agent.replication.pulling import artifact_pull
 from agent.replication.pulling.anti_entropy import AntiEntropy, AntiEntropySettings
 from agent.replication.pulling.throttled_requester import ThrottledRequester
@@ -124,34 +121,6 @@ def test_an_artifact_arrives_before_its_fact_despite_a_broker_kill(
         asyncio.run(scenario(broker))
 
 
-async def test_a_receiver_that_was_stopped_goes_on_where_it_was(broker: Mosquitto, tmp_path: Path) -> None:
-    """A receiver that is stopped in the middle of an artifact and started again requests only the rest; facts of
-    another stream have arrived meanwhile."""
-    plant = Node.open(broker, "plant-a", tmp_path / "plant-a")
-    plant.serve({"idmz": [STREAM, ELSEWHERE]})
-    put(plant, LARGE)
-    await file_report(plant, LARGE, ELSEWHERE)
-    slow = TokenBucket(2 * 1024 * 1024)  # so that there is a middle to be stopped in
-    async with plant.running():
-        for bandwidth in (slow, None):
-            idmz = Node.open(broker, "idmz", tmp_path / "idmz")
-            idmz.pull("plant-a", stream=ELSEWHERE, bandwidth=bandwidth)
-            idmz.pull("plant-a", bandwidth=bandwidth)
-            async with idmz.running():
-                if bandwidth is slow:
-                    await wait_until_async(partial(has_come, idmz, 1_000_000), "some of it")
-                    await plant.append(0, 100)
-                    await idmz.wait_end(100)
-                    assert idmz.store.end_offset(ELSEWHERE) == 0
-                    assert not held(idmz, LARGE)
-                else:
-                    await idmz.wait_end(1, ELSEWHERE)
-            idmz.store.close()
-        assert asked_for(plant) <= LARGE_CHUNKS + 3
-    with FactStore.open(tmp_path / "idmz" / "idmz.db", "idmz") as store:
-        assert store.artifacts.absent(ELSEWHERE)[0] == []
-
-
 async def test_a_comparison_brings_what_was_missing(broker: Mosquitto, tmp_path: Path) -> None:
     """An artifact that the peer did not have when its fact came is reported as missing by each comparison, and fetched
     by the first repair after it was put there again; so is one whose file was lost here."""
@@ -175,38 +144,6 @@ async def test_a_comparison_brings_what_was_missing(broker: Mosquitto, tmp_path:
         missing += [(await comparer.compare(STREAM, repair=repair)).missing_artifacts for repair in (False, True)]
         assert held(idmz, SMALL)
     assert missing == [1, 1, 1, 0, 1, 0]
-
-
-def logged(caplog: pytest.LogCaptureFixture) -> str:
-    """The reason why our own store refused a page."""
-    return " ".join(str(vars(record).get("reason")) for record in caplog.records if record.message == "page_waits")
-
-
-async def test_a_store_without_room_waits_and_loses_nothing(
-    broker: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """If artifacts have reached their total limit, the page waits and the reason is reported; when there is room, it is
-    stored."""
-    plant = Node.open(broker, "plant-a", tmp_path / "plant-a")
-    idmz = Node.open(broker, "idmz", tmp_path / "idmz", StoreSettings(artifacts_total_bytes_max=len(SMALL)))
-    plant.serve({"idmz": [STREAM]})
-    puller = idmz.pull("plant-a")
-    put(plant, SMALL)
-    put(idmz, SMALL[:-1])  # no fact refers to it
-    await file_report(plant, SMALL)
-    async with plant.running(), idmz.running():
-        await wait_until_async(lambda: "do not fit" in logged(caplog), "to be refused")
-        assert idmz.store.end_offset(STREAM) == 0
-        assert "artifacts_total_bytes_max" in puller.statistics().page_waits
-        assert idmz.store.artifacts.lacking() == ("artifacts_total_bytes_max", len(SMALL) - 1)
-        (file,) = (tmp_path / "idmz" / "artifacts").glob("??/*")
-        os.utime(file, (1000, 1000))
-        assert idmz.store.artifacts.sweep() == 1
-        await idmz.wait_end(1)
-        await wait_until_async(lambda: not puller.statistics().page_waits, "nothing to wait any more")
-        assert idmz.store.artifacts.lacking() == ("", 0)
-    assert held(idmz, SMALL)
-    assert idmz.store.reader.incidents() == []
 
 
 async def test_access_to_artifacts(broker: Mosquitto, tmp_path: Path) -> None:
@@ -241,18 +178,3 @@ async def test_access_to_artifacts(broker: Mosquitto, tmp_path: Path) -> None:
         assert await code(PutObject(digest=name_of(b"x"), size=1001)) == "artifact_too_large"
         assert await code(PutObject(digest=name_of(b"x"), size=5, offset=4, data=b"yy")) == "bad_request"
         assert await code(GetObject(digest=digest, bytes_max=10)) == "limit_out_of_range"
-
-
-async def test_artifacts_are_refused_long_before_facts(broker: Mosquitto, tmp_path: Path) -> None:
-    """On a disk with less free space than artifacts leave, a put is `artifacts_full`, and facts are appended."""
-    settings = StoreSettings(artifact_disk_spare_bytes=2**60)
-    plant = Node.open(broker, "plant-a", tmp_path / "plant-a", settings)
-    idmz = Node.open(broker, "idmz", tmp_path / "idmz")
-    plant.serve({"idmz": [STREAM]}, {"idmz": [STREAM]})
-    asker = idmz.requester("plant-a")
-    async with plant.running(), idmz.running():
-        with pytest.raises(PeerRefused, match="artifact_disk_spare_bytes") as caught:
-            await asker.ask(PutObject(digest=name_of(SMALL), size=len(SMALL), data=SMALL), 5)
-        assert (caught.value.code, caught.value.retryable) == ("artifacts_full", True)
-        assert plant.store.artifacts.lacking()[0] == "artifact_disk_spare_bytes"
-        await plant.append(0, 100)

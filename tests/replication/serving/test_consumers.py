@@ -26,7 +26,6 @@ from agent.replication.protocol.messages import (
     Confirm,
     ConfirmAnswer,
     ConfirmReceipt,
-    CursorAnswer,
     FetchAnswer,
     FetchFacts,
     GetCursor,
@@ -366,20 +365,6 @@ async def test_the_store_is_asked_only_where_a_lease_would_change(
         store.at_once = {"hold_lease": itertools.repeat(held), "confirm": itertools.repeat(10)}
         await consumers.confirm(ONE, receipt(lease=epoch))
         assert store.names() == [*["hold_lease"] * is_asked, "confirm", "commit"]
-
-
-async def test_a_cursor_is_returned_only_to_its_own_zone() -> None:
-    """GetCursor answers from memory; another zone's consumer is refused without details."""
-    async with play() as (store, consumers):
-        outcome = await consumers.get_cursor(ONE, GetCursor(consumer_name=NAME))
-        assert isinstance(outcome, Reply)
-        assert outcome.answer == CursorAnswer(
-            store_zone="plant-a", life=LIFE, consumer_name=NAME, stream=STREAM, frontier=10, end_offset=20
-        )
-        store.held = Registered("enterprise", STREAM, 10)
-        refused = await consumers.get_cursor(ONE, GetCursor(consumer_name=NAME))
-        assert isinstance(refused, Refuse)
-        assert (refused.code, store.asked) == ("consumer_not_yours", [])
 
 
 async def test_confirmations_that_wait_together_share_a_commit() -> None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tests.replication.simulation.pulling import Pull
 
 PAGE_BYTES_MAX = 1_500
+"""A handful of the batches made here, so that a backlog is many pages."""
 
 T = TypeVar("T")
 

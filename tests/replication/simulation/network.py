@@ -286,18 +286,18 @@ class World:
         for name, interval_ms, action in (
             ("partition_one_way", faults.partition_one_way_ms, self._cut_one_way),
             ("partition_two_way", faults.partition_two_way_ms, self._cut),
-            ("crash", faults.crash_ms, self._crash),
-            ("torn_store", faults.torn_store_ms, self._tear),
-            ("full_disk", faults.full_disk_ms, self._fill),
-            ("restored_image", faults.restored_image_ms, self._restore),
-            ("restored_grown", faults.restored_grown_ms, self._restore_grown),
-            ("restored_whole", faults.restored_whole_ms, self._restore_whole),
-            ("resumed_memory", faults.resumed_memory_ms, self._resume_memory),
-            ("wiped", faults.wiped_ms, self._wipe),
-            ("log_lost", faults.log_lost_ms, self._lose_log),
+            ("crash", faults.crash_ms, self._hits(self._kill)),
+            ("torn_store", faults.torn_store_ms, self._hits(lambda node: node.kill("torn"))),
+            ("full_disk", faults.full_disk_ms, self._hits(Node.fill)),
+            ("restored_image", faults.restored_image_ms, self._hits(Node.restore)),
+            ("restored_grown", faults.restored_grown_ms, self._hits(Node.restore_grown)),
+            ("restored_whole", faults.restored_whole_ms, self._hits(Node.restore_whole)),
+            ("resumed_memory", faults.resumed_memory_ms, self._hits(Node.resume_memory)),
+            ("wiped", faults.wiped_ms, self._hits(Node.wipe)),
+            ("log_lost", faults.log_lost_ms, self._hits(Node.lose_log)),
             ("clock_jump", faults.clock_jump_ms, self._jump),
             ("version_major", faults.version_major_ms, self._upgrade),
-            ("damage", faults.damage_ms, self._damage),
+            ("damage", faults.damage_ms, self._hits(Node.damage)),
             ("anti_entropy", faults.anti_entropy_ms, self._compare),
         ):
             if interval_ms:
@@ -395,30 +395,6 @@ class World:
             self.at(length_ms, pull.link_up)
         return True
 
-    def _crash(self) -> bool:
-        return self._hit(lambda node: node.kill(self.chance.choice(("idle", "committed"))))
-
-    def _tear(self) -> bool:
-        return self._hit(lambda node: node.kill("torn"))
-
-    def _restore(self) -> bool:
-        return self._hit(Node.restore)
-
-    def _restore_grown(self) -> bool:
-        return self._hit(Node.restore_grown)
-
-    def _restore_whole(self) -> bool:
-        return self._hit(Node.restore_whole)
-
-    def _resume_memory(self) -> bool:
-        return self._hit(Node.resume_memory)
-
-    def _wipe(self) -> bool:
-        return self._hit(Node.wipe)
-
-    def _lose_log(self) -> bool:
-        return self._hit(Node.lose_log)
-
     def hide(self, node: Node, until_ms: int) -> None:
         """Most receivers cannot reach a node for a while; the node itself can pull from others."""
         for receiver in self.nodes:
@@ -427,15 +403,9 @@ class World:
                     for machine in self.machines(node.zone):
                         self._broken[receiver.name, machine.name] = self._broken[machine.name, receiver.name] = until_ms
 
-    def _fill(self) -> bool:
-        return self._hit(Node.fill)
-
     def _jump(self) -> bool:
         """Set a clock hours or years forward or back."""
         return self.chance.choice(self.nodes).jump(self.chance.choice((-1, 1)) * 10 ** self.chance.randint(4, 11))
-
-    def _damage(self) -> bool:
-        return self._hit(Node.damage)
 
     def _compare(self) -> bool:
         return self._pull().comparing.begin()
@@ -454,7 +424,14 @@ class World:
     def _upgrade(self) -> bool:
         return self.chance.choice(self.nodes).upgrade()
 
-    def _hit(self, action: Callable[[Node], bool]) -> bool:
+    def _kill(self, node: Node) -> bool:
+        return node.kill(self.chance.choice(("idle", "committed")))
+
+    def _hits(self, action: Callable[[Node], bool]) -> Callable[[], bool]:
         """Apply a fault to a random node; False if it is down, or the fault could not be applied."""
-        node = self.chance.choice(self.nodes)
-        return node.is_up and action(node)
+
+        def hit() -> bool:
+            node = self.chance.choice(self.nodes)
+            return node.is_up and action(node)
+
+        return hit

@@ -20,7 +20,7 @@ from agent.replication.pulling.pull_runner import PullRunner, PullSettings, not_
 from agent.replication.pulling.receiving.pull_events import Append, Asking, Event, FetchFailed, LinkDown, LinkUp, Tick
 from agent.signing.messages import MessagePlace
 from tests.replication.simulation.checkers import STREAM, Offered, Violation
-from tests.replication.simulation.comparing import Comparing, PeerRequester
+from tests.replication.simulation.comparing import PAGE_BYTES_MAX, Comparing, PeerRequester
 from tests.replication.simulation.other_version import answer_of, request_of
 from tests.replication.simulation.steps import Waiting, run
 from tests.replication.simulation.trust import signer_of, zone_of
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from tests.replication.simulation.node import Node
 
 REPEATED_MS = 1_000
-PAGE_BYTES_MAX = 1_500
-"""A handful of the batches made here, so that a backlog is many pages."""
 
 
 class _Batches(list[Batch]):

@@ -59,6 +59,7 @@ from tests.replication.simulation.serving import WatchedConsumers
 from tests.replication.simulation.values import ValueJudge
 from tests.sim import first_seed, patient, scaled
 
+pytestmark = pytest.mark.usefixtures("quiet")
 SCHEDULES_MAX = 40
 BY_VALUES = "value "
 ENDLESS = ReceiverSettings(backoff_ms_min=200_000, backoff_ms_max=10**9)
@@ -344,11 +345,6 @@ BROKEN = [
     Broken("resumed_memory", "pair", ("value lost",), server_proves_nothing),
     Broken("resumed_memory", "pair", ("value lost",), reader_believes_what_is_left_out),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _quiet(quiet: None) -> None:
-    """Always."""
 
 
 @patient

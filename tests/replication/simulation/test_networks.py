@@ -13,6 +13,7 @@ from tests.replication.simulation.faults import COMBINED, NAMED, table
 from tests.replication.simulation.network import TOPOLOGIES, World
 from tests.sim import first_seed, patient, scaled
 
+pytestmark = pytest.mark.usefixtures("quiet")
 PAIRS = [(topology, fault) for topology in TOPOLOGIES for fault in NAMED]
 FOUND = [
     # the batch that a reader had read lay at other offsets after the memory was put back: a standstill
@@ -28,11 +29,6 @@ COLLECT_EVERY = 100
 SCHEDULES = scaled(len(PAIRS) // 3, 10_000)
 SEED_STEP = scaled(3, 1)
 """In `make test` each fault meets a third of the topologies."""
-
-
-@pytest.fixture(autouse=True)
-def _quiet(quiet: None) -> None:
-    """Always."""
 
 
 def world_of(seed: int, folder: Path) -> tuple[str, str, World]:

@@ -16,12 +16,8 @@ from tests.replication.simulation.network import TOPOLOGIES, World
 from tests.replication.simulation.node import Node
 from tests.replication.simulation.values import ValueJudge
 
+pytestmark = pytest.mark.usefixtures("quiet")
 STEADY = Faults(append_ms=250)
-
-
-@pytest.fixture(autouse=True)
-def _quiet(quiet: None) -> None:
-    """Always."""
 
 
 class Counted(World):

@@ -12,13 +12,9 @@ from tests.replication.simulation.network import TOPOLOGIES, World
 from tests.replication.simulation.node import Node
 from tests.replication.simulation.values import ValueJudge
 
+pytestmark = pytest.mark.usefixtures("quiet")
 MISHAP_MS = 6_000
 """By then the plant has recorded some thirty facts, and half the time for recording is left."""
-
-
-@pytest.fixture(autouse=True)
-def _quiet(quiet: None) -> None:
-    """Always."""
 
 
 class Story(ValueJudge):

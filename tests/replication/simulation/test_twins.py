@@ -19,6 +19,7 @@ from tests.replication.simulation.network import TOPOLOGIES, World
 from tests.replication.simulation.node import Node
 from tests.sim import first_seed, patient, scaled
 
+pytestmark = pytest.mark.usefixtures("quiet")
 PATIENCE = ReceiverSettings(wait_ms=400, answer_timeout_ms=100, backoff_ms_min=20, backoff_ms_max=200, blocked_ms=2_000)
 LOSS = 0.15
 FAULTS = Faults(fenced_twin=True, crash_ms=4_000, partition_two_way_ms=3_000)
@@ -52,11 +53,6 @@ class Twins(World):
         going = [Lease(pull._runner.core.lease.epoch, pull.node.instance) for pull in pulls]
         if going != [self.lease]:
             yield f"{going} go on, in force is {self.lease}"
-
-
-@pytest.fixture(autouse=True)
-def _quiet(quiet: None) -> None:
-    """Always."""
 
 
 @patient

@@ -18,6 +18,7 @@ from tests.replication.simulation.network import TOPOLOGIES, World
 from tests.replication.simulation.node import Node
 from tests.replication.simulation.values import ValueJudge
 
+pytestmark = pytest.mark.usefixtures("quiet")
 SCHEDULES_MAX = 40
 
 
@@ -31,11 +32,6 @@ class NoCheckers:
 
     def __getattr__(self, name: str) -> Callable[..., tuple[()]]:
         return lambda *_, **__: ()
-
-
-@pytest.fixture(autouse=True)
-def _quiet(quiet: None) -> None:
-    """Always."""
 
 
 def judged(
