@@ -155,8 +155,12 @@ async def test_bad_files_change_nothing_and_are_named(
         (lambda site: pki.issue_zone(site, "idmz", NOW - timedelta(days=9), days=5, force=True), "it has expired"),
         (lambda site: pki.issue_zone(site, "idmz", NOW + timedelta(days=2), force=True), "not yet valid"),
         (lambda site: pki.issue_broker(site, "idmz", ["localhost"], NOW), "not a client certificate"),
+        (
+            lambda site: pki.create_authority(site / "x", NOW) and pki.issue_zone(site / "x", "idmz", NOW),
+            "its authority is not known",
+        ),
     ],
-    ids=["ended", "not begun", "a server's"],
+    ids=["ended", "not begun", "a server's", "another authority's"],
 )
 async def test_a_refused_handshake_names_the_reason(
     broker: Mosquitto, tmp_path: Path, make: Callable[[Path], pki.Issued], says: str

@@ -23,10 +23,7 @@ from agent.fact_store.core.errors import FactsRefused
 from agent.fact_store.inbound import Inbound
 from agent.pages import Declined, OriginRange, ReceivedPage
 from agent.positions import Position
-from agent.replication.mqtt.carrier import Access, Incoming
-from agent.replication.mqtt.link import BrokerLink
 from agent.replication.mqtt.requester import PeerReply, peer_refused
-from agent.replication.protocol.codec import decode_answer, encode_request
 from agent.replication.protocol.errors import PeerRefused
 from agent.replication.protocol.messages import (
     CLAIM_MAX,
@@ -38,7 +35,6 @@ from agent.replication.protocol.messages import (
     SequencesAnswer,
 )
 from agent.replication.protocol.token_bucket import TokenBucket
-from agent.replication.protocol.topics import request_topic, response_topic
 from agent.replication.pulling import anti_entropy
 from agent.replication.pulling.anti_entropy import (
     OPENING_S,
@@ -61,40 +57,29 @@ from agent.signing.keys import ZoneSigner
 from agent.signing.records import sign_record
 from tests.fact_store.making import Elsewhere, damages, parsed, past_the_triggers, samples, sealed_in, tag
 from tests.replication.nodes import STREAM
+from tests.replication.serving.support import Peer as ServedPeer
 from tests.signing.making import page
 from tests.signing.signers import NOW_MS, make, signing_key
 from tests.support.received import chains_in, put_page
 from tests.waiting import LIMIT_S, wait_until_async
 
 
-class Peer:
-    """Sends the requests of idmz to the server of plant-a's store, without a broker. `spoil` changes answers on the
-    way."""
+class Peer(ServedPeer):
+    """Sends the requests of idmz to the server of plant-a's store. `spoil` changes them on the way."""
 
     peer_node = "plant-a"
-    packet_bytes_max = 1_000_000
-    outgoing_bytes = 0
 
     def __init__(self, store: FactStore) -> None:
-        self.link = BrokerLink(Access("b", "plant-a", "host", 1, lambda: None))  # type: ignore[arg-type, return-value]
-        self.link.connection = self  # type: ignore[assignment]
+        super().__init__()
         self.server = Server(self.link, store, {"idmz": PeerRights({STREAM})})  # type: ignore[arg-type]
-        self.answers = dict[bytes, bytes]()
         self.spoil: Callable[[Request], Request] = lambda request: request
 
-    async def ask(self, request: Request, _timeout_s: float) -> PeerReply:
-        correlation = len(self.answers).to_bytes(16)
-        payload = encode_request(self.spoil(request))
-        answer_to = response_topic("plant-a", "idmz", "1")
-        self.link._dispatch(Incoming(request_topic("plant-a", "idmz"), payload, answer_to, correlation, 10, False))
-        await wait_until_async(lambda: correlation in self.answers, "an answer")
-        answer, batches = decode_answer(self.answers[correlation])
+    async def ask(self, request: Request, _timeout_s: float) -> PeerReply:  # type: ignore[override]
+        """As `Requester.ask`."""
+        answer = await super().ask(self.spoil(request))
         if isinstance(answer, ErrorAnswer):
             raise peer_refused(self.peer_node, answer)
-        return PeerReply(answer, batches, len(self.answers[correlation]))
-
-    def publish_answer(self, _topic: str, payload: bytes, correlation: bytes) -> None:
-        self.answers[correlation] = payload
+        return PeerReply(answer, self.batches, len(self.proofs[-1][0]))
 
 
 def put(store: FactStore, origin: Elsewhere, sealed: Sequence[bytes], position: Position | None = None) -> None:

@@ -1,31 +1,20 @@
 """Requests within a bandwidth limit, in virtual time: when each is sent, and that its answer is spent."""
 
 import asyncio
-from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
-from agent.config import ConfigFile
-from agent.fact_store.store import FactStore
-from agent.node.node import Node, compare
-from agent.node.start import Start
 from agent.replication.mqtt.requester import PeerReply
 from agent.replication.protocol.errors import TransportError
 from agent.replication.protocol.messages import ListStreams, StreamsAnswer
 from agent.replication.protocol.token_bucket import REPAIR_WAITS_MS_MAX, Priority, TokenBucket
 from agent.replication.pulling import throttled_requester
 from agent.replication.pulling.throttled_requester import ThrottledRequester
-from agent.settings.node import IdentitySettings, NodeSettings
-from agent.settings.peers import BrokerSettings, PeerSettings
 from agent.telemetry import Span, Telemetry
 
 RATE = 100_000
 ANSWER_BYTES = 50_000
-PEERS = (
-    PeerSettings("plant-a", broker="site", pulls=("facts.a", "facts.b"), bytes_per_second_max=RATE),
-    PeerSettings("plant-b", broker="site", pulls=("facts.a",)),
-)
 
 
 class Peer:
@@ -92,19 +81,3 @@ def test_a_repair_waits_for_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     assert peer.asked_ms == [REPAIR_WAITS_MS_MAX]
     asyncio.run(ThrottledRequester(peer).ask(ListStreams(), 1.0))  # type: ignore[arg-type]
     assert peer.asked_ms == [REPAIR_WAITS_MS_MAX] * 2
-
-
-async def test_all_requests_to_a_peer_share_one_token_bucket(tmp_path: Path) -> None:
-    """All pulls and the comparison of a limited peer share one token bucket, the comparison with the priority of a
-    repair; without a limit there is none."""
-    brokers = (BrokerSettings("site", "127.0.0.1", 8883, tmp_path, tmp_path, tmp_path),)
-    settings = NodeSettings(IdentitySettings("idmz", tmp_path), broker=brokers, peer=PEERS)
-    with FactStore.open(tmp_path / "facts.db", "idmz") as store:
-        node = Node(store, Start(settings), ConfigFile(tmp_path / "node.toml"), asyncio.Event())
-        runtime = node._runtimes["site"]
-        shared = runtime.bandwidths["plant-a"]
-        assert [puller._bandwidth for puller in runtime.pullers] == [shared, shared, shared, None, None]
-        compared = runtime.comparers["plant-a"]._requester
-        assert (compared._bandwidth, compared._priority) == (shared, Priority.REPAIR)
-        assert runtime.comparers["plant-b"]._requester._bandwidth is None
-    assert compare.bandwidths(PEERS)["plant-a"].bytes_per_second_max == RATE

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from agent.replication.protocol.token_bucket import SAVED_MS_MAX
 from agent.replication.serving.admission import PeerRights
 from agent.replication.serving.limits import READ_MS_PER_SECOND, SHARED_MS
-from agent.replication.serving.operations.context import Context, Turns
+from agent.replication.serving.operations.context import Context, Turns, give_place
 from agent.replication.serving.turns import Dispatcher, FairQueue, ReadTurns
 from agent.settings.peers import PeerLimits
 from tests.waiting import LIMIT_S
@@ -293,6 +293,14 @@ async def test_the_zones_of_all_links_share_the_places() -> None:
         assert not await stands(third)
         assert begun == ["evil", "evil"]
         may_end.set()
+
+
+async def test_who_has_left_is_given_no_place() -> None:
+    """A request was cancelled in the moment in which its place became free."""
+    left: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+    left.cancel()
+    give_place(left)
+    assert left.cancelled()
 
 
 class Calls:
