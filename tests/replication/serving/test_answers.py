@@ -21,6 +21,7 @@ from agent.replication.protocol.messages import (
     AppendFact,
     Confirm,
     ConfirmReceipt,
+    CursorAnswer,
     ErrorAnswer,
     FetchFacts,
     FetchRange,
@@ -79,8 +80,9 @@ async def test_each_operation_answers_what_the_store_holds(tmp_path: Path) -> No
         rest = Confirm(last_offset=300, life=life)
         page = await peer.ask(FetchFacts(consumer_name=NAME, limit=200, confirm=rest))
         assert (page.covered(), page.frontier) == (None, 300)
-        cursor = await peer.ask(GetCursor(consumer_name=NAME))
-        assert (cursor.stream, cursor.frontier, cursor.end_offset) == (STREAM, 300, 300)
+        assert await peer.ask(GetCursor(consumer_name=NAME)) == CursorAnswer(
+            store_zone="plant-a", life=life, consumer_name=NAME, stream=STREAM, frontier=300, end_offset=300
+        )
         assert [value.offset for value in (await peer.ask(GetLatest(stream=STREAM))).values] == [300]
         appended = await peer.ask(AppendFact(stream=ORDERS, messages=[new_message("a")]))
         assert [outcome.offset for outcome in appended.outcomes] == [1]
