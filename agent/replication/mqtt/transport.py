@@ -335,10 +335,8 @@ class MqttConnection:
             return
         packet_bytes_max = getattr(properties, "MaximumPacketSize", PACKET_BYTES_MAX)
         receive_max = getattr(properties, "ReceiveMaximum", REQUESTS_UNACKNOWLEDGED_MAX)
-        qos_max, has_wildcards = (
-            getattr(properties, "MaximumQoS", 2),
-            getattr(properties, "WildcardSubscriptionAvailable", 1),
-        )
+        qos_max = getattr(properties, "MaximumQoS", 2)
+        has_wildcards = getattr(properties, "WildcardSubscriptionAvailable", 1)
         if packet_bytes_max < PACKET_BYTES_MIN or receive_max < 1 or qos_max < 1 or not has_wildcards:
             # Without these no request could ever be sent or received.
             limits = f"packets of {packet_bytes_max} bytes, {receive_max} unacknowledged, QoS {qos_max}"

@@ -79,10 +79,8 @@ def connect_error(where: str, error: OSError) -> TransportError:
         why, hint = _CLOSED_AT_ONCE
         return BrokerUnreachable(where, why, hint[0].upper() + hint[1:])
     if isinstance(error, ssl.SSLError):
-        hint = (
-            "Is this the TLS port of a broker with TLS 1.3, can it read its certificate, is max_connections reached? "
-        )
-        hint += "See its log."
+        hint = "Is this the TLS port of a broker with TLS 1.3, can it read its certificate, is max_connections reached?"
+        hint += " See its log."
         return BrokerUnreachable(where, f"no TLS 1.3: {error.reason or error}", hint)
     why, hint = explain_unreachable(error)
     return BrokerUnreachable(where, f"cannot be reached: {why}", hint[0].upper() + hint[1:])
