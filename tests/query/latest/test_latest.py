@@ -220,16 +220,18 @@ def check_search(file: Path, batches: list[list[tuple[int, int, bool]]], wanted:
 
 
 def newest_of(facts: list[tuple[Arrival, int]]) -> set[tuple[int, int] | None]:
-    """The rule of decision 0042 on all facts of a tag: of those since the last one ahead of the clock, the newest
-    time; the one ahead counts as a minute before its recording. Two streams may hold equals at equal offsets."""
+    """The rule of decision 0042 on all facts of a tag: of those since the last one ahead of the clock, the newest time;
+    the one ahead counts as a minute before its recording. Of equals in two streams, which have lives of their own,
+    either counts."""
     ahead = max((arrival for arrival, at_ns in facts if at_ns > arrival.recorded_ns + 2 * MINUTE_NS), default=None)
     since = [fact for fact in facts if ahead is None or fact[0] >= ahead]
 
-    def rank(arrival: tuple[Arrival, int]) -> tuple[int, int]:
-        return arrival[0].recorded_ns - MINUTE_NS if arrival[0] == ahead else arrival[1], arrival[0].offset
+    def time_ns(fact: tuple[Arrival, int]) -> int:
+        return fact[0].recorded_ns - MINUTE_NS if fact[0] == ahead else fact[1]
 
-    newest = max(map(rank, since), default=None)
-    return {(arrival[1], arrival[0].offset) for arrival in since if rank(arrival) == newest} or {None}
+    newest_ns = max(map(time_ns, since), default=None)
+    last = {fact[0].stream: (fact[1], fact[0].offset) for fact in sorted(since) if time_ns(fact) == newest_ns}
+    return set(last.values()) or {None}
 
 
 @example([[(3, 0, False)], [(1, 1, False)]], [(0, {"a"}, 9), (1, {"b"}, 9), (1, {"a", "b"}, 9)], [0, 0])
