@@ -159,14 +159,6 @@ def doubled(site: PairSite, name: str) -> int:
     return sum(count - 1 for count in counts.values())
 
 
-def brought_twice(site: PairSite, name: str) -> float:
-    """How many facts of both boxes came to a node that had them, for each that it stored."""
-    peers = site.client(name).status()["peers"]
-    return float(
-        sum(peer["facts_duplicate_total"] for peer in peers) / sum(peer["facts_stored_total"] for peer in peers)
-    )
-
-
 def silence_s(site: PairSite, name: str) -> float:
     """The longest time between two Modbus samples of the plant in a store, in seconds."""
     times = sorted({sample.time_ns for sample in site.samples(name) if sample.tag.startswith("tag:m/")})
@@ -301,7 +293,7 @@ def test_both_boxes_alone(tmp_path: Path) -> None:
 
 def test_a_planned_switch(tmp_path: Path) -> None:
     """`bsfg pair switch` hands the sources to the other box: no value is missing and none is doubled. Both boxes have
-    all facts, and few come to the node above a second time."""
+    all facts."""
     with plant(tmp_path) as site, Application(site).running() as application:
         leader = site.wait_settled()
         wait_values_after(site, leader, time.time_ns())
@@ -310,8 +302,6 @@ def test_a_planned_switch(tmp_path: Path) -> None:
         wait_values_after(site, site.other(leader), time.time_ns())
         drain(site, application)
         print(f"longest time between two Modbus samples {silence_s(site, WITNESS):.2f} s")
-        print(f"brought twice: {brought_twice(site, WITNESS):.1%}")
-        assert brought_twice(site, WITNESS) < 0.5
         assert doubled(site, WITNESS) == 0
         assert [line for name in (*BOXES, WITNESS) for line in complaints(site, name, application)] == []
 
