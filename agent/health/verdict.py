@@ -85,7 +85,7 @@ THRESHOLDS = {
     # late for that; half a second for minutes is what the zones above begin to notice.
     "append_p99": Threshold("s", 0.5, 2.5, "a lag of a second is late, and each hop has an append"),
     "commit": Threshold("s", 5, 30, "a busy disk syncs within a second or two; a kernel resets one after 30 s"),
-    "polls_missed": Threshold("%", 5, 25, "a device that stands still for a quarter of a minute is not slower than its interval"),
+    "polls_missed": Threshold("%", 5, 25, "a pause of 15 s within five minutes is no slow device"),
     "append_failures": Threshold("%", 0.1, 1, "appends normally do not fail"),
     "certificate_left": Threshold("days", 30, 7, "renew a month before it ends", low_is_bad=True),
     "health_age": Threshold("s", 90, 180, "a node records its health once a minute; three missing ones are no accident"),
